@@ -1,0 +1,37 @@
+# The commands people use. Each sets up what it needs on a fresh machine (Python >= 3.11 and make).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+READY := $(VENV)/.ready
+
+.PHONY: setup run test check bench soak docs clean
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing kvcustody and its development tools into $(VENV)"
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) -e '.[test,dev]'
+	@touch $(READY)
+
+setup: $(READY) ## create the development environment
+
+run: $(READY) ## replay a multi-tenant workload through the Governor on real tensors
+	$(BIN)/kvcustody replay
+
+test: $(READY) ## unit, property, simulation and architecture tests
+	$(BIN)/python -m pytest -q -n 2 -m "not soak"
+
+check: $(READY) ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(READY) ## the attack and simulation suites at 10^6 operations
+	$(BIN)/python -m pytest -q -n 2 -m soak
+
+bench: $(READY) ## ratios against vLLM's own block manager (sets up .venv-vllm)
+	./benchmarks/run.sh
+
+clean:
+	rm -rf $(VENV) .venv-vllm build dist *.egg-info

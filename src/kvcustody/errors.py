@@ -1,0 +1,103 @@
+"""Every error a caller, tenant or operator can cause, in one tree.
+
+CustodyError
+├── ConfigError            a setting, file or model config is missing or malformed
+│   ├── PolicyError        a policy document was rejected (carries every problem with file:line:column)
+│   └── TraceError         a trace line was rejected (carries file and line)
+├── IdentityError          no tenant, a malformed tenant, or a claim that cannot be verified
+├── KeyringError           a root secret, wrapped key or epoch is missing, unreadable or refused
+├── HandleError            a (block, generation) handle is stale, or a request id is unknown
+├── CapacityError          blocks, residencies or quota are exhausted for good (not merely deferred)
+├── LedgerError            the audit store cannot record
+│   └── LedgerUnavailable  a class-A event could not be made durable; the act it guards must not happen
+├── DeviceError            a scrub, verification or copy failed on a device
+└── IsolationError         an isolation guarantee would be broken; never caught inside kvcustody
+
+Messages are lowercase, quote user values in backticks, and keep their operands as attributes. `code` is stable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CustodyError(Exception):
+    """Base of the tree: `code` is stable across releases, `operands` are the values the message quotes."""
+
+    code = "KVC000"
+
+    def __init__(self, message: str, **operands: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.operands = operands
+        for name, value in operands.items():
+            setattr(self, name, value)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class ConfigError(CustodyError):
+    """A setting, file or model config is missing or malformed."""
+
+    code = "KVC100"
+
+
+class PolicyError(ConfigError):
+    """A policy document was rejected; `problems` lists every reason with its place."""
+
+    code = "KVC110"
+
+
+class TraceError(ConfigError):
+    """A trace line was rejected; `path` and `line` say where."""
+
+    code = "KVC120"
+
+
+class IdentityError(CustodyError):
+    """No tenant, a malformed tenant, or a claim that cannot be verified."""
+
+    code = "KVC200"
+
+
+class KeyringError(CustodyError):
+    """A root secret, wrapped key or epoch is missing, unreadable or refused."""
+
+    code = "KVC300"
+
+
+class HandleError(CustodyError):
+    """A (block, generation) handle is stale, or a request id is unknown."""
+
+    code = "KVC400"
+
+
+class CapacityError(CustodyError):
+    """Blocks, residencies or quota are exhausted for good (a passing shortage is a deferral, not an error)."""
+
+    code = "KVC500"
+
+
+class LedgerError(CustodyError):
+    """The audit store cannot record."""
+
+    code = "KVC600"
+
+
+class LedgerUnavailable(LedgerError):
+    """A class-A event could not be made durable; the act that it guards must not happen."""
+
+    code = "KVC610"
+
+
+class DeviceError(CustodyError):
+    """A scrub, verification or copy failed on a device."""
+
+    code = "KVC700"
+
+
+class IsolationError(CustodyError):
+    """An isolation guarantee would be broken. Never caught inside kvcustody."""
+
+    code = "KVC900"
