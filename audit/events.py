@@ -1,0 +1,543 @@
+"""What happened to custody: plain tuples on the hot path, canonical leaf bytes in the ledger.
+
+E1 Emitting an event costs one tuple. `leaves()` turns it into canonical bytes, later and on the writer's
+thread.
+E2 A leaf is JCS (RFC 8785) for our closed schema: ASCII keys in order, no floats, integers below 2^53 (else
+decimal strings), at most 8 KiB. The bytes are the truth; every column elsewhere is derived from them.
+E3 A run list too long for one leaf continues in numbered leaves (`part` of `parts`, each repeating the head
+and `blocks`, the total over all parts). A set that lacks a part is a gap.
+E4 A subject or session appears only as a random pseudonym. No leaf carries token ids, prompt text, a bare
+hash of either, or a key.
+E5 Times in events, and `*_boot_us` in leaves, are boot-time microseconds of the incarnation: all deadline
+arithmetic uses those, exactly. `at_us` in a leaf is UTC, for people and periods; `at_us - boot_us` is the
+incarnation's offset, fixed at its start, so a step of the wall clock moves no deadline. 0 means "none".
+
+Classes. A: durable before the act it records takes effect. B: lifecycle; spilled to disk when the database
+is away. C: aggregated into counters. A residency id is unique inside its incarnation; globally it is
+(incarnation, id).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+
+from kvcustody.audit.runs import EXACT, Run, count, encode, split
+from kvcustody.errors import LedgerError
+
+SCHEMA = "kvcustody/event@1"
+SYSTEM = "system"
+LEAF_BYTES_MAX = 8192
+PROCESS_DEATH = "unproven: process death"
+_PIECE_TOKENS = 96
+_PARTS_DIGITS = 10
+_CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
+
+Runs = tuple[Run, ...]
+
+
+class WorkerStarted(NamedTuple):
+    """A process began to hold custody; `generation` is where its pool's counter starts (class B)."""
+
+    at_us: int
+    worker: str
+    blocks: int
+    shards: int
+    bytes_per_block: int
+    device: str
+    software: str
+    revision: int = 0
+    generation: int = 0
+
+
+class WorkerStopped(NamedTuple):
+    """A process ended in order, with its pool's own counters (class B)."""
+
+    at_us: int
+    worker: str
+    cause: str
+    allocated: int
+    scrubbed: tuple[int, ...]
+
+
+class WorkerDied(NamedTuple):
+    """An incarnation ended without saying so; its successor closed its custody as unproven (class B)."""
+
+    at_us: int
+    worker: str
+    incarnation: str
+    teardown: str
+    residencies: int
+    blocks: int
+
+
+class PolicyActivated(NamedTuple):
+    """A policy revision took effect (class A). `digest` is of the policy document."""
+
+    at_us: int
+    revision: int
+    name: str
+    profile: str
+    digest: str
+    actor: str
+    previous: int = 0
+
+
+class KeyEvent(NamedTuple):
+    """A key epoch was made, rotated, revoked or destroyed (class A). Never the key."""
+
+    at_us: int
+    tenant: str | None
+    action: str
+    epoch: int
+    actor: str
+
+
+class DecisionRecorded(NamedTuple):
+    """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
+
+    Written in the reader's log and, when another tenant owns the blocks, in the owner's.
+    """
+
+    at_us: int
+    action: str
+    effect: str
+    reader: str
+    owner: str
+    classification: str
+    reasons: tuple[str, ...]
+    revision: int
+    via: str = ""
+    residency: int = 0
+
+
+class ResidencyOpened(NamedTuple):
+    """A request entered the cache: who, why, until when, and which existing blocks it attached (class B)."""
+
+    at_us: int
+    residency: int
+    tenant: str
+    subject: str | None
+    session: str | None
+    asserted: bool
+    classification: str
+    domains: tuple[int, ...]
+    attached: Runs
+    reasons: tuple[str, ...]
+    revision: int
+    absolute_us: int
+
+
+class ResidencyReleased(NamedTuple):
+    """A request left: the blocks it wrote, and until when it holds them (0: not held) (class B)."""
+
+    at_us: int
+    residency: int
+    tenant: str
+    cause: str
+    written: Runs
+    hold_us: int
+    incarnation: str = ""
+
+
+class CustodyEnded(NamedTuple):
+    """Blocks of one owner left custody (class B).
+
+    `retired_us` is when the last device work on them retired (the fence's end); `ceiling_us` their
+    absolute end.
+    """
+
+    at_us: int
+    tenant: str
+    classification: str
+    runs: Runs
+    cause: str
+    due_us: int
+    ended_us: int
+    retired_us: int
+    scrub_within_us: int
+    ceiling_us: int = 0
+    incarnation: str = ""
+
+
+class ReceiptRecorded(NamedTuple):
+    """One shard's memory of these blocks was overwritten (class B).
+
+    A launch that covers several owners is one receipt per owner with the same `launch`; a boot scrub has no
+    owner (`tenant` None) and generation 0. `bytes` and `verified` are of these runs. `level`: launched, retired,
+    sampled, full. `result`: ok or failed; failed blocks are a receipt of their own.
+    """
+
+    at_us: int
+    launch: int
+    shard: int
+    tenant: str | None
+    method: str
+    device: str
+    bytes: int
+    started_us: int
+    ended_us: int
+    level: str
+    share: float
+    verified: int
+    result: str
+    runs: Runs
+    incarnation: str = ""
+
+
+class ErasureRequested(NamedTuple):
+    """All custody of a selector must end by the deadline (class B). `actor` asked for it."""
+
+    at_us: int
+    erasure: str
+    tenant: str | None
+    selector: str
+    subject: str | None
+    session: str | None
+    deadline_us: int
+    actor: str
+    detail: str = ""
+
+
+class ErasureCompleted(NamedTuple):
+    """An erasure ran: what ended, what lawfully remains and why (class B). `outcome`: complete or partial."""
+
+    at_us: int
+    erasure: str
+    tenant: str | None
+    outcome: str
+    residencies: int
+    blocks: int
+    remaining: int
+    reason: str = ""
+
+
+class OrphanScanned(NamedTuple):
+    """A scan compared the allocator, live sequences and the ledger (class B). `mode`: online or full."""
+
+    at_us: int
+    scan: int
+    mode: str
+    started_us: int
+    ended_us: int
+    residencies: int
+    blocks: int
+    findings: int
+
+
+class OrphanFound(NamedTuple):
+    """Custody that two sources disagree about (class B). `orphan` is one of the classes of the design."""
+
+    at_us: int
+    scan: int
+    finding: int
+    orphan: str
+    cause: str
+    tenant: str | None
+    age_us: int
+    runs: Runs
+    action: str
+    outcome: str
+    residency: int = 0
+
+
+class HitCounted(NamedTuple):
+    """One own-scope hit or one denial (class C): added up by the writer, never a leaf of its own."""
+
+    at_us: int
+    tenant: str
+    owner: str
+    action: str
+    effect: str
+    rule: str
+    revision: int
+    blocks: int = 0
+    tokens: int = 0
+    requests: int = 1
+
+
+class HitCounters(NamedTuple):
+    """The class C events of one key over one interval, added up (class B once it exists)."""
+
+    at_us: int
+    tenant: str
+    owner: str
+    action: str
+    effect: str
+    rule: str
+    revision: int
+    from_us: int
+    requests: int
+    blocks: int
+    tokens: int
+
+
+class SpillStarted(NamedTuple):
+    """The database was away or behind: events from `first_sequence` on went to the local spill (class B)."""
+
+    at_us: int
+    cause: str
+    first_sequence: int
+
+
+class ReplayCompleted(NamedTuple):
+    """A spill was read back: leaves added, and leaves that the database already had (class B)."""
+
+    at_us: int
+    segments: int
+    added: int
+    duplicates: int
+    torn_bytes: int
+
+
+class GapRecorded(NamedTuple):
+    """Events that could not be kept anywhere, by sequence (class B)."""
+
+    at_us: int
+    cause: str
+    first_sequence: int
+    last_sequence: int
+
+
+class Withdrawn(NamedTuple):
+    """A class A event was committed after its caller had been refused: its act did not happen (class B)."""
+
+    at_us: int
+    sequence: int
+    tenant: str | None
+
+
+Event = (
+    WorkerStarted
+    | WorkerStopped
+    | WorkerDied
+    | PolicyActivated
+    | KeyEvent
+    | DecisionRecorded
+    | ResidencyOpened
+    | ResidencyReleased
+    | CustodyEnded
+    | ReceiptRecorded
+    | ErasureRequested
+    | ErasureCompleted
+    | OrphanScanned
+    | OrphanFound
+    | HitCounted
+    | HitCounters
+    | SpillStarted
+    | ReplayCompleted
+    | GapRecorded
+    | Withdrawn
+)
+
+
+class Kind(NamedTuple):
+    """An event's name in leaves and its outage class."""
+
+    name: str
+    outage: str
+
+
+KINDS: dict[type, Kind] = {
+    WorkerStarted: Kind("worker-started", "B"),
+    WorkerStopped: Kind("worker-stopped", "B"),
+    WorkerDied: Kind("worker-died", "B"),
+    PolicyActivated: Kind("policy-activated", "A"),
+    KeyEvent: Kind("key-event", "A"),
+    DecisionRecorded: Kind("decision", "A"),
+    ResidencyOpened: Kind("residency-opened", "B"),
+    ResidencyReleased: Kind("residency-released", "B"),
+    CustodyEnded: Kind("custody-ended", "B"),
+    ReceiptRecorded: Kind("receipt", "B"),
+    ErasureRequested: Kind("erasure-requested", "B"),
+    ErasureCompleted: Kind("erasure-completed", "B"),
+    OrphanScanned: Kind("orphan-scanned", "B"),
+    OrphanFound: Kind("orphan-found", "B"),
+    HitCounted: Kind("hit-counted", "C"),
+    HitCounters: Kind("hit-counters", "B"),
+    SpillStarted: Kind("spill-started", "B"),
+    ReplayCompleted: Kind("replay-completed", "B"),
+    GapRecorded: Kind("gap", "B"),
+    Withdrawn: Kind("withdrawn", "B"),
+}
+
+
+class Pseudonyms(Protocol):
+    """Gives the random pseudonym of a subject, or of a session (kept with its subject: both unlink together)."""
+
+    def __call__(self, tenant: str, subject: str, session: str = "") -> str:
+        """The pseudonym, made on first use."""
+
+
+class Context(NamedTuple):
+    """What turns an incarnation's events into leaves."""
+
+    incarnation: str
+    offset_us: int
+    pseudonym: Pseudonyms
+
+
+class Leaf(NamedTuple):
+    """One canonical leaf: its log, its decoded body and its bytes."""
+
+    log: str
+    body: dict[str, Any]
+    data: bytes
+
+
+_RUN_FIELDS = ("attached", "written", "runs")
+_DURATIONS = ("scrub_within_us", "age_us")
+_HEAD_KEYS = (
+    "schema",
+    "kind",
+    "outage",
+    "log",
+    "incarnation",
+    "sequence",
+    "at_us",
+    "boot_us",
+    "part",
+    "parts",
+)
+
+
+def _key(field: str) -> str:
+    """The leaf key of an event field: boot times say so, run lists share one name."""
+    if field in _RUN_FIELDS:
+        return "runs"
+    if field == "incarnation":
+        return "of_incarnation"
+    if field == "sequence":
+        return "of_sequence"
+    if field == "share":
+        return "share_ppm"
+    if field == "at_us":
+        return "boot_us"
+    if field.endswith("_us") and field not in _DURATIONS:
+        return field[:-3] + "_boot_us"
+    return field
+
+
+_KEYS: dict[type, tuple[str, ...]] = {
+    kind: tuple(_key(field) for field in kind._fields)  # type: ignore[attr-defined]
+    for kind in KINDS
+}
+LEAF_KEYS: dict[str, frozenset[str]] = {
+    KINDS[kind].name: frozenset({*_HEAD_KEYS, *keys} | ({"blocks"} if "runs" in keys else set()))
+    for kind, keys in _KEYS.items()
+}
+
+
+def log_of(tenant: str | None) -> str:
+    """The log a tenant's leaves go to; the system log when there is no tenant."""
+    return SYSTEM if tenant is None else f"tenant/{tenant}"
+
+
+def logs_of(event: Event) -> tuple[str, ...]:
+    """The logs an event is written in: both parties' when one tenant reads another's blocks."""
+    if isinstance(event, (DecisionRecorded, HitCounters)):
+        reader = event.reader if isinstance(event, DecisionRecorded) else event.tenant
+        return (log_of(reader),) if event.owner == reader else (log_of(reader), log_of(event.owner))
+    return (log_of(getattr(event, "tenant", None)),)
+
+
+def leaf(event: Event, context: Context, sequence: int = 0) -> bytes:
+    """The canonical bytes of an event that needs one leaf; raises `LedgerError` where it needs several."""
+    made = leaves(event, context, sequence)
+    if len(made) != 1:
+        raise LedgerError(f"`{KINDS[type(event)].name}` needs `{len(made)}` leaves", leaves=len(made))
+    return made[0].data
+
+
+def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
+    """Every leaf of an event, for each of its logs: usually one."""
+    body, runs = _body(event, context, sequence)
+    made: list[Leaf] = []
+    for log in logs_of(event):
+        whole = {**body, "log": log}
+        data = canonical(whole)
+        if len(data) <= LEAF_BYTES_MAX:
+            made.append(Leaf(log, whole, data))
+        else:
+            made += _continued(whole, runs, log)
+    return made
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    """The canonical bytes of a leaf body; raises `LedgerError` on what the profile refuses."""
+    try:
+        return orjson.dumps(body, option=_CANONICAL)
+    except (TypeError, ValueError) as problem:
+        raise LedgerError(
+            f"`{body.get('kind')}` cannot be written as a canonical leaf: {problem}"
+        ) from problem
+
+
+def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any], Runs]:
+    kind = event.__class__
+    keys = _KEYS[kind]
+    body: dict[str, Any] = dict(zip(keys, event, strict=True))
+    name, outage = KINDS[kind]
+    runs: Runs = ()
+    if "runs" in body:
+        runs = tuple(run for run in body["runs"] if len(run.blocks))
+        body["runs"] = [encode(run) for run in runs]
+        body["blocks"] = count(runs)
+    if "share_ppm" in body:
+        body["share_ppm"] = round(body["share_ppm"] * 1_000_000)
+    if "of_incarnation" in body and not body["of_incarnation"]:
+        body["of_incarnation"] = context.incarnation
+    if "subject" in body:
+        _pseudonymise(body, context.pseudonym)
+    body |= {
+        "schema": SCHEMA,
+        "kind": name,
+        "outage": outage,
+        "incarnation": context.incarnation,
+        "sequence": sequence,
+        "at_us": body["boot_us"] + context.offset_us,
+        "part": 1,
+        "parts": 1,
+    }
+    for key, value in body.items():
+        shape = value.__class__
+        if shape is int and not -EXACT < value < EXACT:
+            body[key] = str(value)
+        elif shape is float:
+            raise LedgerError(f"`{name}` carries a float in `{key}`", key=key)
+    return body, runs
+
+
+def _pseudonymise(body: dict[str, Any], pseudonym: Pseudonyms) -> None:
+    tenant, subject, session = body["tenant"] or "", body["subject"], body["session"]
+    if session is not None:
+        body["session"] = pseudonym(tenant, subject or "", session)
+    if subject is not None:
+        body["subject"] = pseudonym(tenant, subject)
+
+
+def _continued(body: dict[str, Any], runs: Runs, log: str) -> list[Leaf]:
+    """The same event over several leaves, each filled close to the limit."""
+    room = LEAF_BYTES_MAX - len(canonical({**body, "runs": []})) - _PARTS_DIGITS
+    parts: list[list[Any]] = [[]]
+    used = 0
+    for run in runs:
+        for piece in split(run, _PIECE_TOKENS):
+            item = encode(piece)
+            size = len(orjson.dumps(item)) + 1
+            if used + size > room and parts[-1]:
+                parts.append([])
+                used = 0
+            parts[-1].append(item)
+            used += size
+    made = []
+    for number, items in enumerate(parts, 1):
+        whole = {**body, "runs": items, "part": number, "parts": len(parts)}
+        data = canonical(whole)
+        if len(data) > LEAF_BYTES_MAX:
+            raise LedgerError(
+                f"`{body['kind']}` does not fit `{LEAF_BYTES_MAX}` bytes a leaf", bytes=len(data), log=log
+            )
+        made.append(Leaf(log, whole, data))
+    return made

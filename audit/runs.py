@@ -1,0 +1,132 @@
+"""Runs: many (block, generation) pairs as one array and one number, and their canonical JSON form.
+
+R1 In a run, `blocks[i]` carries generation `generation + i`: a pool's generations come from one counter, so
+the blocks of one allocation are one run however scattered their indices are.
+R2 `decode(encode(run)) == run` exactly; the encoded form holds integers only (decimal strings at or above
+2^53).
+R3 A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub): all
+of its blocks have generation 0.
+R4 Within one incarnation and one pool a generation names one block, so a set of generations is a set of
+custodies.
+
+Encoded form: `[generation, deltas, counts]`, with the pool appended when it is not 0. `deltas` are the
+differences of successive indices (the first from 0), run-length coded by `counts`; empty `counts` means
+that every count is 1, which is how scattered blocks avoid paying for counts they do not use.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.errors import LedgerError
+
+EXACT = 1 << 53  # the first integer that JSON readers may round
+
+Int64s = NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """Blocks that hold consecutive generations; the array must not be changed after it was handed over."""
+
+    blocks: NDArray[Any]
+    generation: int
+    pool: int = 0
+
+
+class Pairs(NamedTuple):
+    """Runs laid flat: one row per (pool, block, generation)."""
+
+    pools: Int64s
+    blocks: Int64s
+    generations: Int64s
+
+
+def count(runs: Iterable[Run]) -> int:
+    """How many (block, generation) pairs the runs hold."""
+    return sum(len(run.blocks) for run in runs)
+
+
+def encode(run: Run) -> list[Any]:
+    """The canonical form of one run."""
+    blocks = run.blocks
+    length = len(blocks)
+    generation = int(run.generation)
+    head = generation if generation < EXACT else str(generation)
+    if length < 2:
+        deltas = [int(block) for block in blocks]
+        counts: list[int] = []
+    else:
+        steps = np.empty(length, np.int64)
+        steps[0] = blocks[0]
+        np.subtract(blocks[1:], blocks[:-1], out=steps[1:], dtype=np.int64)
+        starts = np.flatnonzero(steps[1:] != steps[:-1])
+        if len(starts) == length - 1:
+            deltas, counts = steps.tolist(), []
+        else:
+            starts = np.concatenate(([0], starts + 1))
+            deltas = steps[starts].tolist()
+            counts = np.diff(starts, append=length).tolist()
+    return [head, deltas, counts, run.pool] if run.pool else [head, deltas, counts]
+
+
+def decode(item: Sequence[Any]) -> Run:
+    """The run behind its canonical form; raises `LedgerError` where the form is malformed."""
+    try:
+        generation, deltas, counts = int(item[0]), np.array(item[1], np.int64), item[2]
+        pool = int(item[3]) if len(item) > 3 else 0
+        if counts:
+            if len(counts) != len(deltas) or min(counts) < 1:
+                raise ValueError("counts do not match deltas")
+            deltas = np.repeat(deltas, counts)
+        blocks = np.cumsum(deltas)
+        if generation < 0 or pool < 0 or len(item) > 4 or (len(blocks) and int(blocks.min()) < 0):
+            raise ValueError("negative index, generation or pool")
+    except (ValueError, TypeError, IndexError, OverflowError) as problem:
+        raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
+    return Run(blocks, generation, pool)
+
+
+def split(run: Run, tokens: int) -> list[Run]:
+    """Consecutive pieces of at most `tokens` run-length tokens each; together they are exactly the run."""
+    blocks = np.asarray(run.blocks, np.int64)
+    if len(blocks) <= tokens:
+        return [run]
+    steps = np.diff(blocks, prepend=0)
+    # A piece restarts from an absolute index, so its first token may split a repeated step: count both.
+    starts = np.concatenate(([0], np.flatnonzero(steps[1:] != steps[:-1]) + 1))
+    cuts = [*starts[:: max(1, tokens - 2)].tolist(), len(blocks)]
+    return [
+        Run(blocks[low:high], run.generation + low if run.generation else 0, run.pool)
+        for low, high in itertools.pairwise(cuts)
+    ]
+
+
+def flatten(runs: Sequence[Run]) -> Pairs:
+    """Every (pool, block, generation) of the runs, in their order."""
+    if not runs:
+        empty = np.empty(0, np.int64)
+        return Pairs(empty, empty, empty)
+    lengths = np.array([len(run.blocks) for run in runs], np.int64)
+    blocks = np.concatenate([np.asarray(run.blocks, np.int64) for run in runs])
+    pools = np.repeat(np.array([run.pool for run in runs], np.int64), lengths)
+    before = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    first = np.repeat(np.array([run.generation for run in runs], np.int64), lengths)
+    steps = np.arange(len(blocks), dtype=np.int64) - before
+    return Pairs(pools, blocks, np.where(first == 0, 0, first + steps))
+
+
+def gather(blocks: NDArray[Any], generations: NDArray[Any], pool: int = 0) -> tuple[Run, ...]:
+    """The fewest runs that hold exactly these pairs, ordered by generation."""
+    if len(blocks) == 0:
+        return ()
+    order = np.argsort(generations, kind="stable")
+    ordered, indices = np.asarray(generations, np.int64)[order], np.asarray(blocks)[order]
+    breaks = np.diff(ordered) != np.where(ordered[1:] == 0, 0, 1)
+    breaks |= (ordered[:-1] == 0) & (ordered[1:] != 0)
+    cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(ordered)]
+    return tuple(Run(indices[low:high], int(ordered[low]), pool) for low, high in itertools.pairwise(cuts))
