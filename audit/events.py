@@ -165,7 +165,7 @@ class ReceiptRecorded(NamedTuple):
     """One shard's memory of these blocks was overwritten (class B).
 
     A launch that covers several owners is one receipt per owner with the same `launch`; a boot scrub has no
-    owner (`tenant` None) and generation 0. `bytes` and `verified` are of these runs. `level`: launched, retired,
+    owner (`tenant` None) and generation 0. `bytes`, `verified`: of these runs. `level`: launched, retired,
     sampled, full. `result`: ok or failed; failed blocks are a receipt of their own.
     """
 
@@ -364,7 +364,7 @@ KINDS: dict[type, Kind] = {
 
 
 class Pseudonyms(Protocol):
-    """Gives the random pseudonym of a subject, or of a session (kept with its subject: both unlink together)."""
+    """Gives the random pseudonym of a subject, or of a session (kept with its subject)."""
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
         """The pseudonym, made on first use."""

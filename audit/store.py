@@ -1,0 +1,130 @@
+"""Where the ledger lives: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
+
+O1 A SQLite ledger is WAL with synchronous=FULL: a commit that returned survives a crash of the machine.
+O2 A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its
+middle.
+O3 Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can
+spill.
+O4 A ledger of another schema revision is refused, naming both.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, column, create_engine, event, inspect, select, table
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.errors import LedgerError
+
+SCHEMA_REVISION = "0002"
+VERSION_TABLE = "kvcustody_schema"
+WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
+
+_SQLITE_REASONS = {
+    "SQLITE_FULL": "the disk is full",
+    "SQLITE_IOERR": "the disk refused a read or write",
+    "SQLITE_READONLY": "it is read-only",
+    "SQLITE_BUSY": "it is locked by another writer",
+    "SQLITE_LOCKED": "it is locked by another writer",
+    "SQLITE_CANTOPEN": "it cannot be opened (missing directory or not a file)",
+    "SQLITE_NOTADB": "it is not a SQLite database",
+    "SQLITE_CORRUPT": "it is damaged",
+    "SQLITE_PERM": "permission is denied",
+}
+
+
+def open_store(target: str | Path, *, read_only: bool = False, timeout_seconds: float = 1.0) -> Engine:
+    """An engine on a SQLite file (a path or `sqlite:` URL) or PostgreSQL (`postgresql:` URL). Lazy."""
+    url = str(target)
+    if url.startswith(("postgresql:", "postgresql+psycopg:")):
+        return _postgres(url, read_only, timeout_seconds)
+    if "://" in url and not url.startswith("sqlite://"):
+        raise LedgerError(f"ledger `{url.split('://', 1)[0]}` is neither SQLite nor PostgreSQL", target=url)
+    return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds)
+
+
+def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
+    mode = "ro" if read_only else "rwc"
+    engine = create_engine(
+        f"sqlite:///file:{quote(str(path))}?mode={mode}&uri=true",
+        connect_args={"timeout": timeout_seconds, "check_same_thread": False},
+        query_cache_size=128,
+    )
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        if not read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA cache_size=-16384")
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        writing = connection.get_execution_options().get("kvcustody_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+    return engine
+
+
+def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
+    milliseconds = max(1, int(timeout_seconds * 1000))
+    options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds}"
+    if read_only:
+        options = "-c default_transaction_read_only=on"
+    return create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:", 1),
+        connect_args={
+            "connect_timeout": max(2, int(timeout_seconds)),
+            "options": options,
+            "tcp_user_timeout": 2 * milliseconds,
+            "keepalives_idle": 2,
+            "keepalives_interval": 1,
+            "keepalives_count": 3,
+        },
+        pool_pre_ping=False,
+    )
+
+
+def describe(problem: BaseException) -> str:
+    """Why the database failed, in a few words on one line and without statement values."""
+    cause = getattr(problem, "orig", None) or problem
+    name = str(getattr(cause, "sqlite_errorname", ""))
+    for prefix, reason in _SQLITE_REASONS.items():
+        if name.startswith(prefix):
+            return reason
+    lines = str(cause).strip().splitlines()
+    return lines[0][:200] if lines else type(cause).__name__
+
+
+def failure(engine: Engine, problem: BaseException) -> LedgerError:
+    """The one-line error for a failed database."""
+    place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(True)
+    place = str(place).removeprefix("file:").split("?", 1)[0]
+    reason = describe(problem)
+    return LedgerError(f"ledger `{place}` cannot be used: {reason}", place=place, reason=reason)
+
+
+def check_store(engine: Engine) -> None:
+    """Refuse a ledger that cannot be read, has no schema, or has another revision's."""
+    try:
+        with engine.connect() as connection:
+            known = inspect(connection).has_table(VERSION_TABLE)
+            version = select(column("version_num")).select_from(table(VERSION_TABLE))
+            found = connection.execute(version).scalar() if known else None
+    except SQLAlchemyError as problem:
+        raise failure(engine, problem) from problem
+    if found == SCHEMA_REVISION:
+        return
+    if found is None:
+        raise LedgerError("the database holds no kvcustody schema; upgrade it first", found=None)
+    age = "newer" if str(found) > SCHEMA_REVISION else "older"
+    raise LedgerError(
+        f"the ledger's schema `{found}` is {age} than this program's `{SCHEMA_REVISION}`",
+        found=found,
+        expected=SCHEMA_REVISION,
+    )

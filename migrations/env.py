@@ -1,0 +1,18 @@
+"""Alembic's entry: runs on the connection that `upgrade()` hands over, and on no configuration file."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from kvcustody.audit.schema import metadata
+from kvcustody.audit.store import VERSION_TABLE
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    transactional_ddl=True,
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

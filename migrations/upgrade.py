@@ -1,0 +1,59 @@
+"""Bring a ledger's schema to this program's revision, from any earlier one, without losing a row.
+
+M1 Every revision and the record of it commit together, on SQLite too; a failed upgrade leaves the earlier
+schema.
+M2 The migrated schema equals the tables of `audit.schema`. M3 A newer schema is refused, never downgraded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.store import VERSION_TABLE, WRITE, failure
+from kvcustody.errors import LedgerError
+
+
+def upgrade(engine: Engine, revision: str = "head") -> str:
+    """Upgrade and return the revision reached; raises `LedgerError` where the ledger cannot be upgraded."""
+    try:
+        with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7215409)")
+            return _upgrade(connection, revision)
+    except SQLAlchemyError as problem:
+        raise failure(engine, problem) from problem
+
+
+def _upgrade(connection: Connection, revision: str) -> str:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("prepend_sys_path", "")
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    script = ScriptDirectory.from_config(config)
+    known = {item.revision for item in script.walk_revisions()}
+    found = current(connection)
+    if found is not None and found not in known:
+        head = script.get_current_head()
+        raise LedgerError(
+            f"the ledger's schema `{found}` is newer than this program's `{head}`", found=found, expected=head
+        )
+    command.upgrade(config, revision)
+    reached = current(connection)
+    assert reached is not None
+    return reached
+
+
+def current(connection: Connection) -> str | None:
+    """The revision a ledger is at; None where it has no schema."""
+    return MigrationContext.configure(
+        connection, opts={"version_table": VERSION_TABLE}
+    ).get_current_revision()
