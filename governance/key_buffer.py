@@ -1,0 +1,116 @@
+"""Memory for one secret: locked, kept out of core dumps, emptied in forked children, and wiped on demand.
+
+K1 A secret lives in its own anonymous mapping and is never turned into `bytes` here: library calls get a
+   `memoryview`.
+K2 After `wipe()` the mapping holds zeros and `view()` raises; wiping twice is harmless.
+K3 A child process sees zeros, so `view()` raises in any process but the one that filled the buffer: a zeroed
+   key is never used.
+K4 A buffer has no printable content and can be neither pickled nor copied.
+
+Python and libraries copy what they are given: docs/keys.md lists which copies outlive a call, as measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import mmap
+import os
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from kvcustody.errors import KeyringError
+
+KEY_BYTES = 32
+
+_DONTDUMP = getattr(mmap, "MADV_DONTDUMP", 16)
+_WIPEONFORK = 18  # linux/mman.h; the mmap module does not name it
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class KeyBuffer:
+    """Owns `size` secret bytes until `wipe()`; also a context manager that wipes on exit."""
+
+    __slots__ = ("__weakref__", "_address", "_filled", "_map", "_pid", "_view", "locked", "size")
+
+    def __init__(self, size: int = KEY_BYTES) -> None:
+        assert 0 < size <= mmap.PAGESIZE
+        self.size = size
+        self._map = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._view = memoryview(self._map)[:size]
+        self._pid = os.getpid()
+        self._filled = False
+        self.locked = _LIBC.mlock(self._address, mmap.PAGESIZE) == 0  # best effort: RLIMIT_MEMLOCK may refuse
+        for advice in (_DONTDUMP, _WIPEONFORK):
+            self._advise(advice)
+
+    @classmethod
+    def random(cls, size: int = KEY_BYTES) -> KeyBuffer:
+        """A buffer filled by the kernel's generator, with no copy on the Python heap."""
+        buffer = cls(size)
+        with Path("/dev/urandom").open("rb", buffering=0) as source:
+            if source.readinto(buffer._view) != size:
+                raise KeyringError(f"the system's random generator gave fewer than `{size}` bytes", size=size)
+        buffer._filled = True
+        return buffer
+
+    def writable(self) -> memoryview:
+        """The memory, to be filled by one library call; from here on the buffer counts as filled."""
+        self._same_process()
+        self._filled = True
+        return self._view
+
+    def view(self) -> memoryview:
+        """The secret, read-only, to be handed to a library call and not kept."""
+        self._same_process()
+        if not self._filled:
+            raise KeyringError("the key buffer is wiped or was never filled")
+        return self._view.toreadonly()
+
+    def wipe(self) -> None:
+        """Overwrite the secret; the mapping itself is returned to the system with the buffer."""
+        ctypes.memset(self._address, 0, self.size)
+        self._filled = False
+
+    def matches(self, other: KeyBuffer) -> bool:
+        """Constant-time equality of two secrets."""
+        return hmac.compare_digest(self.view(), other.view())
+
+    @property
+    def filled(self) -> bool:
+        """Whether the buffer holds a secret of this process."""
+        return self._filled and self._pid == os.getpid()
+
+    def _same_process(self) -> None:
+        if self._pid != os.getpid():
+            raise KeyringError("a key buffer was used in a forked process; open the keyring again there")
+
+    def _advise(self, advice: int) -> None:
+        try:
+            self._map.madvise(advice)
+        except OSError:  # an older kernel: K3's process check still holds, docs/keys.md says what is lost
+            return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+    def __del__(self) -> None:
+        if getattr(self, "_view", None) is not None:
+            self.wipe()
+
+    def __repr__(self) -> str:
+        return f"<KeyBuffer {'filled' if self._filled else 'empty'}>"
+
+    def __reduce_ex__(self, _: Any) -> NoReturn:
+        raise KeyringError("a key buffer cannot be pickled or copied")
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(2)
+
+    def __deepcopy__(self, _: Any) -> NoReturn:
+        self.__reduce_ex__(2)
