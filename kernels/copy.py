@@ -1,0 +1,102 @@
+"""Copy: block to block over all layer segments, for copy-on-write.
+
+Y1 After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
+Y2 Targets are distinct and none is also a source, so the order of the copies cannot matter.
+"""
+
+# ruff: noqa: N803, PLR0917 - Triton passes by position and writes constexprs in capitals
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvcustody.errors import DeviceError
+from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
+from kvcustody.kernels.segment import SegmentTable, ascending, block_list
+
+GATHER_BYTES = 4 << 20  # bytes in flight between source and target on the torch path
+
+
+def copy(table: SegmentTable, source: Any, target: Any) -> int:
+    """Copy block `source[i]` to block `target[i]`; returns the bytes written. On CUDA it only launches.
+
+    Raises `DeviceError` on an index outside the pool, unequal lengths, a target listed twice, or a target
+    that is a source; empty lists launch nothing.
+    """
+    sources = block_list(table, source, name="source")
+    targets = block_list(table, target, name="target")
+    if len(sources) != len(targets):
+        raise DeviceError(
+            f"`{len(sources)}` source blocks for `{len(targets)}` targets",
+            sources=len(sources),
+            targets=len(targets),
+        )
+    if not len(targets):
+        return 0
+    both = np.intersect1d(sources, ascending(targets, name="target"))
+    if len(both):
+        raise DeviceError(f"block `{both[0]}` is both a source and a target", block=int(both[0]))
+    if uses_triton(table):
+        lists = torch.from_numpy(np.stack((sources, targets))).to(table.device)
+        launch(copy_kernel, table, (lists[0], lists[1]))
+    else:
+        copy_reference(table, sources, targets)
+    return len(targets) * table.bytes_per_block
+
+
+def copy_reference(table: SegmentTable, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+    """The torch path: gather and place, a few megabytes at a time."""
+    sources, targets = torch.from_numpy(source).to(table.device), torch.from_numpy(target).to(table.device)
+    for words in table.words:
+        step = max(1, GATHER_BYTES // (words.shape[1] * words.element_size()))
+        for start in range(0, len(source), step):
+            part = slice(start, start + step)
+            words.index_copy_(0, targets[part], words.index_select(0, sources[part]))
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def copy_kernel(  # type: ignore[no-untyped-def]
+        source_list,
+        target_list,
+        tile_address,
+        tile_stride,
+        tile_bytes,
+        blocks,
+        tiles,
+        ALIGNMENT: tl.constexpr,
+        TILE_BYTES: tl.constexpr,
+    ):
+        """One program copies one tile of one listed pair.
+
+        source_list, target_list int64 [listed]; tile_address, tile_stride, tile_bytes int64 [tiles].
+        """
+        program = tl.program_id(0)
+        position = program // tiles
+        tile = program % tiles
+        source = tl.load(source_list + position)
+        target = tl.load(target_list + position)
+        if (source >= 0) & (source < blocks) & (target >= 0) & (target < blocks):
+            start = tl.load(tile_address + tile)
+            stride = tl.load(tile_stride + tile)
+            reads = start + source * stride
+            writes = start + target * stride
+            if ALIGNMENT >= 4:
+                words = tl.multiple_of(tl.load(tile_bytes + tile) // 4, ALIGNMENT // 4)
+                offset = tl.arange(0, TILE_BYTES // 4)
+                mask = offset < words
+                read = tl.multiple_of(reads.to(tl.pointer_type(tl.int32)), ALIGNMENT)
+                write = tl.multiple_of(writes.to(tl.pointer_type(tl.int32)), ALIGNMENT)
+                tl.store(write + offset, tl.load(read + offset, mask=mask), mask=mask)
+            else:
+                narrow = tl.arange(0, TILE_BYTES)
+                narrow_mask = narrow < tl.load(tile_bytes + tile)
+                byte = tl.load(reads.to(tl.pointer_type(tl.int8)) + narrow, mask=narrow_mask)
+                tl.store(writes.to(tl.pointer_type(tl.int8)) + narrow, byte, mask=narrow_mask)

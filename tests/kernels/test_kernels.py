@@ -1,0 +1,283 @@
+"""Scrub, verify and copy against a byte-level oracle, over layouts, dtypes and odd shapes (Z, V, Y, S).
+
+The same file runs twice: on the torch path here, and on the Triton kernels under their interpreter, in the
+process that `test_interpreter.py` starts.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcustody.errors import ConfigError, DeviceError
+from kvcustody.kernels.copy import copy
+from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.scrub import scrub
+from kvcustody.kernels.segment import Layout, SegmentTable, runs_of
+from kvcustody.kernels.verify import verify
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+EXAMPLES = 12 if INTERPRETED else 60
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8]
+LAYOUTS = [
+    "kv_blocks",
+    "blocks_kv",
+    "separate",
+    "mla",
+    "tokens",
+    "heads_first",
+    "kv_under_blocks",
+    "padded",
+    "scales",
+]
+
+
+def poisoned(shape, dtype, offset=0):
+    """A tensor whose every byte, its storage's margins too, is 0xFF: NaN in each float format."""
+    item = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.full((offset + int(np.prod(shape)) * item + 64,), 0xFF, dtype=torch.uint8)
+    start = (-raw.data_ptr()) % 16 + offset
+    return raw[start : start + int(np.prod(shape)) * item].view(dtype).view(shape)
+
+
+def build(kind, dtype, blocks, tokens, heads, dim, layers=2):
+    """(tensors as an engine holds them, layout, block_tokens, views whose first dimension counts blocks)."""
+    nhd = (tokens, heads, dim)
+    if kind == "kv_blocks":
+        tensors = [poisoned((2, blocks, *nhd), dtype) for _ in range(layers)]
+        return tensors, Layout.KV_BLOCKS, None, [t.transpose(0, 1) for t in tensors]
+    if kind == "blocks_kv":
+        tensors = [poisoned((blocks, 2, *nhd), dtype) for _ in range(layers)]
+    elif kind == "separate":
+        tensors = [poisoned((blocks, *nhd), dtype) for _ in range(2 * layers)]
+    elif kind == "mla":
+        tensors = [poisoned((blocks, tokens, dim), dtype) for _ in range(layers)]
+    elif kind == "tokens":
+        tensors = [poisoned((blocks * tokens, heads, dim), dtype) for _ in range(2 * layers)]
+        return tensors, Layout.TOKENS, tokens, [t.view(blocks, *nhd) for t in tensors]
+    elif (
+        kind == "heads_first"
+    ):  # stored [2, blocks, heads, tokens, dim], seen as [2, blocks, tokens, heads, dim]
+        tensors = [poisoned((2, blocks, heads, tokens, dim), dtype).transpose(2, 3) for _ in range(layers)]
+        return tensors, Layout.KV_BLOCKS, None, [t.transpose(0, 1) for t in tensors]
+    elif kind == "kv_under_blocks":  # seen as [blocks, 2, ...], stored [2, blocks, ...]
+        tensors = [poisoned((2, blocks, *nhd), dtype).transpose(0, 1) for _ in range(layers)]
+    elif kind == "padded":  # a gap after each block, and an odd start where the element allows one
+        item = torch.empty(0, dtype=dtype).element_size()
+        wide = [poisoned((blocks, tokens * heads * dim + 5), dtype, offset=item) for _ in range(layers)]
+        tensors = [t[:, : tokens * heads * dim] for t in wide]
+    else:  # scales: pieces of two sizes and dtypes
+        tensors = [poisoned((blocks, *nhd), dtype), poisoned((blocks, tokens, heads), torch.float32)]
+    return tensors, Layout.BLOCKS, None, tensors
+
+
+def storages(tensors):
+    return [raw_bytes(t).numpy().copy() for t in tensors]
+
+
+def raw_bytes(tensor):
+    """Every byte of the tensor's storage, margins included."""
+    return torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+def same(first, second):
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+shapes = st.tuples(
+    st.sampled_from(LAYOUTS),
+    st.sampled_from(DTYPES),
+    st.integers(1, 24),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from([1, 3, 7, 8, 16, 20]),
+)
+
+
+def table_of(shape):
+    tensors, layout, block_tokens, views = build(*shape)
+    table = SegmentTable.from_tensors(tensors, layout=layout, block_tokens=block_tokens)
+    assert uses_triton(table) == INTERPRETED
+    return table, views
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_scrub_zeroes_listed_blocks_and_nothing_else(shape, data):
+    table, views = table_of(shape)
+    listed = data.draw(st.lists(st.integers(0, table.blocks - 1), unique=True))
+    written = scrub(table, np.array(listed, dtype=data.draw(st.sampled_from([np.int32, np.int64]))))
+    after = storages(table.tensors)
+    # The oracle: poison everything again, zero the same blocks by torch's own indexing, compare every byte.
+    for tensor in table.tensors:
+        raw_bytes(tensor).fill_(0xFF)
+    for view in views:
+        for block in listed:
+            view[block].zero_()
+    assert same(after, storages(table.tensors))
+    assert written == len(listed) * table.bytes_per_block
+    assert table.scrubbed() == len(listed)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_verify_finds_every_single_dirty_byte(shape, data):
+    table, views = table_of(shape)
+    everything = np.arange(table.blocks)
+    assert verify(table, everything).dirty.tolist() == everything.tolist()
+    scrub(table, everything)
+    assert not len(verify(table, everything).dirty)
+    view = data.draw(st.sampled_from(views))
+    block = data.draw(st.integers(0, table.blocks - 1))
+    raw = view[block].contiguous().view(torch.uint8).flatten()
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.sampled_from([1, 0x80, 0xFF]))
+    view[block] = raw.view(view.dtype).view(view[block].shape)
+    order = data.draw(st.permutations(everything.tolist()))
+    before = storages(table.tensors)
+    assert verify(table, order).dirty.tolist() == [block]
+    assert same(before, storages(table.tensors))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(shape=shapes, data=st.data())
+def test_copy_moves_blocks_and_nothing_else(shape, data):
+    table, views = table_of(shape)
+    for view in views:
+        view.copy_(torch.randn(view.shape).to(view.dtype))
+    order = data.draw(st.permutations(range(table.blocks)))
+    count = data.draw(st.integers(0, table.blocks // 2))
+    source, target = order[:count], order[count : 2 * count]
+    before = [view.clone() for view in views]
+    copy(table, source, target)
+    for view, old in zip(views, before, strict=True):
+        for one, other in zip(source, target, strict=True):
+            old[other] = old[one]
+        assert torch.equal(view.contiguous().view(torch.uint8), old.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_positive_control_a_forgotten_segment_is_seen(left_out):
+    tensors, layout, _, views = build("kv_blocks", torch.bfloat16, 6, 4, 2, 8)
+    whole = SegmentTable.from_tensors(tensors, layout=layout)
+    kept = [s for s in whole.segments if s.tensor_index != left_out]
+    scrub(SegmentTable(tensors, kept, whole.blocks), range(6))
+    assert verify(whole, range(6)).dirty.tolist() == list(range(6))
+    assert views[left_out].isnan().all()
+
+
+def test_addresses_beyond_two_gibibytes():
+    table = SegmentTable.from_tensors(
+        [torch.empty(2100, 1 << 20, dtype=torch.uint8)]
+    )  # untouched pages cost nothing
+    (cache,) = table.tensors
+    cache[2097:].fill_(0xFF)
+    copy(table, [2097], [2])
+    assert bool((cache[2] == 0xFF).all())
+    scrub(table, [2, 2098])
+    assert verify(table, [2, 2097, 2098, 2099]).dirty.tolist() == [2097, 2099]
+    assert not cache[2098].any()
+
+
+def small(blocks=16, **kinds):
+    return SegmentTable.from_tensors([poisoned((blocks, 4, 2, 8), torch.float16) for _ in range(2)], **kinds)
+
+
+def test_runs_and_scattered_blocks_in_one_list():
+    table = small(64)
+    listed = [*range(3, 20), 22, 30, *range(40, 49), 63]
+    scrub(table, listed[::-1])
+    assert verify(table, np.arange(64)).dirty.tolist() == sorted(set(range(64)) - set(listed))
+    assert runs_of(np.array([1, 2, 3, 7, 9, 10])) == [(1, 4), (7, 8), (9, 11)]
+
+
+def test_empty_list_does_nothing():
+    table = small()
+    assert scrub(table, []) == 0 == table.scrubbed() == copy(table, [], [])
+    assert not len(verify(table, []).checked)
+    assert len(verify(table, range(16)).dirty) == 16
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([-1], "block `-1` is outside 0..15"),
+        ([0, 16], "block `16` is outside 0..15"),
+        (np.array([2**40]), "is outside"),
+        ([[1]], "one-dimensional"),
+        ([0.5], "int32 or int64"),
+        (np.array([True]), "int32 or int64"),
+        (torch.tensor([1], dtype=torch.int16), "int32 or int64"),
+    ],
+)
+def test_bad_lists_are_refused_before_anything_is_written(blocks, message):
+    table = small()
+    for call in (
+        lambda: scrub(table, blocks),
+        lambda: verify(table, blocks),
+        lambda: copy(table, blocks, blocks),
+    ):
+        with pytest.raises(DeviceError, match=message):
+            call()
+    assert len(verify(table, range(16)).dirty) == 16
+
+
+def test_a_block_listed_twice_is_refused():
+    table = small()
+    with pytest.raises(DeviceError, match="block `3` is listed twice in blocks"):
+        scrub(table, [3, 1, 3])
+    with pytest.raises(DeviceError, match="block `3` is listed twice in target"):
+        copy(table, [1, 2], [3, 3])
+    with pytest.raises(DeviceError, match="block `2` is both a source and a target"):
+        copy(table, [1, 2], [2, 3])
+    with pytest.raises(DeviceError, match="`1` source blocks for `2` targets"):
+        copy(table, [1], [2, 3])
+    assert table.scrubbed() == 0
+
+
+def test_sampling_follows_the_share_and_the_seed():
+    table = small(512)
+    first, again = (verify(table, np.arange(512), 0.25, seed=7) for _ in range(2))
+    assert first.checked.tolist() == again.checked.tolist() == first.dirty.tolist()
+    assert 60 <= len(first.checked) <= 200
+    assert verify(table, np.arange(512), 0.25).checked.tolist() != first.checked.tolist()
+    assert not len(verify(table, np.arange(512), 0.0).checked)
+    with pytest.raises(ConfigError, match=r"outside 0\.\.1"):
+        verify(table, [1], 1.5)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the torch path cannot index outside a tensor")
+def test_the_kernel_itself_skips_an_index_outside_the_pool():
+    from kvcustody.kernels.launch import launch
+    from kvcustody.kernels.scrub import scrub_kernel
+    from kvcustody.kernels.verify import verify_kernel
+
+    table = small()
+    index = torch.tensor([-1, 2, 10**12])
+    launch(scrub_kernel, table, (index,), counter=table.counter)
+    assert table.scrubbed() == 1
+    flags = torch.zeros(3, dtype=torch.int32)
+    launch(verify_kernel, table, (index,), flags=flags)
+    assert flags.tolist() == [1, 0, 1]  # what was not read is never called clean
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="one launch is a Triton matter")
+def test_launches_are_split_only_at_the_grid_limit():
+    from kvcustody.kernels.launch import launch
+    from kvcustody.kernels.scrub import scrub_kernel
+
+    table, grids = small(), []
+
+    class Spy:
+        def __getitem__(self, grid):
+            grids.append(grid[0])
+            return scrub_kernel[grid]
+
+    launch(Spy(), table, (torch.arange(7),), counter=table.counter)
+    launch(Spy(), table, (torch.arange(7),), counter=table.counter, programs_max=3 * table.tiles.count)
+    assert grids == [7 * table.tiles.count, *[n * table.tiles.count for n in (3, 3, 1)]]
+    assert table.scrubbed() == 14
