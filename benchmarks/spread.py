@@ -1,0 +1,41 @@
+"""Medians with their spread, and ratios of medians with a confidence interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 2_000
+
+
+class Spread(NamedTuple):
+    """The middle of a sample and the middle four fifths of it, in microseconds."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+
+
+class Ratio(NamedTuple):
+    """median(subject) / median(baseline), and its 95 % interval over resampled pairs."""
+
+    value: float
+    low: float
+    high: float
+
+
+def spread(nanoseconds: Sequence[int]) -> Spread:
+    """Median, 10th and 90th percentile of a sample."""
+    p10, median, p90 = np.percentile(nanoseconds, (10, 50, 90)) / 1000
+    return Spread(round(float(median), 3), round(float(p10), 3), round(float(p90), 3))
+
+
+def ratio(subject: Sequence[int], baseline: Sequence[int]) -> Ratio:
+    """The ratio of medians; pairs (same prompt, same moment) are resampled together, by a fixed seed."""
+    a, b = np.asarray(subject), np.asarray(baseline)
+    picks = np.random.default_rng(0).integers(0, len(a), (RESAMPLES, len(a)))
+    resampled = np.median(a[picks], axis=1) / np.median(b[picks], axis=1)
+    low, high = np.percentile(resampled, (2.5, 97.5))
+    return Ratio(round(float(np.median(a) / np.median(b)), 4), round(float(low), 4), round(float(high), 4))
