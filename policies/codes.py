@@ -1,0 +1,115 @@
+"""The stable codes of policy problems: KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx
+obligations, 6xx profile.
+
+A code never changes its meaning and is never given again. `docs/policy-codes.md` has a row for each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Code(NamedTuple):
+    """What a code means, and what to do about it."""
+
+    title: str
+    advice: str
+
+
+CODES: dict[str, Code] = {
+    "KVP101": Code("not UTF-8", "save the file as UTF-8"),
+    "KVP102": Code("document too large", "a policy is at most 1 MiB; split tenants over several deployments"),
+    "KVP103": Code("not well-formed YAML", "correct the YAML at this place"),
+    "KVP104": Code(
+        "forbidden character", "remove it; control and bidirectional characters hide what a reviewer sees"
+    ),
+    "KVP105": Code("more than one document", "keep one document in a file; remove the `---` line"),
+    "KVP106": Code("empty document", "start from a library policy, such as `single-org`"),
+    "KVP107": Code("anchor", "write the value out; anchors are not part of the policy language"),
+    "KVP108": Code("alias", "write the value out; aliases are not part of the policy language"),
+    "KVP109": Code("tag", "remove the tag; every field has one type"),
+    "KVP110": Code("merge key", "write the fields out; merge keys are not part of the policy language"),
+    "KVP111": Code("duplicate key", "keep one of the two"),
+    "KVP112": Code("too many nodes", "a policy has at most 200000 YAML nodes"),
+    "KVP113": Code("nested too deeply", "a policy nests at most 32 levels"),
+    "KVP114": Code("key that is not a name", "use a plain or quoted name as the key"),
+    "KVP201": Code("implicit boolean", "write `true` or `false`, or quote the word"),
+    "KVP202": Code("sexagesimal number", "write a duration such as `30m`, or quote the value"),
+    "KVP203": Code(
+        "floating-point number", "write an integer, a percentage such as `12.5%`, or quote the value"
+    ),
+    "KVP204": Code(
+        "ambiguous integer",
+        "write a decimal integer without leading zeros or underscores, or quote the value",
+    ),
+    "KVP205": Code("wrong type", "use the type that the message names"),
+    "KVP206": Code(
+        "malformed identifier", "use ASCII letters, digits and `._-`, starting with a letter or digit"
+    ),
+    "KVP207": Code("reserved identifier", "choose another name"),
+    "KVP208": Code("not one of the choices", "use one of the listed values"),
+    "KVP209": Code("malformed duration", "write an integer and a unit: `0s`, `250ms`, `30m`, `8h`, `7d`"),
+    "KVP210": Code("malformed percentage", "write `0%` to `100%`, with at most four decimals"),
+    "KVP211": Code("malformed share", "write `all`, `none`, or a fraction below one such as `1/64`"),
+    "KVP212": Code("malformed date", "write a UTC date as `2027-03-31`; it is exclusive at 00:00"),
+    "KVP213": Code(
+        "malformed digest", "paste the digest printed when the segment was declared, with all 64 hex digits"
+    ),
+    "KVP214": Code("integer out of range", "use a value in the range that the message names"),
+    "KVP215": Code("malformed text", "write one line of 1 to 500 characters"),
+    "KVP216": Code(
+        "malformed route", "write an absolute path such as `/v1/hr/*`; `*` is one whole path segment"
+    ),
+    "KVP301": Code("unknown field", "remove it"),
+    "KVP302": Code("missing field", "add it"),
+    "KVP303": Code("unknown schema", "write `schema: kvcustody/policy@1`"),
+    "KVP304": Code("identifier used twice", "give each rule, grant, segment and group its own identifier"),
+    "KVP305": Code("empty or repeated list", "list each value once, and at least one"),
+    "KVP306": Code("field does not apply here", "remove it"),
+    "KVP307": Code("too many entries", "stay within the limit that the message names"),
+    "KVP401": Code("unknown tenant", "add the tenant under `tenants`, or correct its name"),
+    "KVP402": Code("unknown classification", "use a name listed under `classifications`"),
+    "KVP403": Code("unknown label", "declare the label and its values under `labels`"),
+    "KVP404": Code("wildcard grant", "name one owner and one reader; a grant for everybody does not exist"),
+    "KVP405": Code("grant to its own owner", "a tenant reads its own domains by a rule; remove the grant"),
+    "KVP406": Code("dates out of order", "`until` is exclusive and must be later than `from`"),
+    "KVP407": Code("unknown group", "put a tenant into the group, or correct its name"),
+    "KVP408": Code(
+        "permit that a rule cannot give", "only `reuse`, `export` and `administer` are permitted by rules"
+    ),
+    "KVP409": Code(
+        "permit across a tenant boundary", "write a grant or a segment; a rule permits only within a tenant"
+    ),
+    "KVP410": Code(
+        "group on `tenants.default`", "name each member of a group; unlisted tenants cannot share"
+    ),
+    "KVP411": Code("too many segments for a tenant", "a tenant matches at most 16 segments"),
+    "KVP412": Code("cross-tenant segment without an end", "add `expires`"),
+    "KVP501": Code("missing retention", "add `{idle, absolute, active_max}` for the classification"),
+    "KVP502": Code("missing scrub", "add `scrub.default`, or an entry for the classification"),
+    "KVP503": Code("missing offload", "add `never` or `{tiers, encrypt}` for the classification"),
+    "KVP505": Code(
+        "idle longer than absolute", "an idle limit beyond the absolute one never takes effect; shorten it"
+    ),
+    "KVP506": Code("zero where time is needed", "write a duration longer than `0s`"),
+    "KVP507": Code("weaker than the floor", "an outage action may only be stricter than the floor"),
+    "KVP508": Code(
+        "tenant looser than the policy",
+        "a tenant's own obligations may only be stricter; remove or tighten it",
+    ),
+    "KVP509": Code(
+        "media without encryption", "write `encrypt: required`; media cannot be scrubbed, only crypto-erased"
+    ),
+    "KVP601": Code("guarantees over 100 %", "lower the guaranteed shares until they fit"),
+    "KVP602": Code("guaranteed over cap", "raise the cap or lower the guarantee"),
+    "KVP603": Code("guaranteed differs from cap", "write the same percentage for both in this profile"),
+    "KVP604": Code(
+        "cross-tenant grant in an isolating profile", "remove the grant, or use `profile: shared`"
+    ),
+    "KVP605": Code(
+        "cross-tenant segment in an isolating profile", "list the owner alone, or use `profile: shared`"
+    ),
+    "KVP606": Code("borrowing in an isolating profile", "remove `borrow: true`, or use `profile: shared`"),
+    "KVP607": Code("sharing group in an isolating profile", "remove `share: true`, or use `profile: shared`"),
+    "KVP608": Code("unbounded guarantees", "add `tenants_max`, or guarantee `0%`"),
+}
