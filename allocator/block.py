@@ -1,0 +1,49 @@
+"""The states of a block and the only moves between them (design §2).
+
+I1  A move that is not in `TRANSITIONS` never happens; `Pool.move` is the one method that moves.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Blocks = NDArray[np.int64]
+"""Block indices, one dimension, int64."""
+
+
+class BlockState(IntEnum):
+    """Where a block stands in its life. The integer is what the state array stores."""
+
+    CLEAN = 0
+    ACTIVE = 1
+    CACHED = 2
+    FENCED = 3
+    DIRTY = 4
+    QUARANTINED = 5
+
+
+TRANSITIONS: frozenset[tuple[BlockState, BlockState]] = frozenset(
+    {
+        (BlockState.CLEAN, BlockState.ACTIVE),
+        (BlockState.ACTIVE, BlockState.CACHED),
+        (BlockState.ACTIVE, BlockState.FENCED),
+        (BlockState.CACHED, BlockState.ACTIVE),
+        (BlockState.CACHED, BlockState.FENCED),
+        (BlockState.FENCED, BlockState.DIRTY),
+        (BlockState.FENCED, BlockState.QUARANTINED),  # the fence outlived its bound
+        (BlockState.DIRTY, BlockState.CLEAN),
+        (BlockState.DIRTY, BlockState.QUARANTINED),  # it did not verify
+        (BlockState.QUARANTINED, BlockState.DIRTY),  # a late fence retired; never after a failed verification
+    }
+)
+
+
+class Handle(NamedTuple):
+    """Names one block for one custody; a bare index is never a handle."""
+
+    block: int
+    generation: int

@@ -1,0 +1,135 @@
+"""Running keyed digests over a prompt: the block keys of one chain, and the longest match of a chain in the index.
+
+The allocator never sees a key being made: it is given a primed hash state (BLAKE2b-256 keyed with the domain key,
+RFC 7693; design §3) and only updates, copies and reads it.
+
+C1  The key of a block is the digest of the state at the block's end, over everything before it in its chain.
+C2  A hit is searched in steps of 16 blocks, then block by block to its exact end; single keys are made only from there.
+C3  Extra content of a block (an image's digest, a positional override) is framed into the state at the block's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.index import COARSE_BLOCKS, PrefixIndex
+from kvcustody.allocator.node import KEY_BYTES, Node
+
+
+class HashState(Protocol):
+    """What `hashlib` objects do."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Absorb bytes."""
+
+    def digest(self) -> bytes:
+        """The digest so far; the state goes on."""
+
+    def copy(self) -> HashState:
+        """An independent state."""
+
+
+Extras = Mapping[int, bytes]
+"""Framed extra content by block position in the prompt."""
+
+_NO_EXTRAS: Extras = {}
+
+
+class Match:
+    """The longest match of one chain: `blocks` matched, ending at block `position` of `node` (None: no match).
+
+    `state` stands after the first block that did not match, whose key is `next_key` (None: the chain was matched to its
+    end, and `state` stands there).
+    """
+
+    __slots__ = ("blocks", "domain", "next_key", "node", "position", "state")
+
+    def __init__(
+        self,
+        domain: Domain,
+        node: Node | None,
+        position: int,
+        blocks: int,
+        state: HashState,
+        next_key: bytes | None,
+    ) -> None:
+        self.domain = domain
+        self.node = node
+        self.position = position
+        self.blocks = blocks
+        self.state = state
+        self.next_key = next_key
+
+
+def search(
+    index: PrefixIndex,
+    domain: Domain,
+    state: HashState,
+    data: bytes,
+    first: int,
+    last: int,
+    block_bytes: int,
+    extras: Extras = _NO_EXTRAS,
+) -> Match:
+    """Match blocks [first, last) of `data` (int32-LE token ids) as a chain that starts at block `first`.
+
+    `state` is consumed. Cost: one digest per 16 matched blocks, then at most 16 more (C2).
+    """
+    get = index.get
+    node: Node | None = None
+    at, end = first * block_bytes, last * block_bytes
+    if not extras:
+        step = COARSE_BLOCKS * block_bytes
+        while at + step <= end:
+            mark = state.copy()
+            state.update(data[at : at + step])
+            found = get(state.digest())
+            if found is None:
+                state = mark
+                break
+            node = found
+            at += step
+    matched = at // block_bytes - first
+    position = matched - node.start if node is not None else 0
+    next_key: bytes | None = None
+    for block in range(first + matched, last):
+        state.update(data[at : at + block_bytes])
+        if extras and block in extras:
+            state.update(extras[block])
+        key = state.digest()
+        if node is not None and position < node.length:
+            if not node.keys.startswith(key, KEY_BYTES * position):
+                next_key = key
+                break
+            position += 1
+        else:
+            found = get(key)
+            if found is None:
+                next_key = key
+                break
+            node, position = found, 1
+        at += block_bytes
+        matched += 1
+    return Match(domain, node, position, matched, state, next_key)
+
+
+def keys_of(
+    state: HashState, data: bytes, first: int, last: int, block_bytes: int, extras: Extras = _NO_EXTRAS
+) -> list[bytes]:
+    """The keys of blocks [first, last) of `data`; `state` must stand at block `first` and is left at `last` (C1)."""
+    update, digest = state.update, state.digest
+    keys: list[bytes] = []
+    append = keys.append
+    if extras:
+        for block in range(first, last):
+            update(data[block * block_bytes : (block + 1) * block_bytes])
+            if block in extras:
+                update(extras[block])
+            append(digest())
+        return keys
+    for at in range(first * block_bytes, last * block_bytes, block_bytes):
+        update(data[at : at + block_bytes])
+        append(digest())
+    return keys

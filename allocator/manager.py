@@ -1,0 +1,425 @@
+"""The block manager: admission, publication, decoding, forks and release over one pool.
+
+Numbers in, events out: it knows no policy, SQL or HTTP. One thread owns it. Times are boot-time microseconds and are
+always passed in.
+
+B1  Attach happens before allocation, so making room can never take the path that is about to be used.
+B2  Release is idempotent: a sequence leaves its slot once, whatever order finish, abort and preemption come in (L4).
+B3  A request that cannot be served changes nothing for anybody else (M3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.block import Blocks, BlockState
+from kvcustody.allocator.chain import keys_of
+from kvcustody.allocator.decode import DecodeTable
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.eviction import EvictionPolicy, EvictionQueue, Lru
+from kvcustody.allocator.fork import Forks
+from kvcustody.allocator.lookup import Found, Prompt, ReadPlan, find
+from kvcustody.allocator.memory import Memory
+from kvcustody.allocator.node import NEVER_US
+from kvcustody.allocator.pool import Partition, Pool
+from kvcustody.allocator.publication import Publication
+from kvcustody.allocator.quota import Account
+from kvcustody.allocator.residency import Residency
+from kvcustody.allocator.sequence import Sequence
+from kvcustody.allocator.space import Space
+from kvcustody.allocator.tree import PrefixTree
+from kvcustody.allocator.window import EMPTY
+from kvcustody.errors import CapacityError
+
+
+class PoolOptions(NamedTuple):
+    """How a pool is run. Counts are blocks, times microseconds.
+
+    reserve_low, reserve_high: the clean reserve is refilled to `high` when it falls below `low`.
+    evict_ahead: under pressure at least this many are evicted at once (one scrub launch).
+    scrub_batch: DIRTY blocks worth a launch before their deadline asks for one.
+    sweep_batch: residencies lapsed per step at most; a count, so that replays are deterministic.
+    """
+
+    block_tokens: int = 16
+    reserve_low: int = 0
+    reserve_high: int = 0
+    evict_ahead: int = 1024
+    scrub_batch: int = 1024
+    sweep_batch: int = 256
+    fence_bound_us: int = 30_000_000
+    keep_last_token: bool = True
+    windows: tuple[int, ...] = ()
+
+
+class BlockManager:
+    """Blocks of one pool, from hand-out to CLEAN."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        blocks: int,
+        options: PoolOptions = PoolOptions(),
+        *,
+        policy: Callable[[], EvictionPolicy] = Lru,
+        partitions: dict[str, int] | None = None,
+    ) -> None:
+        if blocks < 1:
+            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+        self.options = options
+        self.block_bytes = 4 * options.block_tokens
+        self._policy = policy
+        self._partitions = _cut(blocks, options, partitions)
+        self.pool = Pool(memory, blocks, list(self._partitions.values()))
+        self.tree = PrefixTree(self.pool)
+        self.space = Space(
+            self.pool, self.tree, options.evict_ahead, options.scrub_batch, options.fence_bound_us
+        )
+        self.decode = DecodeTable(options.block_tokens)
+        self.publication = Publication(self.pool, self.tree)
+        self.forks = Forks(self.pool, self.tree, self.decode)
+        self.accounts: dict[str, Account] = {}
+        self.domains: list[Domain] = []
+        self.expired_residencies = 0
+        self._next_residency = 1
+        self._forked = 0  # sequences on a shared tail
+
+    # -- set-up -------------------------------------------------------------------------------------------------------
+
+    def boot(self) -> int:
+        """Zero every block; nothing is handed out before. Returns the number of blocks that became CLEAN."""
+        return sum(self.pool.scrub(partition, partition.size) for partition in self.pool.partitions)
+
+    def account(
+        self,
+        name: str,
+        *,
+        guaranteed: int = 0,
+        cap: int | None = None,
+        borrow: bool = True,
+        residencies: int = 1 << 30,
+    ) -> Account:
+        """The account of `name`, made on first use in its own partition or the common one, with these limits."""
+        account = self.accounts.get(name)
+        if account is None:
+            partition = self._partitions.get(name) or self._partitions.get("")
+            if partition is None:
+                raise CapacityError(f"tenant `{name}` has no partition in this pool", tenant=name)
+            account = self.accounts[name] = Account(name, partition, EvictionQueue(self._policy()))
+            partition.accounts.append(account)
+        partition = account.partition
+        partition.over_blocks -= account.over_blocks()
+        partition.common_blocks += account.guaranteed_blocks - guaranteed
+        account.guaranteed_blocks = guaranteed
+        account.cap_blocks = partition.size if cap is None else min(cap, partition.size)
+        account.borrow = borrow
+        account.residency_cap = residencies
+        partition.over_blocks += account.over_blocks()
+        return account
+
+    def domain(
+        self,
+        owner: Account,
+        *,
+        label: object = None,
+        idle_us: int = NEVER_US,
+        absolute_us: int = NEVER_US,
+        scrub_within_us: int = NEVER_US,
+        verify_share: float = 0.0,
+        is_segment: bool = False,
+    ) -> Domain:
+        """A new domain charged to `owner`; interned for good."""
+        domain = Domain(
+            len(self.domains),
+            owner,
+            label=label,
+            idle_us=idle_us,
+            absolute_us=absolute_us,
+            scrub_within_us=scrub_within_us,
+            verify_share=verify_share,
+            is_segment=is_segment,
+            windows=self.options.windows,
+        )
+        self.domains.append(domain)
+        return domain
+
+    def residency(
+        self, account: Account, domain: Domain, principal: object, facts: object, now_us: int
+    ) -> Residency:
+        """A new residency, not yet holding anything."""
+        id_ = self._next_residency
+        self._next_residency = id_ + 1
+        return Residency(id_, account, domain, principal, facts, now_us)
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def find(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found:
+        """The longest prefix that `plan` lets this prompt reuse; changes nothing."""
+        return find(self.tree, plan, prompt, now_us)
+
+    def begin(
+        self,
+        id_: object,
+        found: Found,
+        prompt: Prompt,
+        residency: Residency,
+        now_us: int,
+        *,
+        active_us: int = NEVER_US,
+        lookahead_tokens: int = 0,
+        can_preempt: bool = False,
+    ) -> Sequence | str:
+        """Attach what was found and allocate the rest; returns the reason where there is no room (B1, B3)."""
+        tree = self.tree
+        total = -(-(prompt.tokens + lookahead_tokens) // self.options.block_tokens)
+        sequence = Sequence(id_, residency.account, residency.domain, residency)
+        leaf = found.leaf
+        parts: list[Blocks] = []
+        if leaf is not None:
+            if found.position < leaf.length:
+                leaf = tree.split(leaf, found.position)
+            parts = tree.attach(leaf, now_us)
+        refused = self._allocate(sequence, found, parts, total, now_us, can_preempt)
+        if refused is not None:
+            if leaf is not None:
+                tree.release(leaf, None, now_us, "deferred")
+            return refused
+        sequence.leaf = leaf
+        sequence.hit_blocks = sequence.published = found.hit_blocks
+        if now_us + active_us < NEVER_US:
+            sequence.active_until_us = now_us + active_us
+        else:
+            sequence.active_until_us = NEVER_US
+        self._key(sequence, found, prompt)
+        self.decode.enter(sequence, prompt.tokens, prompt.data[prompt.whole * self.block_bytes :])
+        return sequence
+
+    def _allocate(
+        self,
+        sequence: Sequence,
+        found: Found,
+        parts: list[Blocks],
+        total: int,
+        now_us: int,
+        can_preempt: bool,
+    ) -> str | None:
+        """Hand out what each span needs, to the account that owns the span."""
+        wanted = [
+            (span.domain.owner, min(span.last, total) - max(span.first, found.hit_blocks))
+            for span in found.spans
+            if min(span.last, total) > span.first
+        ]
+        groups = 1 + len(self.options.windows)
+        for account, count in wanted:
+            refused = self.space.ensure(account, count * groups, now_us, can_preempt)
+            if refused is not None:
+                return refused
+        if (
+            len(wanted) > 1
+            and sum(count for _, count in wanted) * groups > sequence.account.partition.clean_count
+        ):
+            return "pool-full"
+        parts.reverse()
+        for account, count in wanted:
+            parts.append(self._take(account, count))
+        sequence.table = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else EMPTY
+        sequence.block_count = len(sequence.table)
+        if self.options.windows:
+            self.publication.open_windows(sequence, wanted, found.hit_blocks, self._take)
+        sequence.spans = found.spans
+        return None
+
+    def _take(self, account: Account, count: int) -> Blocks:
+        blocks = self.pool.hand_out(account.partition, count, account)
+        before = account.over_blocks()
+        account.active_blocks += count
+        account.partition.over_blocks += account.over_blocks() - before
+        return blocks
+
+    def _key(self, sequence: Sequence, found: Found, prompt: Prompt) -> None:
+        """Make the keys of the part that will be written; they are published when they are computed."""
+        span = found.spans[-1]
+        if span.state is None or not span.domain.cacheable:
+            span.state = None
+            return
+        first = span.first
+        if found.pending_key is not None:
+            span.keys.append(found.pending_key)
+            first += 1
+        span.keys += keys_of(span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras)
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def commit(self, sequence: Sequence, computed_tokens: int, now_us: int) -> None:
+        """The first `computed_tokens` tokens have their K/V; publishes the whole blocks among them (L10)."""
+        slot = sequence.slot
+        if slot < 0:
+            return
+        if computed_tokens > int(self.decode.length[slot]):
+            raise CapacityError(
+                f"request `{sequence.id}`: `{computed_tokens}` tokens computed, "
+                f"`{int(self.decode.length[slot])}` admitted"
+            )
+        self.decode.computed[slot] = computed_tokens
+        self.publication.publish(sequence, computed_tokens // self.options.block_tokens, now_us)
+
+    def extend_many(
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, now_us: int
+    ) -> list[Sequence]:
+        """Make room for one more accepted token in each slot; all earlier ones are computed.
+
+        `tokens`: their ids, int32 of the same shape, or None where the engine withholds them (then the blocks are
+        never published). Returns the sequences that got no room; they are unchanged.
+        """
+        table, size = self.decode, self.options.block_tokens
+        length = table.length[slots]
+        stalled = self._unshare(slots, now_us) if self._forked else []
+        stalled += self._grow(slots[length >= table.capacity[slots]], now_us)
+        if stalled:
+            keep = ~np.isin(slots, [sequence.slot for sequence in stalled])
+            slots, length = slots[keep], length[keep]
+            tokens = None if tokens is None else tokens[keep]
+        table.computed[slots] = length
+        table.length[slots] = length + 1
+        at = length % size
+        if tokens is not None:
+            table.pending[slots, at] = tokens
+        for slot in slots[at == size - 1].tolist():
+            sequence = table.sequences[slot]
+            if sequence is not None and sequence.spans:
+                span = sequence.spans[-1]
+                if span.state is not None and tokens is not None:
+                    span.state.update(table.pending[slot].tobytes())
+                    span.keys.append(span.state.digest())
+                else:
+                    span.state = None
+        return stalled
+
+    def fork(self, parent: Sequence, id_: object, residency: Residency, now_us: int) -> Sequence:
+        """A child on the same blocks; the first divergent write copies the partial tail (V1)."""
+        computed = int(self.decode.computed[parent.slot])
+        self.publication.publish(parent, computed // self.options.block_tokens, now_us)
+        before = parent.shared_tail
+        child = self.forks.fork(parent, id_, residency, now_us)
+        if child.shared_tail is not None:
+            self._forked += 1 if before is not None else 2
+        return child
+
+    def _unshare(self, slots: NDArray[np.int64], now_us: int) -> list[Sequence]:
+        """Copy-on-write for those of `slots` that are about to write into a shared tail."""
+        stalled: list[Sequence] = []
+        for slot in slots.tolist():
+            sequence = self.decode.sequences[slot]
+            if sequence is None or sequence.shared_tail is None:
+                continue
+            tail, account = sequence.shared_tail, sequence.domain.owner
+            if tail.refs > 1:
+                if self.space.ensure(account, tail.length, now_us) is not None:
+                    stalled.append(sequence)
+                    continue
+                self.forks.own_tail(sequence, self._take(account, tail.length), now_us)
+            else:
+                self.forks.own_tail(sequence, None, now_us)
+            self._forked -= 1
+        return stalled
+
+    def _grow(self, slots: NDArray[np.int64], now_us: int) -> list[Sequence]:
+        stalled: list[Sequence] = []
+        table = self.decode
+        by_account: dict[Account, list[Sequence]] = {}
+        for slot in slots.tolist():
+            sequence = table.sequences[slot]
+            if sequence is not None:
+                by_account.setdefault(sequence.domain.owner, []).append(sequence)
+        groups = 1 + len(self.options.windows)
+        for account, wanting in by_account.items():
+            while wanting and self.space.ensure(account, len(wanting) * groups, now_us) is not None:
+                stalled.append(wanting.pop())
+            if not wanting:
+                continue
+            blocks = self._take(account, len(wanting) * groups)
+            for i, sequence in enumerate(wanting):
+                sequence.append(blocks[i : i + 1])
+                table.capacity[sequence.slot] += self.options.block_tokens
+                if groups > 1:
+                    self.publication.extend_windows(sequence, blocks[len(wanting) + i :: len(wanting)])
+        return stalled
+
+    # -- release ------------------------------------------------------------------------------------------------------
+
+    def release(self, sequence: Sequence, now_us: int, cause: str) -> bool:
+        """End a sequence; its residency holds what policy allows. False where it had already ended (B2)."""
+        slot = sequence.slot
+        if slot < 0:
+            return False
+        computed = int(self.decode.computed[slot])
+        self.publication.publish(sequence, computed // self.options.block_tokens, now_us)
+        self.decode.leave(sequence)
+        if sequence.shared_tail is not None:
+            self._forked -= 1
+        fence = sequence.fence if sequence.fence >= self.pool.fences.oldest_open else 0
+        self.publication.end_private(sequence, cause, now_us, fence)
+        residency = sequence.residency
+        hold = residency if residency.domain.cacheable and residency.domain.is_open else None
+        self.tree.release(sequence.leaf, hold, now_us, cause, fence)
+        if hold is not None and len(hold.account.residencies) > hold.account.residency_cap:
+            self._lapse_oldest(hold.account, now_us)
+        return True
+
+    def _lapse_oldest(self, account: Account, now_us: int) -> None:
+        """Live residencies are capped per tenant; the oldest lapses first."""
+        oldest = next(iter(account.residencies.values()))
+        self.tree.lapse(oldest, "residency-cap", now_us)
+        self.tree.flush(now_us)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def sweep(self, now_us: int, at_most: int | None = None) -> int:
+        """Lapse holds that are past their deadline, a bounded number at a time; returns how many lapsed."""
+        wheel, tree = self.tree.wheel, self.tree
+        limit = self.options.sweep_batch if at_most is None else at_most
+        lapsed = 0
+        while lapsed < limit:
+            residency = wheel.take_due(now_us)
+            if residency is None:
+                break
+            tree.lapse(residency, "expired", now_us)
+            lapsed += 1
+        if lapsed:
+            tree.flush(now_us)
+            self.expired_residencies += lapsed
+        return lapsed
+
+    def step(self, now_us: int) -> list[Sequence]:
+        """Expiry, reclaim, scrub and reserve; returns sequences that have been ACTIVE longer than allowed."""
+        self.sweep(now_us)
+        for partition in self.pool.partitions:
+            self.space.keep_reserve(partition, now_us)
+        return self.decode.overrunning(now_us)
+
+    def live_blocks(self) -> int:
+        """Blocks in ACTIVE or CACHED custody."""
+        return self.pool.counts[BlockState.ACTIVE] + self.pool.counts[BlockState.CACHED]
+
+
+def _cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -> dict[str, Partition]:
+    """The pool's partitions by account name; "" is the common one."""
+    if not partitions:
+        return {"": Partition(0, blocks, options.reserve_low, options.reserve_high)}
+    if sum(partitions.values()) > blocks:
+        raise CapacityError(
+            f"partitions of {sum(partitions.values())} blocks do not fit in a pool of `{blocks}`",
+            blocks=blocks,
+        )
+    cut: dict[str, Partition] = {}
+    first = 0
+    for name, size in partitions.items():
+        low = min(options.reserve_low * size // blocks, size // 2)
+        high = min(options.reserve_high * size // blocks, size // 2)
+        cut[name] = Partition(first, size, low, high)
+        first += size
+    return cut

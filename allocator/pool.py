@@ -1,0 +1,295 @@
+"""The pool: physical blocks, their states and generations, and the way back from ended to CLEAN.
+
+P1  clean + active + cached + fenced + dirty + quarantined = total, at every step (L1); `move` keeps the counts.
+P2  Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
+P3  A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
+P4  A block becomes CLEAN only with a receipt of every shard; one that does not verify is quarantined for good.
+P5  A block is charged to its account until it is CLEAN again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.block import TRANSITIONS, Blocks, BlockState
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.fence import Fences
+from kvcustody.allocator.memory import Memory, ScrubResult
+from kvcustody.allocator.node import NEVER_US
+from kvcustody.allocator.quota import Account
+from kvcustody.errors import HandleError, IsolationError
+
+_ALLOWED = np.zeros((len(BlockState), len(BlockState)), dtype=np.bool_)
+for _source, _target in TRANSITIONS:
+    _ALLOWED[_source, _target] = True
+
+
+class Custody:
+    """One ended run on its way to CLEAN: what ended, why, when it was due, and which fence it waits for."""
+
+    __slots__ = (
+        "account",
+        "blocks",
+        "cause",
+        "domain",
+        "due_us",
+        "ended_us",
+        "fence",
+        "generations",
+        "retired_us",
+    )
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        generations: NDArray[np.int64],
+        account: Account | None,
+        domain: Domain | None,
+        cause: str,
+        due_us: int,
+        ended_us: int,
+        fence: int,
+    ) -> None:
+        self.blocks = blocks
+        self.generations = generations
+        self.account = account
+        self.domain = domain
+        self.cause = cause
+        self.due_us = due_us
+        self.ended_us = ended_us
+        self.fence = fence
+        self.retired_us = ended_us
+
+
+class Scrubbed(NamedTuple):
+    """Evidence of one scrub launch on one shard: the receipt, before governance writes it down."""
+
+    shard: int
+    result: ScrubResult
+    share: float
+    custodies: tuple[Custody, ...]
+
+
+class Partition:
+    """A range of blocks with its own clean reserve and scrub queue: one for all tenants, or one per tenant in `strict`."""
+
+    __slots__ = (
+        "accounts",
+        "clean_count",
+        "clean_head",
+        "clean_ring",
+        "common_blocks",
+        "dirty",
+        "dirty_blocks",
+        "fenced",
+        "first",
+        "over_blocks",
+        "reserve_high",
+        "reserve_low",
+        "size",
+        "stuck",
+        "urgent_us",
+    )
+
+    def __init__(self, first: int, size: int, reserve_low: int, reserve_high: int) -> None:
+        self.first = first
+        self.size = size
+        self.reserve_low = reserve_low
+        self.reserve_high = reserve_high
+        self.clean_ring: Blocks = np.empty(size, dtype=np.int64)
+        self.clean_head = 0
+        self.clean_count = 0
+        self.fenced: deque[Custody] = deque()
+        self.dirty: deque[Custody] = deque()
+        self.dirty_blocks = 0
+        self.stuck: list[Custody] = []
+        self.urgent_us = NEVER_US  # when waiting for a fuller launch would risk a scrub deadline
+        self.accounts: list[Account] = []
+        self.common_blocks = size  # what no guarantee has claimed
+        self.over_blocks = 0  # ACTIVE blocks beyond guarantees
+
+
+class Pool:
+    """Block state arrays over one `Memory`, cut into partitions. Not thread-safe: one thread owns the state."""
+
+    def __init__(self, memory: Memory, blocks: int, partitions: list[Partition]) -> None:
+        assert sum(partition.size for partition in partitions) <= blocks
+        self.memory = memory
+        self.blocks = blocks
+        self.partitions = partitions
+        self.state: NDArray[np.uint8] = np.full(blocks, BlockState.DIRTY, dtype=np.uint8)
+        self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.counts = [0] * len(BlockState)
+        self.counts[BlockState.DIRTY] = blocks
+        self.next_generation = 1
+        self.fences = Fences()
+        self.ended: list[Custody] = []
+        self.receipts: list[Scrubbed] = []
+        self.stuck_findings: list[Custody] = []
+        for partition in partitions:
+            every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
+            boot = Custody(every, self.generation[every], None, None, "boot", 0, 0, 0)
+            partition.dirty.append(boot)
+            partition.dirty_blocks = partition.size
+
+    def move(self, blocks: Blocks, source: BlockState, target: BlockState) -> None:
+        """The one method that moves blocks between states. Raises `IsolationError` where a block is not in `source`."""
+        count = len(blocks)
+        if not count:
+            return
+        state = self.state
+        if not _ALLOWED[source, target] or np.count_nonzero(state[blocks] != source):
+            raise IsolationError(
+                f"blocks cannot move from {source.name} to {target.name}: found states "
+                f"{sorted({BlockState(s).name for s in state[blocks].tolist()})}",
+                source=source,
+                target=target,
+            )
+        state[blocks] = target
+        self.counts[source] -= count
+        self.counts[target] += count
+
+    def hand_out(self, partition: Partition, count: int, account: Account) -> Blocks:
+        """Take `count` CLEAN blocks, which the caller has seen to be there, and charge them (P2, P3, P5)."""
+        assert 0 < count <= partition.clean_count, (count, partition.clean_count)
+        ring, head = partition.clean_ring, partition.clean_head
+        end = head + count
+        if end <= partition.size:
+            blocks = ring[head:end].copy()
+        else:
+            end -= partition.size
+            blocks = np.concatenate((ring[head:], ring[:end]))
+        partition.clean_head = end if end < partition.size else 0
+        partition.clean_count -= count
+        self.move(blocks, BlockState.CLEAN, BlockState.ACTIVE)
+        first = self.next_generation
+        self.next_generation = first + count
+        self.generation[blocks] = np.arange(first, first + count)
+        account.used_blocks += count
+        return blocks
+
+    def end(
+        self, ending: list[tuple[Blocks, Domain, str, int, int]], source: BlockState, now_us: int
+    ) -> None:
+        """End custodies (blocks, domain, cause, due, fence): FENCED, then waiting for device work up to their fence."""
+        blocks = ending[0][0] if len(ending) == 1 else np.concatenate([entry[0] for entry in ending])
+        self.move(blocks, source, BlockState.FENCED)
+        generations = self.generation[blocks]
+        at = 0
+        for run, domain, cause, due_us, fence in ending:
+            account = domain.owner
+            to = at + len(run)
+            custody = Custody(run, generations[at:to], account, domain, cause, due_us, now_us, fence)
+            account.partition.fenced.append(custody)
+            at = to
+
+    def reclaim(self, partition: Partition, now_us: int, bound_us: int) -> None:
+        """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED (F2)."""
+        fences = self.fences
+        oldest = fences.oldest_open
+        if partition.stuck:
+            self._recover(partition, oldest, now_us)
+        if not partition.fenced:
+            return
+        stuck_before = fences.stuck_before(bound_us, now_us) if len(fences) else 0
+        waiting: deque[Custody] = deque()
+        for custody in partition.fenced:
+            if custody.fence < oldest:
+                custody.retired_us = now_us if custody.fence else custody.ended_us
+                self._make_dirty(partition, custody, BlockState.FENCED)
+            elif stuck_before and oldest < stuck_before:
+                self.move(custody.blocks, BlockState.FENCED, BlockState.QUARANTINED)
+                partition.stuck.append(custody)
+                self.stuck_findings.append(custody)
+            else:
+                waiting.append(custody)
+        partition.fenced = waiting
+
+    def _recover(self, partition: Partition, oldest: int, now_us: int) -> None:
+        still = []
+        for custody in partition.stuck:
+            if custody.fence < oldest:
+                custody.retired_us = now_us
+                self._make_dirty(partition, custody, BlockState.QUARANTINED)
+            else:
+                still.append(custody)
+        partition.stuck = still
+
+    def _make_dirty(self, partition: Partition, custody: Custody, source: BlockState) -> None:
+        self.move(custody.blocks, source, BlockState.DIRTY)
+        partition.dirty.append(custody)
+        partition.dirty_blocks += len(custody.blocks)
+        if custody.domain is not None:
+            urgent = custody.due_us + custody.domain.scrub_within_us // 4
+            if urgent < partition.urgent_us:
+                partition.urgent_us = urgent
+        self.ended.append(custody)
+
+    def scrub(self, partition: Partition, at_most: int) -> int:
+        """Zero DIRTY blocks in one launch per verify share and shard, oldest first; returns how many became CLEAN."""
+        batches: dict[float, list[Custody]] = {}
+        taken = 0
+        dirty = partition.dirty
+        while dirty and taken < at_most:
+            custody = dirty.popleft()
+            share = custody.domain.verify_share if custody.domain is not None else 1.0
+            batches.setdefault(share, []).append(custody)
+            taken += len(custody.blocks)
+        partition.dirty_blocks -= taken
+        if not dirty:
+            partition.urgent_us = NEVER_US
+        return sum(self._scrub_batch(partition, share, batch) for share, batch in batches.items())
+
+    def _scrub_batch(self, partition: Partition, share: float, batch: list[Custody]) -> int:
+        blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])
+        custodies = tuple(batch)
+        failed: list[Blocks] = []
+        for shard in range(self.memory.shards):
+            result = self.memory.scrub(shard, blocks, share)
+            self.receipts.append(Scrubbed(shard, result, share, custodies))
+            if len(result.failed):
+                failed.append(result.failed)
+        for custody in batch:
+            if custody.account is not None:
+                custody.account.used_blocks -= len(custody.blocks)
+        if failed:
+            bad = np.unique(np.concatenate(failed))
+            self.move(bad, BlockState.DIRTY, BlockState.QUARANTINED)
+            blocks = blocks[~np.isin(blocks, bad)]
+        self.move(blocks, BlockState.DIRTY, BlockState.CLEAN)
+        self._push_clean(partition, blocks)
+        return len(blocks)
+
+    @staticmethod
+    def _push_clean(partition: Partition, blocks: Blocks) -> None:
+        size, count = partition.size, len(blocks)
+        tail = partition.clean_head + partition.clean_count
+        if tail >= size:
+            tail -= size
+        room = size - tail
+        if count <= room:
+            partition.clean_ring[tail : tail + count] = blocks
+        else:
+            partition.clean_ring[tail:] = blocks[:room]
+            partition.clean_ring[: count - room] = blocks[room:]
+        partition.clean_count += count
+
+    def validate(self, blocks: Blocks, generations: NDArray[np.int64]) -> None:
+        """Raise `HandleError` where a (block, generation) handle is stale or out of range (L3)."""
+        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.blocks):
+            raise HandleError(f"block `{int(blocks.max())}` is outside the pool of {self.blocks}")
+        stale = np.flatnonzero(
+            (self.generation[blocks] != generations) | (self.state[blocks] > BlockState.CACHED)
+        )
+        if len(stale):
+            at = int(stale[0])
+            raise HandleError(
+                f"handle (block `{int(blocks[at])}`, generation `{int(generations[at])}`) is stale: "
+                f"the block is at generation `{int(self.generation[blocks[at]])}`",
+                block=int(blocks[at]),
+                generation=int(generations[at]),
+            )

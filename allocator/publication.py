@@ -1,0 +1,205 @@
+"""From a sequence's own blocks to nodes that others may find.
+
+U1  Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
+U2  Publishing a key that exists makes the request hold the canonical block; its own copy serves it until release.
+U3  Every block a sequence was handed ends with it, or lives on in exactly one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvcustody.allocator.block import Blocks, BlockState
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.node import KEY_BYTES, Node
+from kvcustody.allocator.pool import Pool
+from kvcustody.allocator.quota import Account
+from kvcustody.allocator.sequence import Sequence, Span
+from kvcustody.allocator.tree import PrefixTree
+from kvcustody.allocator.window import EMPTY
+
+Ending = list[tuple[Blocks, Domain, str, int, int]]
+
+
+class Publication:
+    """Publishes runs of sequences into the tree."""
+
+    def __init__(self, pool: Pool, tree: PrefixTree) -> None:
+        self.pool = pool
+        self.tree = tree
+
+    def publish(self, sequence: Sequence, computed_blocks: int, now_us: int) -> None:
+        """Publish what is whole, computed and keyed, span by span, in token order."""
+        spans = sequence.spans
+        while spans:
+            span = spans[0]
+            until = min(computed_blocks, span.last, span.first + len(span.keys))
+            if until > span.first and span.domain.cacheable and span.domain.is_open:
+                if not self._publish_run(sequence, span, until - span.first, now_us):
+                    span.keys.clear()  # a key is taken by a node that cannot be attached: the rest stays private
+                    span.state = None
+                    return
+            if span.first < span.last or len(spans) == 1:
+                return
+            del spans[0]
+
+    def _publish_run(self, sequence: Sequence, span: Span, count: int, now_us: int) -> bool:
+        tree = self.tree
+        keys = span.keys[:count]
+        blocks = sequence.table[span.first : span.first + count]
+        joined = 0
+        canonical = tree.index.get(keys[0])
+        while canonical is not None:
+            shared = self._join(sequence, span.domain, canonical, keys[joined:], now_us)
+            if shared < 0:
+                return False
+            if shared == 0:
+                break
+            sequence.duplicates.append((blocks[joined : joined + shared], span.domain))
+            joined += shared
+            canonical = tree.index.get(keys[joined]) if joined < count else None
+        if joined < count:
+            run = blocks[joined:].copy()
+            node = tree.publish(span.domain, sequence.leaf, span.start + joined, run, keys[joined:], now_us)
+            sequence.leaf = node
+            if sequence.windows:
+                self._hand_windows(sequence, node, span.first + joined)
+            if sequence.priorities:
+                self._prioritise(sequence, node, now_us)
+        del span.keys[:count]
+        span.first += count
+        span.start += count
+        sequence.published += count
+        return True
+
+    def _join(self, sequence: Sequence, domain: Domain, node: Node, keys: list[bytes], now_us: int) -> int:
+        """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares (U2).
+
+        0: the node was past its time and has ended, so the keys are free. -1: it cannot be attached nor ended now.
+        """
+        tree = self.tree
+        if not tree.attachable(node, domain, now_us):
+            if node.refs or node.domain is not domain:
+                return -1
+            tree.end_subtree(node, "expired", min(now_us, node.deadline_us, node.ceiling_us), now_us)
+            tree.flush(now_us)
+            return 0
+        if node.parent is not sequence.leaf:
+            return -1
+        span = min(node.length, len(keys))
+        shared = 0
+        while shared < span and node.keys.startswith(keys[shared], KEY_BYTES * shared):
+            shared += 1
+        if shared < node.length:
+            node = tree.split(node, shared)
+        tree.refer(node, now_us)
+        sequence.leaf = node
+        return shared
+
+    def _prioritise(self, sequence: Sequence, node: Node, now_us: int) -> None:
+        """Cut the node where the retention priority changes; the earlier range wins a shared block (peers.md §3a)."""
+        tail = node
+        for first, last, priority, duration_us in sorted(sequence.priorities, reverse=True):
+            for edge in (last, first):
+                if tail.depth < edge < tail.depth + tail.length:
+                    tree_head = self.tree.split(tail, edge - tail.depth)
+                    if edge == first:
+                        _mark(tail, priority, duration_us)
+                    tail = tree_head
+            if first <= tail.depth and tail.depth + tail.length <= last:
+                _mark(tail, priority, duration_us)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def end_private(self, sequence: Sequence, cause: str, now_us: int, fence: int) -> None:
+        """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows (U3)."""
+        ending: Ending = [
+            (blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates
+        ]
+        sequence.duplicates = []
+        first, count = sequence.published, sequence.block_count
+        reason = "partial-or-unpublished" if cause == "finished" else cause
+        for span in sequence.spans:
+            last = min(span.last, count)
+            if last > first:
+                ending.append((sequence.table[first:last].copy(), span.domain, reason, now_us, fence))
+                first = last
+        if first < count:
+            ending.append((sequence.table[first:count].copy(), sequence.domain, reason, now_us, fence))
+        for window in sequence.windows:
+            if len(window):
+                ending.append((window, sequence.domain, reason, now_us, fence))
+        sequence.windows = []
+        self._end(ending, now_us)
+
+    def _end(self, ending: Ending, now_us: int) -> None:
+        for blocks, domain, *_ in ending:
+            account = domain.owner
+            before = account.over_blocks()
+            account.active_blocks -= len(blocks)
+            account.partition.over_blocks += account.over_blocks() - before
+        if ending:
+            self.pool.end(ending, BlockState.ACTIVE, now_us)
+
+    # -- sliding windows ----------------------------------------------------------------------------------------------
+
+    def open_windows(
+        self,
+        sequence: Sequence,
+        wanted: list[tuple[Account, int]],
+        hit_blocks: int,
+        take: Callable[[Account, int], Blocks],
+    ) -> None:
+        """Hand the sequence its own blocks of every window group, for the blocks it will write."""
+        for _ in sequence.domain.windows:
+            parts = [take(account, count) for account, count in wanted]
+            sequence.windows.append(np.concatenate(parts) if parts else EMPTY)
+            sequence.window_first.append(hit_blocks)
+
+    @staticmethod
+    def extend_windows(sequence: Sequence, blocks: Blocks) -> None:
+        """One more block per window group."""
+        for group in range(len(sequence.windows)):
+            sequence.windows[group] = np.append(sequence.windows[group], blocks[group])
+
+    def _hand_windows(self, sequence: Sequence, node: Node, first: int) -> None:
+        """Give the node the last window of its run; what slid out of the sequence's window ends (W3)."""
+        windows: list[Blocks] = []
+        ending: Ending = []
+        end, fence = first + node.length, sequence.fence
+        for group, needed in enumerate(node.domain.windows):
+            own, at = sequence.windows[group], sequence.window_first[group]
+            keep_from = max(at, first, end - needed)
+            windows.append(own[keep_from - at : end - at])
+            if first > at:  # a joined part: its copies serve this sequence until release (U2)
+                sequence.duplicates.append((own[: first - at], node.domain))
+            if keep_from > first:
+                passed = own[first - at : keep_from - at]
+                ending.append((passed, node.domain, "window-passed", node.born_us, fence))
+            sequence.windows[group] = own[end - at :]
+            sequence.window_first[group] = end
+        node.windows = tuple(windows)
+        self._slide(node, ending, fence)
+        self._end(ending, node.born_us)
+
+    @staticmethod
+    def _slide(node: Node, ending: Ending, fence: int) -> None:
+        """Earlier runs that only this sequence ever used keep no more of a window than it still needs (W3)."""
+        needed = [window - node.length for window in node.domain.windows]
+        at = node.parent
+        while at is not None and at.refs == 1 and at.hits == 0 and at.windows:
+            kept = tuple(w[max(0, len(w) - max(0, n)) :] for w, n in zip(at.windows, needed, strict=True))
+            for window, keep in zip(at.windows, kept, strict=True):
+                if len(keep) < len(window):
+                    passed = window[: len(window) - len(keep)]
+                    ending.append((passed, at.domain, "window-passed", node.born_us, fence))
+            at.windows = kept
+            needed = [n - at.length for n in needed]
+            at = at.parent
+
+
+def _mark(node: Node, priority: int, duration_us: int) -> None:
+    node.priority = priority
+    node.demote_us = duration_us

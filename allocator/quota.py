@@ -1,0 +1,58 @@
+"""Who pays for a block: one account per tenant, in one partition of the pool.
+
+Q1  Blocks are charged to the owner of their domain, once, from hand-out until they are CLEAN again.
+Q2  `used <= cap`; without borrowing the cap is the guarantee.
+Q3  Only CACHED blocks are lent: the ACTIVE blocks that tenants hold beyond their guarantees fit in what no
+    guarantee has claimed, so a tenant within its guarantee always gets its blocks by evicting somebody's cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcustody.allocator.eviction import EvictionQueue
+
+if TYPE_CHECKING:
+    from kvcustody.allocator.pool import Partition
+    from kvcustody.allocator.residency import Residency
+
+
+class Account:
+    """One tenant's charge in one partition. Limits are blocks."""
+
+    __slots__ = (
+        "active_blocks",
+        "borrow",
+        "cached_blocks",
+        "cap_blocks",
+        "guaranteed_blocks",
+        "name",
+        "partition",
+        "queue",
+        "residencies",
+        "residency_cap",
+        "used_blocks",
+    )
+
+    def __init__(self, name: str, partition: Partition, queue: EvictionQueue) -> None:
+        self.name = name
+        self.partition = partition
+        self.queue = queue
+        self.guaranteed_blocks = 0
+        self.cap_blocks = 0
+        self.borrow = True
+        self.residency_cap = 1 << 30
+        self.residencies: dict[int, Residency] = {}  # held, oldest first
+        self.used_blocks = 0
+        self.active_blocks = 0
+        self.cached_blocks = 0
+
+    @property
+    def limit_blocks(self) -> int:
+        """The most blocks this account may be charged for."""
+        return self.cap_blocks if self.borrow else self.guaranteed_blocks
+
+    def over_blocks(self) -> int:
+        """ACTIVE blocks beyond the guarantee (Q3)."""
+        over = self.active_blocks - self.guaranteed_blocks
+        return over if over > 0 else 0

@@ -1,0 +1,102 @@
+"""Residencies and the deadline wheel: expiry is kept per request, not per block (ADR 0004).
+
+R1  A residency holds its path from its leaf to the root; the path is walked, never stored, so a split costs it nothing.
+R2  A hold lapses once: at its deadline, on erasure, when replaced by an extension of the same principal and domain, or
+    with its last block.
+R3  No deadline is later than the ceiling of the leaf.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcustody.allocator.domain import Domain
+    from kvcustody.allocator.node import Node
+    from kvcustody.allocator.quota import Account
+
+TICK_BITS = 14  # one wheel tick is 2**14 us = 16.4 ms
+
+
+class Residency:
+    """One request's presence in the cache; after release, its hold. `facts` is opaque to the allocator."""
+
+    __slots__ = (
+        "account",
+        "deadline_us",
+        "domain",
+        "facts",
+        "id",
+        "is_held",
+        "leaf",
+        "next_at_leaf",
+        "opened_us",
+        "principal",
+        "tick",
+    )
+
+    def __init__(
+        self, id_: int, account: Account, domain: Domain, principal: object, facts: object, opened_us: int
+    ) -> None:
+        self.id = id_
+        self.account = account
+        self.domain = domain
+        self.principal = principal
+        self.facts = facts
+        self.opened_us = opened_us
+        self.leaf: Node | None = None
+        self.deadline_us = 0
+        self.tick = 0
+        self.is_held = False
+        self.next_at_leaf: Residency | None = None
+
+
+class DeadlineWheel:
+    """Holds by deadline, in ticks. Adding, removing and taking one due hold are constant time."""
+
+    __slots__ = ("_due", "_ticks")
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, dict[int, Residency]] = {}
+        self._due: list[int] = []  # heap of the ticks that exist
+
+    def add(self, residency: Residency) -> None:
+        """Enter a hold under its deadline."""
+        tick = residency.deadline_us >> TICK_BITS
+        bucket = self._ticks.get(tick)
+        if bucket is None:
+            bucket = self._ticks[tick] = {}
+            heapq.heappush(self._due, tick)
+        residency.tick = tick
+        bucket[residency.id] = residency
+
+    def remove(self, residency: Residency) -> None:
+        """Take a hold out; no effect where it is out already."""
+        bucket = self._ticks.get(residency.tick)
+        if bucket is not None:
+            bucket.pop(residency.id, None)
+
+    def take_due(self, now_us: int) -> Residency | None:
+        """Take out one hold whose tick has passed, or return None. At most one tick late; attach compares exactly."""
+        due = self._due
+        now_tick = now_us >> TICK_BITS
+        while due and due[0] < now_tick:
+            bucket = self._ticks[due[0]]
+            if not bucket:
+                del self._ticks[heapq.heappop(due)]
+                continue
+            return bucket.popitem()[1]
+        return None
+
+    def overdue(self, now_us: int) -> int:
+        """How many holds are past their deadline and not yet swept."""
+        now_tick = now_us >> TICK_BITS
+        return sum(
+            sum(residency.deadline_us <= now_us for residency in bucket.values())
+            for tick, bucket in self._ticks.items()
+            if tick <= now_tick
+        )
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ticks.values()))

@@ -1,0 +1,414 @@
+"""The prefix tree: nodes, their references and holds, and the eviction queues that follow from them.
+
+T1  In full-attention groups a cached child is never reachable without its parent (L7): a node ends only after its
+    descendants, and eviction takes leaves.
+T2  Every walk is over nodes, never blocks; state arrays are touched once per run.
+T3  No hold, renewal or attach moves a ceiling (L8); at its ceiling a node ends with its last reference.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcustody.allocator.block import Blocks, BlockState
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.index import PrefixIndex
+from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
+from kvcustody.allocator.pool import Pool
+from kvcustody.allocator.quota import Account
+from kvcustody.allocator.residency import DeadlineWheel, Residency
+from kvcustody.errors import IsolationError
+
+
+class PrefixTree:
+    """Nodes over one pool. `now_us` is always passed in; nothing here reads a clock."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.index = PrefixIndex(pool.blocks)
+        self.wheel = DeadlineWheel()
+        self.roots: dict[int, Node] = {}
+        self.node_count = 0
+        self.evicted: dict[str, int] = {}
+        self._revived: list[Blocks] = []
+        self._cached: list[Blocks] = []
+        self._ending: list[tuple[Blocks, Domain, str, int, int]] = []
+        self._ending_active: list[tuple[Blocks, Domain, str, int, int]] = []
+
+    # -- attach -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def attachable(node: Node, domain: Domain, now_us: int) -> bool:
+        """The scope re-check at attach, with deadline and ceiling, so that a lagging sweep serves nothing expired.
+
+        Ceilings and hold deadlines never grow towards a leaf, so an attachable node has attachable ancestors in its
+        own chain.
+        """
+        return (
+            node.domain is domain
+            and domain.is_open
+            and now_us < node.ceiling_us
+            and (node.refs > 0 or now_us < node.deadline_us)
+        )
+
+    def attach(self, leaf: Node, now_us: int) -> list[Blocks]:
+        """Refer to the path that ends with `leaf`; returns its runs from leaf to root."""
+        parts: list[Blocks] = []
+        node: Node | None = leaf
+        while node is not None:
+            if node.refs == 0:
+                self._revive(node)
+            node.refs += 1
+            node.hits += 1
+            node.used_us = now_us
+            parts.append(node.blocks)
+            node = node.parent
+        if self._revived:
+            self._move(self._revived, BlockState.CACHED, BlockState.ACTIVE)
+            self._revived = []
+        return parts
+
+    def refer(self, node: Node, now_us: int) -> None:
+        """Refer to one node whose parent this sequence refers to already."""
+        if node.refs == 0:
+            self._revive(node)
+            self._move(self._revived, BlockState.CACHED, BlockState.ACTIVE)
+            self._revived = []
+        node.refs += 1
+        node.hits += 1
+        node.used_us = now_us
+
+    def unrefer(self, node: Node) -> None:
+        """Give back one of several references to a shared tail; it stays ACTIVE."""
+        assert node.refs > 1, "the last reference takes the tail back instead"
+        node.refs -= 1
+
+    def dissolve(self, node: Node) -> None:
+        """Take an unindexed leaf apart: its blocks go back to the one sequence that refers to it, still ACTIVE."""
+        assert node.refs == 1 and node.first_child is None and not node.keys
+        node.leave()
+        if node.parent is None:
+            del self.roots[id(node)]
+        self.node_count -= 1
+
+    def _revive(self, node: Node) -> None:
+        account = node.domain.owner
+        count = node.block_count
+        account.queue.remove(node)
+        account.cached_blocks -= count
+        _charge_active(account, count)
+        self._revived.append(node.blocks)
+        self._revived.extend(node.windows)
+
+    def split(self, node: Node, position: int) -> Node:
+        """Cut `node` before its block `position`; returns the new head. `node` stays the tail, so leaves stay leaves."""
+        assert 0 < position < node.length
+        head = Node(node.domain, node.parent, node.start, node.depth, node.blocks[:position], position)
+        head.keys = node.keys[: KEY_BYTES * position]
+        head.refs, head.holds, head.hits = node.refs, node.holds, node.hits
+        head.fence, head.born_us, head.used_us = node.fence, node.born_us, node.used_us
+        head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
+        head.priority, head.demote_us = node.priority, node.demote_us
+        head.windows, tail_windows = _split_windows(node, position)
+        parent = node.parent
+        if node.keys:
+            self.index.remove(node)
+        node.leave()
+        if parent is not None:
+            parent.adopt(head)
+        else:
+            del self.roots[id(node)]
+            self.roots[id(head)] = head
+        node.blocks, node.keys = node.blocks[position:], node.keys[KEY_BYTES * position :]
+        node.windows = tail_windows
+        node.start += position
+        node.depth += position
+        node.length -= position
+        head.adopt(node)
+        if node.keys:
+            self.index.enter(head)
+            self.index.enter(node)
+        if node.older is not None:
+            node.domain.owner.queue.insert_after(head, node)
+        self.node_count += 1
+        return head
+
+    # -- publish ------------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: list[bytes], now_us: int
+    ) -> Node:
+        """Enter a run under `parent`, referred to by its writer. An unindexed run (no keys) is shared but never found."""
+        depth = parent.depth + parent.length if parent is not None else 0
+        node = Node(domain, parent, start, depth, blocks, len(blocks))
+        node.refs = 1
+        node.born_us = node.used_us = now_us
+        ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
+        if parent is not None:
+            if parent.ceiling_us < ceiling:
+                ceiling = parent.ceiling_us
+            parent.adopt(node)
+        else:
+            self.roots[id(node)] = node
+        node.ceiling_us = ceiling
+        if keys:
+            node.keys = b"".join(keys)
+            self.index.enter(node)
+        self.node_count += 1
+        return node
+
+    # -- release and hold ---------------------------------------------------------------------------------------------
+
+    def release(
+        self, leaf: Node | None, hold: Residency | None, now_us: int, cause: str, fence: int = 0
+    ) -> None:
+        """Give back one reference on the path of `leaf`; `hold` keeps what policy allows, until its deadline (R3).
+
+        `fence` is the newest fence whose device work may still touch the path (0: none).
+        """
+        if hold is not None:
+            self._place_hold(leaf, hold, now_us)
+        child: Node | None = None
+        node = leaf
+        while node is not None:
+            parent = node.parent
+            node.refs -= 1
+            assert node.refs >= 0, "negative references"
+            if node.fence < fence:
+                node.fence = fence
+            if node.refs == 0:
+                _charge_active(node.domain.owner, -node.block_count)
+                if node.holds and now_us < node.ceiling_us and node.domain.is_open:
+                    self._cache(node, child)
+                else:
+                    due = min(now_us, node.ceiling_us)
+                    self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, due, now_us)
+            child = node
+            node = parent
+        self.flush(now_us)
+
+    def _cache(self, node: Node, child: Node | None) -> None:
+        account = node.domain.owner
+        account.queue.add(node, child if child is not None and child.older is not None else None)
+        account.cached_blocks += node.block_count
+        self._cached.append(node.blocks)
+        self._cached.extend(node.windows)
+
+    def _place_hold(self, leaf: Node | None, hold: Residency, now_us: int) -> None:
+        while leaf is not None and not _can_hold(leaf, hold, now_us):
+            leaf = leaf.parent
+        if leaf is None:
+            return
+        idle, last = leaf.domain.idle_us, leaf.domain
+        node: Node | None = leaf.parent
+        while node is not None:
+            if node.domain is not last:
+                last = node.domain
+                if _holdable(node, hold) and last.idle_us < idle:
+                    idle = last.idle_us
+            node = node.parent
+        deadline = now_us + idle if now_us + idle < leaf.ceiling_us else leaf.ceiling_us
+        hold.deadline_us, hold.leaf, hold.is_held = deadline, leaf, True
+        self._replace_extended(leaf, hold, now_us)
+        node = leaf
+        while node is not None:
+            if _holdable(node, hold):
+                node.holds += 1
+                if node.deadline_us < deadline:
+                    node.deadline_us = deadline
+            node = node.parent
+        hold.next_at_leaf, leaf.tip = leaf.tip, hold
+        hold.account.residencies[hold.id] = hold
+        self.wheel.add(hold)
+
+    def _replace_extended(self, leaf: Node, hold: Residency, now_us: int) -> None:
+        """Drop the ended residency of the same principal and domain that `hold` extends (design §2)."""
+        node: Node | None = leaf
+        while node is not None:
+            tip = node.tip
+            for _ in range(8):
+                if tip is None:
+                    break
+                if tip.domain is hold.domain and tip.principal == hold.principal:
+                    self._forget(tip)
+                    self._drop_holds(tip)
+                    break
+                tip = tip.next_at_leaf
+            node = node.parent
+
+    def lapse(self, hold: Residency, cause: str, now_us: int) -> None:
+        """End one hold; nodes that lose their last hold and have no reference end. The caller flushes."""
+        due = hold.deadline_us if cause == "expired" else now_us
+        self._forget(hold)
+        node = hold.leaf
+        while node is not None:
+            parent = node.parent
+            if _holdable(node, hold):
+                node.holds -= 1
+                if node.holds == 0 and node.refs == 0:
+                    self.end_subtree(node, cause, due, now_us)
+            node = parent
+
+    @staticmethod
+    def _drop_holds(hold: Residency) -> None:
+        node = hold.leaf
+        while node is not None:
+            if _holdable(node, hold):
+                node.holds -= 1
+            node = node.parent
+
+    def _forget(self, hold: Residency) -> None:
+        hold.is_held = False
+        self.wheel.remove(hold)
+        hold.account.residencies.pop(hold.id, None)
+        leaf = hold.leaf
+        assert leaf is not None
+        tip = leaf.tip
+        if tip is hold:
+            leaf.tip = hold.next_at_leaf
+            return
+        while tip is not None:
+            if tip.next_at_leaf is hold:
+                tip.next_at_leaf = hold.next_at_leaf
+                return
+            tip = tip.next_at_leaf
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def end_subtree(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
+        """End an unreferenced node with all its descendants, deepest first (T1). The caller flushes."""
+        while node.first_child is not None:
+            deepest = node.first_child
+            while deepest.first_child is not None:
+                deepest = deepest.first_child
+            self._end_cached(deepest, "unreachable", due_us, now_us)
+        self._end_cached(node, cause, due_us, now_us)
+
+    def _end_cached(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
+        if node.refs:
+            raise IsolationError("a referenced node cannot end", refs=node.refs)
+        account = node.domain.owner
+        account.queue.remove(node)
+        account.cached_blocks -= node.block_count
+        self._collect(node, self._ending, cause, due_us)
+        self._detach(node)
+
+    def _end_released(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
+        while node.first_child is not None:
+            self.end_subtree(node.first_child, "unreachable", due_us, now_us)
+        self._collect(node, self._ending_active, cause, due_us)
+        self._detach(node)
+
+    def _collect(
+        self, node: Node, into: list[tuple[Blocks, Domain, str, int, int]], cause: str, due_us: int
+    ) -> None:
+        if len(node.blocks):
+            into.append((node.blocks, node.domain, cause, due_us, node.fence))
+        for window in node.windows:
+            if len(window):
+                into.append((window, node.domain, cause, due_us, node.fence))
+
+    def _detach(self, node: Node) -> None:
+        if node.keys:
+            self.index.remove(node)
+        parent = node.parent
+        self._raise_tips(node, parent)
+        node.leave()
+        if parent is None:
+            del self.roots[id(node)]
+        node.length = 0
+        self.node_count -= 1
+
+    def _raise_tips(self, node: Node, parent: Node | None) -> None:
+        """Holds whose leaf ends move to its parent, where they have one; a hold without a block is over (R2)."""
+        hold = node.tip
+        node.tip = None
+        while hold is not None:
+            after = hold.next_at_leaf
+            if parent is not None and _holdable(parent, hold):
+                hold.leaf, hold.next_at_leaf, parent.tip = parent, parent.tip, hold
+            else:
+                hold.is_held = False
+                self.wheel.remove(hold)
+                hold.account.residencies.pop(hold.id, None)
+            hold = after
+
+    def flush(self, now_us: int) -> None:
+        """Carry out the block moves that the walks above have gathered, one array operation per kind of move."""
+        if self._cached:
+            self._move(self._cached, BlockState.ACTIVE, BlockState.CACHED)
+            self._cached = []
+        if self._ending:
+            self.pool.end(self._ending, BlockState.CACHED, now_us)
+            self._ending = []
+        if self._ending_active:
+            self.pool.end(self._ending_active, BlockState.ACTIVE, now_us)
+            self._ending_active = []
+
+    def _move(self, parts: list[Blocks], source: BlockState, target: BlockState) -> None:
+        self.pool.move(parts[0] if len(parts) == 1 else np.concatenate(parts), source, target)
+
+    # -- evict --------------------------------------------------------------------------------------------------------
+
+    def evict(self, account: Account, count: int, now_us: int, reason: str) -> int:
+        """Give up at least min(`count`, all) cached blocks of `account`, leaves first; returns how many."""
+        queue, given = account.queue, 0
+        while given < count:
+            node = queue.front()
+            if node is None:
+                break
+            queue.policy.evicted(node)
+            surplus = node.block_count - (count - given)
+            if surplus <= 0 or node.windows:
+                given += node.block_count
+                self._end_cached(node, reason, now_us, now_us)
+            else:
+                given += self._trim(node, count - given, reason, now_us)
+        self.evicted[reason] = self.evicted.get(reason, 0) + given
+        self.flush(now_us)
+        return given
+
+    def _trim(self, node: Node, count: int, reason: str, now_us: int) -> int:
+        keep = node.length - count
+        if node.keys:
+            self.index.remove(node, keep)
+            node.keys = node.keys[: KEY_BYTES * keep]
+        self._ending.append((node.blocks[keep:], node.domain, reason, now_us, node.fence))
+        node.blocks = node.blocks[:keep]
+        node.length = keep
+        node.domain.owner.cached_blocks -= count
+        return count
+
+
+def _holdable(node: Node, hold: Residency) -> bool:
+    """Readers through a grant get references, not holds; a segment's blocks are held in its owner's name."""
+    return node.domain.owner is hold.account or node.domain.is_segment
+
+
+def _can_hold(leaf: Node, hold: Residency, now_us: int) -> bool:
+    domain = leaf.domain
+    return (
+        domain.is_open
+        and domain.cacheable
+        and now_us < leaf.ceiling_us
+        and _holdable(leaf, hold)
+        and bool(leaf.keys)
+    )
+
+
+def _charge_active(account: Account, count: int) -> None:
+    partition = account.partition
+    before = account.over_blocks()
+    account.active_blocks += count
+    partition.over_blocks += account.over_blocks() - before
+
+
+def _split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
+    """Windows end with the run, so the head keeps what reaches below `position` and the tail the rest."""
+    heads: list[Blocks] = []
+    tails: list[Blocks] = []
+    for window in node.windows:
+        below = max(0, len(window) - (node.length - position))
+        heads.append(window[:below])
+        tails.append(window[below:])
+    return tuple(heads), tuple(tails)
