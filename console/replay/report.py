@@ -1,0 +1,202 @@
+"""What a replay found: plain numbers a tenant and for the pool, ready for a terminal, JSON or a page.
+
+N1. Nothing here is estimated: token and block figures are counted, times are measured, identities compare two
+    sources.
+N2. A figure that was not observed is `None`, never zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class TenantResult:
+    """One tenant's share of a replay. Counts are requests, tokens or blocks, as the names say."""
+
+    tenant: str
+    requests: int = 0
+    refused: int = 0
+    deferred: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    hit_requests: int = 0
+    hit_tokens: int = 0
+    shared_hit_tokens: int = 0
+    first_requests: int = 0
+    first_request_hits: int = 0
+    first_request_hit_tokens: int = 0
+    denials: Counter[str] = field(default_factory=Counter)
+    ended_blocks: Counter[str] = field(default_factory=Counter)
+    scrubbed_blocks: int = 0
+
+    @property
+    def prefill_avoided(self) -> float:
+        """Share of the prompt tokens whose prefill was not needed."""
+        return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
+
+
+class Identity(NamedTuple):
+    """A conservation identity: two counts from independent sources that must agree."""
+
+    name: str
+    left: int
+    right: int
+    sources: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the two agree."""
+        return self.left == self.right
+
+
+class Spread(NamedTuple):
+    """Percentiles of a time in microseconds, weighted by blocks; `None` where nothing was observed."""
+
+    blocks: int
+    p50_us: int | None
+    p99_us: int | None
+    max_us: int | None
+
+
+class Sample(NamedTuple):
+    """The pool at one moment of the replay's clock."""
+
+    at_us: int
+    active: int
+    cached: int
+    leaving: int  # fenced, dirty or quarantined
+    hit_tokens: int
+    input_tokens: int
+
+
+class Coverage(NamedTuple):
+    """Deletion coverage, both figures, in (block, generation, shard) units."""
+
+    due: int
+    covered: int
+    late: int
+    pending: int
+    by_level: dict[str, int]
+    unproven: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """Custody ended in time with evidence, of all that was due."""
+        return self.covered / self.due if self.due else None
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """Everything one replay prints, stores as JSON and draws."""
+
+    title: str
+    settings: dict[str, str]
+    tenants: list[TenantResult]
+    samples: list[Sample]
+    coverage: Coverage
+    identities: list[Identity]
+    scrub_lag: Spread
+    retention_age: dict[str, Spread]
+    age_histogram: list[int]
+    lag_histogram: list[int]
+    residue_checked_blocks: int
+    residue_bytes: int
+    drift_blocks: int
+    seconds: float
+    virtual_seconds: float
+    stopped: str | None = None
+
+    @property
+    def totals(self) -> TenantResult:
+        """All tenants together."""
+        total = TenantResult("all")
+        for row in self.tenants:
+            for name in _SUMMED:
+                setattr(total, name, getattr(total, name) + getattr(row, name))
+            total.denials.update(row.denials)
+            total.ended_blocks.update(row.ended_blocks)
+        return total
+
+    def as_json(self) -> dict[str, Any]:
+        """The report for `--json`: the same numbers, no charts."""
+        return {
+            "title": self.title,
+            "settings": self.settings,
+            "stopped": self.stopped,
+            "seconds": round(self.seconds, 3),
+            "virtual_seconds": round(self.virtual_seconds, 3),
+            "tenants": [_tenant_json(row) for row in self.tenants],
+            "totals": _tenant_json(self.totals),
+            "coverage": {**self.coverage._asdict(), "share": self.coverage.share},
+            "identities": [{**row._asdict(), "holds": row.holds} for row in self.identities],
+            "scrub_lag": self.scrub_lag._asdict(),
+            "retention_age": {name: spread._asdict() for name, spread in self.retention_age.items()},
+            "residue": {"blocks_checked": self.residue_checked_blocks, "nonzero_bytes": self.residue_bytes},
+            "drift_blocks": self.drift_blocks,
+        }
+
+
+_SUMMED = (
+    "requests",
+    "refused",
+    "deferred",
+    "input_tokens",
+    "output_tokens",
+    "hit_requests",
+    "hit_tokens",
+    "shared_hit_tokens",
+    "first_requests",
+    "first_request_hits",
+    "first_request_hit_tokens",
+    "scrubbed_blocks",
+)
+
+
+def _tenant_json(row: TenantResult) -> dict[str, Any]:
+    return {
+        "tenant": row.tenant,
+        **{name: getattr(row, name) for name in _SUMMED},
+        "prefill_avoided": round(row.prefill_avoided, 6),
+        "denials": dict(sorted(row.denials.items())),
+        "ended_blocks": dict(sorted(row.ended_blocks.items())),
+    }
+
+
+class Weighted:
+    """Values in microseconds with a weight each; percentiles and fixed-bin histograms at the end."""
+
+    __slots__ = ("_values", "_weights")
+
+    def __init__(self) -> None:
+        self._values: list[int] = []
+        self._weights: list[int] = []
+
+    def add(self, value_us: int, weight: int) -> None:
+        """Observe `value_us` for `weight` blocks."""
+        self._values.append(value_us)
+        self._weights.append(weight)
+
+    def spread(self) -> Spread:
+        """p50, p99 and maximum by the nearest-rank rule."""
+        if not self._values:
+            return Spread(0, None, None, None)
+        values, weights = np.array(self._values), np.array(self._weights)
+        order = np.argsort(values)
+        rank = np.cumsum(weights[order])
+        total = int(rank[-1])
+        p50, p99 = (int(values[order][np.searchsorted(rank, share * total)]) for share in (0.5, 0.99))
+        return Spread(total, p50, p99, int(values.max()))
+
+    def histogram(self, edges_us: list[int]) -> list[int]:
+        """Blocks in (-inf, e0], (e0, e1], ..., (eN, inf)."""
+        counts = [0] * (len(edges_us) + 1)
+        for index, weight in zip(
+            np.searchsorted(edges_us, self._values).tolist(), self._weights, strict=True
+        ):
+            counts[index] += weight
+        return counts

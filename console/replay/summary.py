@@ -1,0 +1,114 @@
+"""The single-file HTML summary of a replay: tables and server-side charts, no scripts, no requests, prints
+well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from markupsafe import Markup
+
+from kvcustody.console.replay.charts import Bar, Series, environment, histogram, stacked_areas, stacked_bars
+from kvcustody.console.replay.report import ReplayReport, Spread, TenantResult
+from kvcustody.errors import ConfigError
+
+AGE_EDGES_US = [s * 1_000_000 for s in (1, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)]
+AGE_LABELS = ["1 s", "10 s", "30 s", "1 m", "2 m", "5 m", "10 m", "20 m", "30 m", "1 h", "2 h", "4 h", "more"]
+LAG_EDGES_US = [100, 1_000, 10_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_000_000, 5_000_000]
+LAG_LABELS = ["0.1 ms", "1 ms", "10 ms", "50 ms", "0.1 s", "0.25 s", "0.5 s", "1 s", "2 s", "5 s", "more"]
+
+
+def write_summary(report: ReplayReport, path: Path) -> None:
+    """Render the page to `path`; raises `ConfigError` when it cannot be written."""
+    text = render_summary(report)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write summary `{path}`: {error.strerror or error}", path=str(path)
+        ) from None
+
+
+def render_summary(report: ReplayReport) -> str:
+    """The page as text."""
+    totals = report.totals
+    return environment.get_template("summary.html").render(
+        report=report,
+        totals=totals,
+        charts=_charts(report),
+        causes=causes(totals.ended_blocks),
+        rules=sorted({rule for row in report.tenants for rule in row.denials}),
+        percent=percent,
+        duration=duration,
+        count=lambda value: "not observed" if value is None else f"{value:,}",
+        age_rows=[(name, spread) for name, spread in sorted(report.retention_age.items())],
+    )
+
+
+def causes(ended: Counter[str]) -> list[str]:
+    """Causes of the ends, most frequent first."""
+    return [cause for cause, _ in ended.most_common()]
+
+
+def percent(value: float | None) -> str:
+    """A share as a percentage with two digits after the point."""
+    return "no data" if value is None else f"{100 * value:.2f} %"
+
+
+def duration(value_us: int | None) -> str:
+    """Microseconds in the unit that a person would use."""
+    if value_us is None:
+        return "no data"
+    for limit, unit, scale in ((1_000, "µs", 1), (1_000_000, "ms", 1_000), (120_000_000, "s", 1_000_000)):
+        if abs(value_us) < limit:
+            return f"{value_us / scale:.3g} {unit}"
+    if value_us < 7_200_000_000:
+        return f"{value_us / 60_000_000:.3g} min"
+    return f"{value_us / 3_600_000_000:.3g} h"
+
+
+def spread_text(spread: Spread) -> str:
+    """Median and 99th percentile of a time."""
+    return f"{duration(spread.p50_us)} / {duration(spread.p99_us)}"
+
+
+def _found(row: TenantResult) -> tuple[int, int]:
+    """Prompt tokens found and computed."""
+    return row.hit_tokens, row.input_tokens - row.hit_tokens
+
+
+def _charts(report: ReplayReport) -> list[Markup]:
+    samples = report.samples
+    top = causes(report.totals.ended_blocks)[:5]
+    return [
+        stacked_bars(
+            "Prompt tokens by tenant: found in the cache, and computed",
+            [Bar(row.tenant, _found(row), percent(row.prefill_avoided)) for row in report.tenants],
+            (Series("found", "s1"), Series("computed", "s5")),
+        ),
+        stacked_areas(
+            "Blocks by state over the replay's clock",
+            [sample.at_us / 1e6 for sample in samples],
+            (Series("active", "s2"), Series("cached", "s1"), Series("leaving custody", "s3")),
+            [[s.active for s in samples], [s.cached for s in samples], [s.leaving for s in samples]],
+            "h:mm:ss",
+        ),
+        stacked_bars(
+            "Blocks whose custody ended, by tenant and cause",
+            [
+                Bar(row.tenant, [row.ended_blocks[c] for c in top], f"{row.ended_blocks.total():,}")
+                for row in report.tenants
+            ],
+            tuple(Series(cause, f"s{index}") for index, cause in enumerate(top, start=1)),
+        ),
+        histogram(
+            "Age of blocks when their custody ended", report.age_histogram, AGE_LABELS, "blocks by age, up to"
+        ),
+        histogram(
+            "Scrub lag: from the end of custody to zeroed",
+            report.lag_histogram,
+            LAG_LABELS,
+            "blocks by lag, up to",
+        ),
+    ]
