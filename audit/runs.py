@@ -4,8 +4,8 @@ R1 In a run, `blocks[i]` carries generation `generation + i`: a pool's generatio
 the blocks of one allocation are one run however scattered their indices are.
 R2 `decode(encode(run)) == run` exactly; the encoded form holds integers only (decimal strings at or above
 2^53).
-R3 A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub): all
-of its blocks have generation 0.
+R3 A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub):
+all of its blocks have generation 0.
 R4 Within one incarnation and one pool a generation names one block, so a set of generations is a set of
 custodies.
 
@@ -89,6 +89,39 @@ def decode(item: Sequence[Any]) -> Run:
     except (ValueError, TypeError, IndexError, OverflowError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
     return Run(blocks, generation, pool)
+
+
+def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
+    """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`."""
+    firsts: list[int] = []
+    pools: list[int] = []
+    tokens: list[int] = []
+    deltas: list[int] = []
+    counts: list[int] = []
+    try:
+        for item in items:
+            steps, repeats = item[1], item[2]
+            if not steps or (repeats and len(repeats) != len(steps)):
+                raise ValueError("counts do not match deltas")
+            firsts.append(int(item[0]))
+            pools.append(int(item[3]) if len(item) > 3 else 0)
+            tokens.append(len(steps))
+            deltas.extend(steps)
+            counts.extend(repeats or [1] * len(steps))
+        repeated = np.array(counts, np.int64)
+        if len(repeated) and int(repeated.min()) < 1:
+            raise ValueError("a count is below 1")
+        starts = np.cumsum(tokens, dtype=np.int64) - np.array(tokens, np.int64)
+        lengths = np.add.reduceat(repeated, starts) if len(starts) else np.empty(0, np.int64)
+        summed = np.cumsum(np.repeat(np.array(deltas, np.int64), repeated))
+    except (ValueError, TypeError, IndexError, OverflowError) as problem:
+        raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
+    heads = np.cumsum(lengths) - lengths
+    before = np.repeat(np.where(heads > 0, summed[heads - 1], 0), lengths) if len(heads) else summed
+    first = np.repeat(np.array(firsts, np.int64), lengths)
+    steps_in = np.arange(len(summed), dtype=np.int64) - np.repeat(heads, lengths)
+    generations = np.where(first == 0, 0, first + steps_in)
+    return Pairs(np.repeat(np.array(pools, np.int64), lengths), summed - before, generations), lengths
 
 
 def split(run: Run, tokens: int) -> list[Run]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from sqlalchemy import Connection, Engine, column, create_engine, event, inspect, select, table
+from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.errors import LedgerError
@@ -114,7 +114,7 @@ def check_store(engine: Engine) -> None:
     try:
         with engine.connect() as connection:
             known = inspect(connection).has_table(VERSION_TABLE)
-            version = select(column("version_num")).select_from(table(VERSION_TABLE))
+            version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))
             found = connection.execute(version).scalar() if known else None
     except SQLAlchemyError as problem:
         raise failure(engine, problem) from problem
@@ -128,3 +128,24 @@ def check_store(engine: Engine) -> None:
         found=found,
         expected=SCHEMA_REVISION,
     )
+
+
+class StoreGoneError(LedgerError):
+    """The file under an open ledger is not the file that was opened."""
+
+    code = "KVC612"
+
+
+GONE = (0, 0)
+
+
+def file_identity(engine: Engine) -> tuple[int, int]:
+    """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
+    if engine.dialect.name != "sqlite":
+        return (1, 1)
+    path = unquote(str(engine.url.database).removeprefix("file:").split("?", 1)[0])
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return GONE
+    return (found.st_dev, found.st_ino)

@@ -1,0 +1,49 @@
+"""Evidence read back: the rows of a projection beside the runs in their leaves, laid flat for arithmetic.
+
+V1 Runs come from the leaves, never from a column; the rest of a row is a projection of the same leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from sqlalchemy import Column, ColumnElement, Connection, Table, select
+
+from kvcustody.audit.runs import Int64s, Pairs, decode_flat
+from kvcustody.audit.schema import events
+
+
+class Evidence(NamedTuple):
+    """Rows, and one flat entry per (pool, block, generation) with the number of its row."""
+
+    rows: Sequence[Any]
+    owner: Int64s
+    pairs: Pairs
+
+    def column(self, name: str) -> Int64s:
+        """An integer column of the rows, as an array over rows."""
+        return np.fromiter((int(getattr(row, name)) for row in self.rows), np.int64, len(self.rows))
+
+
+def read(
+    connection: Connection, table: Table, columns: Sequence[Column[Any]], where: ColumnElement[bool]
+) -> Evidence:
+    """Rows of a projection with the runs of their leaves, in ledger order."""
+    query = (
+        select(*columns, events.c.leaf)
+        .join(events, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
+        .where(where)
+        .order_by(table.c.log, table.c.idx)
+    )
+    rows: Sequence[Any] = connection.execute(query).all()
+    items: list[Any] = []
+    runs = np.empty(len(rows), np.int64)
+    for number, row in enumerate(rows):
+        found = orjson.loads(row.leaf)["runs"]
+        runs[number] = len(found)
+        items += found
+    pairs, lengths = decode_flat(items)
+    return Evidence(rows, np.repeat(np.repeat(np.arange(len(rows)), runs), lengths), pairs)

@@ -1,0 +1,104 @@
+"""Random names for subjects and sessions, kept in a table of their own.
+
+P1 A pseudonym is random: nothing about the subject can be computed from it, and destroying its row unlinks
+it.
+P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction or
+spill.
+P3 A session's row also names its subject, so that erasing a subject unlinks its sessions too.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, delete, insert, select, tuple_
+
+from kvcustody.audit.events import Event
+from kvcustody.audit.schema import subjects
+from kvcustody.errors import LedgerError
+
+Who = tuple[str, str, str]  # tenant, subject, session
+
+_CACHED_MAX = 1 << 18
+_LOOKUP_ROWS = 200
+
+
+class SubjectDirectory:
+    """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes when told."""
+
+    def __init__(self) -> None:
+        self._known: dict[Who, str] = {}
+        self._fresh: dict[Who, str] = {}
+
+    def __call__(self, tenant: str, subject: str, session: str = "") -> str:
+        """The pseudonym of a subject or session; a new random one when none is known."""
+        who = (tenant, subject, session)
+        name = self._known.get(who)
+        if name is None:
+            if not all(map(_storable, who)):
+                raise LedgerError("a subject or session holds characters that no database stores")
+            name = self._known[who] = self._fresh[who] = secrets.token_hex(12)
+        return name
+
+    def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
+        """Read the names that these events will need and that are not in memory."""
+        if len(self._known) > _CACHED_MAX:
+            self._known = dict(self._fresh)
+        wanted = [who for who in _named(events) if who not in self._known and all(map(_storable, who))]
+        for start in range(0, len(wanted), _LOOKUP_ROWS):
+            chunk = wanted[start : start + _LOOKUP_ROWS]
+            key = tuple_(subjects.c.tenant, subjects.c.subject, subjects.c.session)
+            for row in connection.execute(select(subjects).where(key.in_(chunk))):
+                self._known[(row.tenant, row.subject, row.session)] = row.pseudonym
+
+    def fresh(self) -> list[tuple[str, str, str, str]]:
+        """Rows (pseudonym, tenant, subject, session) not known to be durable yet."""
+        return [(name, *who) for who, name in self._fresh.items()]
+
+    def settle(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
+        """These rows are durable."""
+        for _, *who in rows:
+            self._fresh.pop((who[0], who[1], who[2]), None)
+
+
+def store_names(connection: Connection, rows: list[tuple[str, str, str, str]]) -> None:
+    """Insert the rows that are not there yet (a replay may bring them twice)."""
+    for start in range(0, len(rows), _LOOKUP_ROWS):
+        chunk = rows[start : start + _LOOKUP_ROWS]
+        names = [row[0] for row in chunk]
+        there = set(connection.scalars(select(subjects.c.pseudonym).where(subjects.c.pseudonym.in_(names))))
+        missing = [row for row in chunk if row[0] not in there]
+        if missing:
+            columns = ("pseudonym", "tenant", "subject", "session")
+            connection.execute(insert(subjects), [dict(zip(columns, row, strict=True)) for row in missing])
+
+
+def names_of(connection: Connection, tenant: str, subject: str) -> list[str]:
+    """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
+    where = (subjects.c.tenant == tenant) & (subjects.c.subject == subject)
+    return sorted(connection.scalars(select(subjects.c.pseudonym).where(where)))
+
+
+def unlink(connection: Connection, tenant: str, subject: str) -> int:
+    """Destroy the link between a subject and its pseudonyms; every leaf stays as it is."""
+    where = (subjects.c.tenant == tenant) & (subjects.c.subject == subject)
+    return connection.execute(delete(subjects).where(where)).rowcount
+
+
+def _storable(text: str) -> bool:
+    """No NUL (PostgreSQL refuses it) and no lone surrogate (UTF-8 has none)."""
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _named(events: Iterable[Event]) -> dict[Who, None]:
+    wanted: dict[Who, None] = {}
+    for event in events:
+        subject = getattr(event, "subject", None)
+        session = getattr(event, "session", None)
+        tenant = getattr(event, "tenant", None) or ""
+        if subject is not None:
+            wanted[(tenant, subject, "")] = None
+        if session is not None:
+            wanted[(tenant, subject or "", session)] = None
+    return wanted

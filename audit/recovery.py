@@ -1,0 +1,105 @@
+"""What a dead process leaves behind: its open custody, closed by its successor as unproven.
+
+D1 Custody of a dead incarnation never counts as covered: its end has no receipt, and says so in its cause.
+D2 Closing is idempotent: what an interrupted closing recorded is not recorded again, and `WorkerDied` comes
+last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.events import PROCESS_DEATH, CustodyEnded, Event, ResidencyReleased, WorkerDied
+from kvcustody.audit.evidence import read
+from kvcustody.audit.runs import Int64s, Run, gather
+from kvcustody.audit.schema import custody_ends, incarnations, releases, residencies, workers
+
+TEARDOWN = "process exit: device memory went back to the driver and was not re-read"
+_POOL_SHIFT = 48  # (pool, generation) as one sortable number: 2^48 generations a pool, 2^15 pools
+
+
+def close_dead(
+    connection: Connection, worker: str, incarnation: str, now_us: int, offset_us: int
+) -> list[Event]:
+    """The events that close every earlier incarnation of a worker that neither stopped nor was closed."""
+    query = (
+        select(incarnations.c.id, incarnations.c.uuid, incarnations.c.offset_us)
+        .join(workers, workers.c.id == incarnations.c.worker)
+        .where(workers.c.name == worker, incarnations.c.end.is_(None), incarnations.c.uuid != incarnation)
+    )
+    made: list[Event] = []
+    for dead in connection.execute(query).all():
+        # Times of custody run on the dead process's boot clock; the moment of closing is expressed on it.
+        at_dead_us = now_us + offset_us - dead.offset_us
+        open_rows = _open_residencies(connection, dead.id)
+        made += [
+            ResidencyReleased(now_us, row.residency, row.tenant, PROCESS_DEATH, (), 0, dead.uuid)
+            for row in open_rows
+        ]
+        blocks = 0
+        for (tenant, classification), runs in _open_custody(connection, dead.id).items():
+            blocks += sum(len(run.blocks) for run in runs)
+            times = (at_dead_us, at_dead_us, at_dead_us)
+            made.append(
+                CustodyEnded(
+                    now_us, tenant, classification, runs, PROCESS_DEATH, *times, 0, incarnation=dead.uuid
+                )
+            )
+        made.append(WorkerDied(now_us, worker, dead.uuid, TEARDOWN, len(open_rows), blocks))
+    return made
+
+
+def _open_residencies(connection: Connection, incarnation: int) -> Sequence[Any]:
+    released = select(releases.c.residency).where(releases.c.incarnation == incarnation)
+    query = select(residencies.c.residency, residencies.c.tenant).where(
+        residencies.c.incarnation == incarnation,
+        residencies.c.part == 1,
+        residencies.c.residency.not_in(released),
+    )
+    rows: Sequence[Any] = connection.execute(query).all()
+    return rows
+
+
+def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, str], tuple[Run, ...]]:
+    """Blocks recorded as written whose end was never recorded, by owner and classification."""
+    classes = dict(
+        connection.execute(
+            select(residencies.c.residency, residencies.c.classification).where(
+                residencies.c.incarnation == incarnation, residencies.c.part == 1
+            )
+        )
+        .tuples()
+        .all()
+    )
+    columns = (releases.c.residency, releases.c.tenant)
+    written = read(connection, releases, columns, releases.c.incarnation == incarnation)
+    ended = read(
+        connection, custody_ends, (custody_ends.c.tenant,), custody_ends.c.incarnation == incarnation
+    )
+    keys = unit_keys(written.pairs.pools, written.pairs.generations)
+    still = ~np.isin(keys, unit_keys(ended.pairs.pools, ended.pairs.generations))
+    codes: dict[tuple[str, str], int] = {}
+    rows = np.array(
+        [
+            codes.setdefault((row.tenant, classes.get(row.residency, "unknown")), len(codes))
+            for row in written.rows
+        ],
+        np.int64,
+    )
+    made: dict[tuple[str, str], tuple[Run, ...]] = {}
+    for who, code in codes.items():
+        mine = still & (rows[written.owner] == code)
+        for pool in np.unique(written.pairs.pools[mine]).tolist():
+            chosen = mine & (written.pairs.pools == pool)
+            runs = gather(written.pairs.blocks[chosen], written.pairs.generations[chosen], pool)
+            made[who] = made.get(who, ()) + runs
+    return made
+
+
+def unit_keys(pools: Int64s, generations: Int64s) -> Int64s:
+    """(pool, generation) as one number: what names a custody inside an incarnation."""
+    return (pools << _POOL_SHIFT) | generations
