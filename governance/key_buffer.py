@@ -1,7 +1,7 @@
 """Memory for one secret: locked, kept out of core dumps, emptied in forked children, and wiped on demand.
 
-K1 A secret lives in its own anonymous mapping and is never turned into `bytes` here: library calls get a
-   `memoryview`.
+K1 A secret lives in its own anonymous mapping. Library calls get a `memoryview`; what they can only return as
+   `bytes` is moved in and wiped where it stood.
 K2 After `wipe()` the mapping holds zeros and `view()` raises; wiping twice is harmless.
 K3 A child process sees zeros, so `view()` raises in any process but the one that filled the buffer: a zeroed
    key is never used.
@@ -16,6 +16,7 @@ import ctypes
 import hmac
 import mmap
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -27,6 +28,17 @@ _DONTDUMP = getattr(mmap, "MADV_DONTDUMP", 16)
 _WIPEONFORK = 18  # linux/mman.h; the mmap module does not name it
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def derive(secret: KeyBuffer, *, salt: bytes, info: bytes, into: KeyBuffer) -> None:
+    """HKDF-SHA256 (RFC 5869) of `secret` into a 32-byte buffer, leaving no copy of anything between.
+
+    Two HMAC calls, because the library's own HKDF leaves a copy of its output on the heap (measured).
+    """
+    assert into.size == KEY_BYTES
+    with KeyBuffer(KEY_BYTES) as extracted:
+        extracted.take(hmac.digest(salt, secret.view(), "sha256"))
+        into.take(hmac.digest(extracted.view(), info + b"\x01", "sha256"))
 
 
 class KeyBuffer:
@@ -68,6 +80,16 @@ class KeyBuffer:
         if not self._filled:
             raise KeyringError("the key buffer is wiped or was never filled")
         return self._view.toreadonly()
+
+    def take(self, result: bytes) -> None:
+        """Move a library's fresh result in here, and wipe the object that it came in.
+
+        Some calls can only return `bytes`. The caller must own `result` alone; nothing else may ever read it.
+        """
+        assert len(result) == self.size > 1  # shorter ones are shared by the interpreter
+        self.writable()[:] = result
+        if sys.implementation.name == "cpython":
+            ctypes.memset(id(result) + bytes.__basicsize__ - 1, 0, self.size)
 
     def wipe(self) -> None:
         """Overwrite the secret; the mapping itself is returned to the system with the buffer."""

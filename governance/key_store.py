@@ -76,10 +76,12 @@ class FileKeyStore:
             return KeyDocument()
         except OSError as error:
             raise self._refused(f"cannot be opened ({error.strerror})") from None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            os.close(descriptor)
+            mode = stat.S_IMODE(status.st_mode)
+            raise self._refused(f"is no regular file or is open to others (mode `{mode:04o}`); chmod 600 it")
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
-            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            if mode & 0o077:
-                raise self._refused(f"has mode `{mode:04o}`, open to others; chmod 600 it")
             content = file.read()
         try:
             return _parse(orjson.loads(content))

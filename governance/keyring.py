@@ -19,14 +19,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from kvcustody.clock import Clock
 from kvcustody.errors import KeyringError
 from kvcustody.governance.domain import KeyOwner
 from kvcustody.governance.domain_keys import DomainKeys
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer, derive
 from kvcustody.governance.key_store import KeyDocument, KeyStore, WrappedEpoch
 from kvcustody.governance.wrapping import WrappingPort
 
@@ -153,7 +150,7 @@ class Keyring:
         """Fill `into` with the key for `info` under an owner's epoch. The caller wipes it."""
         with self._lock:
             secret = self._secret(owner, epoch)
-            HKDF(SHA256(), into.size, _DERIVATION_SALT, info).derive_into(secret.view(), into.writable())
+            derive(secret, salt=_DERIVATION_SALT, info=info, into=into)
 
     def refresh(self) -> None:
         """Read the store again and forget what another process destroyed."""

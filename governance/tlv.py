@@ -89,6 +89,8 @@ def _content(value: Value, depth: int) -> tuple[int, bytes]:
     if kind is tuple:
         return _LIST, b"".join([_value(item, depth + 1) for item in value])  # type: ignore[union-attr]
     if isinstance(value, Mapping):
+        if any(type(key) is not str for key in value):
+            raise TypeError("a map's keys must be text")
         pairs = sorted((key.encode("utf-8"), item) for key, item in value.items())
         return _MAP, b"".join([_value(k, depth + 1) + _value(item, depth + 1) for k, item in pairs])
     raise TypeError(f"`{kind.__name__}` has no encoding")

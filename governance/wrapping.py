@@ -22,14 +22,12 @@ from typing import Literal, Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kvcustody.errors import KeyringError
 from kvcustody.governance import tlv
 from kvcustody.governance.domain import KeyOwner
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer, derive
 
 ROOT_KEY_VARIABLE = "KVCUSTODY_ROOT_KEY"
 RootSource = Literal["file", "environment", "generated"]
@@ -70,10 +68,9 @@ class RootKeyWrapping:
     def wrap(self, secret: KeyBuffer, *, owner: KeyOwner, epoch: int) -> bytes:
         """The secret sealed to (root key, owner, epoch): format ‖ salt ‖ AES-256-GCM ciphertext and tag."""
         salt = os.urandom(_SALT_BYTES)
-        sealed = bytearray(KEY_BYTES + _TAG_BYTES)
         with self._wrapping_key(salt) as key:
-            AESGCM(key.view()).encrypt_into(_NONCE, secret.view(), _bound_to(owner, epoch), sealed)
-        return _FORMAT + salt + bytes(sealed)
+            sealed = AESGCM(key.view()).encrypt(_NONCE, secret.view(), _bound_to(owner, epoch))
+        return _FORMAT + salt + sealed
 
     def unwrap(self, wrapped: bytes, *, owner: KeyOwner, epoch: int) -> KeyBuffer:
         """The secret behind `wrapped`, in a buffer of its own."""
@@ -83,7 +80,7 @@ class RootKeyWrapping:
         salt, sealed = wrapped[1 : 1 + _SALT_BYTES], wrapped[1 + _SALT_BYTES :]
         try:
             with self._wrapping_key(salt) as key:
-                AESGCM(key.view()).decrypt_into(_NONCE, sealed, _bound_to(owner, epoch), secret.writable())
+                secret.take(AESGCM(key.view()).decrypt(_NONCE, sealed, _bound_to(owner, epoch)))
         except InvalidTag:
             secret.wipe()
             raise _unusable(owner, epoch, "the wrapped key does not open under this root key") from None
@@ -109,14 +106,12 @@ class RootKeyWrapping:
 
     def _wrapping_key(self, salt: bytes) -> KeyBuffer:
         key = KeyBuffer()
-        derive = HKDF(SHA256(), KEY_BYTES, salt, b"kvcustody/v1/wrapping-key")
-        derive.derive_into(self._root.view(), key.writable())
+        derive(self._root, salt=salt, info=b"kvcustody/v1/wrapping-key", into=key)
         return key
 
     def _signing_key(self) -> Ed25519PrivateKey:
         with KeyBuffer() as seed:
-            derive = HKDF(SHA256(), KEY_BYTES, b"", b"kvcustody/v1/signing-key")
-            derive.derive_into(self._root.view(), seed.writable())
+            derive(self._root, salt=b"", info=b"kvcustody/v1/signing-key", into=seed)
             return Ed25519PrivateKey.from_private_bytes(seed.view())
 
 
@@ -163,9 +158,13 @@ def read_root_key(path: Path) -> KeyBuffer:
         if path.is_symlink():
             raise _refused(path, "is a symbolic link", "give the path of the file itself") from None
         raise _refused(path, f"cannot be opened ({error.strerror})", "check its owner and mode") from None
-    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+    try:
         _check_file(path, os.fstat(descriptor))
-        root = KeyBuffer()
+    except KeyringError:
+        os.close(descriptor)
+        raise
+    root = KeyBuffer()
+    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
         if file.readinto(root.writable()) != KEY_BYTES:
             raise _refused(path, "ended early", "restore it from its backup")
     return root
