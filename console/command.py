@@ -1,0 +1,81 @@
+"""How every command of kvcustody behaves: one-line errors, exit codes, JSON on request, progress on stderr.
+
+X1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's
+    mistake.
+X2. Ctrl-C exits 130 after everything that was open has been closed.
+X3. stdout carries the result alone; with `--json` it is one JSON document.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import orjson
+import typer
+import typer.core
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvcustody.errors import CustodyError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
+
+
+class CustodyGroup(typer.core.TyperGroup):
+    """The command group: turns our errors into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command under X1 and X2."""
+        try:
+            return super().invoke(ctx)
+        except CustodyError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(EXIT_ERROR) from None
+        except KeyboardInterrupt:
+            print("error: interrupted", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr; silent where stderr is not a terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+
+
+def make_table(title: str, *columns: str, left: int = 1) -> Table:
+    """A plain table; the first `left` columns are text, the rest numbers."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right")
+    return table
+
+
+def stdout() -> Console:
+    """The terminal for results; wide enough for a table when stdout is not a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)

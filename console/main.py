@@ -1,0 +1,53 @@
+"""The `kvcustody` command."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import typer
+
+import kvcustody
+from kvcustody.console import size as size_command
+from kvcustody.console.command import CustodyGroup, Json, print_json
+
+app = typer.Typer(
+    cls=CustodyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Custody of LLM key/value caches: who may reuse a block, for how long it may exist, "
+    "and proof that it is gone.",
+    epilog="Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
+)
+app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
+
+
+@app.command(epilog="Example: `kvcustody version --json`")
+def version(as_json: Json = False) -> None:
+    """Print the versions that decide how this installation behaves."""
+    found = versions()
+    if as_json:
+        print_json(found)
+    else:
+        for name, value in found.items():
+            print(f"{name} {value if value is not None else 'not installed'}")
+
+
+def versions() -> dict[str, Any]:
+    """kvcustody, Python and the libraries that touch memory or the ledger."""
+    from importlib import metadata
+
+    def installed(name: str) -> str | None:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+
+    names = ("numpy", "torch", "triton", "SQLAlchemy", "cryptography")
+    return {
+        "kvcustody": kvcustody.__version__,
+        "python": platform.python_version(),
+        **{name: installed(name) for name in names},
+    }

@@ -1,0 +1,145 @@
+"""`kvcustody size`: what fits on a device, from a model's own `config.json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from kvcustody.allocator.sizing import SizingReport, format_bytes, parse_bytes, size_pool
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.errors import ConfigError
+
+EPILOG = """
+Examples:
+
+    kvcustody size config.json --gpu-memory 80GiB
+
+    kvcustody size config.json --gpu-memory 80GiB --tensor-parallel 4 --kv-dtype fp8
+
+    kvcustody size config.json --gpu-memory 24GiB --weights 15GiB --context 4096:3 --context 32768:1 --json
+"""
+
+
+def size(
+    config: Annotated[Path, typer.Argument(help="A Hugging Face config.json.", metavar="CONFIG")],
+    *,
+    gpu_memory: Annotated[str, typer.Option(help="Memory of one device: 80GiB, 80GB, 24576MiB.")],
+    utilisation: Annotated[float, typer.Option(help="Share of it that may be used.")] = 0.9,
+    weights: Annotated[
+        str | None, typer.Option(help="Size of the weights on one device; without it, an estimate.")
+    ] = None,
+    workspace: Annotated[str, typer.Option(help="Activations and graphs on one device.")] = "0",
+    headroom: Annotated[str, typer.Option(help="Memory to leave free.")] = "0",
+    block_tokens: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="fp8, bf16, fp16 or fp32; default: the model's.")
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(help="Devices that share every layer.")] = 1,
+    context: Annotated[
+        list[str] | None,
+        typer.Option(help="A context length to plan for, as TOKENS or TOKENS:WEIGHT; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Size the KV cache of a model on a device: exact bytes per token, blocks, tokens and sequences.
+
+    Nothing universal is assumed: layers, key/value heads, head dimensions, latent or sliding-window attention
+    and the cache's dtype come from the config. Figures are of one device.
+    """
+    report = size_pool(
+        read_config(config),
+        gpu_memory_bytes=parse_bytes(gpu_memory),
+        utilisation=utilisation,
+        weights_bytes=None if weights is None else parse_bytes(weights),
+        workspace_bytes=parse_bytes(workspace),
+        headroom_bytes=parse_bytes(headroom),
+        block_tokens=block_tokens,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        context_mix=[_context(item) for item in context] if context else None,
+    )
+    if as_json:
+        print_json(as_document(report))
+    else:
+        _print(config, report)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; raises `ConfigError`."""
+    try:
+        document = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read config `{path}`: {error.strerror or error}", path=str(path)) from None
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(
+            f"{path}:{error.lineno}:{error.colno}: not JSON ({error.msg})", path=str(path)
+        ) from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got `{type(document).__name__}`", path=str(path))
+    return document
+
+
+def as_document(report: SizingReport) -> dict[str, Any]:
+    """The report as JSON values."""
+    document = asdict(report)
+    document["layout"]["bytes_per_token"] = report.layout.bytes_per_token
+    for group, row in zip(document["groups"], report.groups, strict=True):
+        group["group"]["name"] = row.group.name
+    return document
+
+
+def _context(text: str) -> tuple[int, float]:
+    tokens, _, weight = text.partition(":")
+    try:
+        return int(tokens), float(weight or 1)
+    except ValueError:
+        raise ConfigError(f"context `{text}`: write TOKENS or TOKENS:WEIGHT", context=text) from None
+
+
+def _print(path: Path, report: SizingReport) -> None:
+    console = stdout()
+    memory = make_table(
+        f"{path}: {report.layout.model_type}, KV cache as {report.layout.dtype.value}",
+        "memory of one device",
+        "bytes",
+        "",
+    )
+    rows = [
+        ("device", report.gpu_memory_bytes),
+        (f"usable at {report.utilisation:g}", report.usable_bytes),
+        ("weights" + (" (estimated)" if report.weights_estimated else ""), -report.weights_bytes),
+        ("workspace", -report.workspace_bytes),
+        ("headroom", -report.headroom_bytes),
+        ("KV cache", report.kv_bytes),
+    ]
+    for name, count in rows:
+        memory.add_row(name, f"{count:,}", format_bytes(count))
+    console.print(memory)
+    groups = make_table(
+        "layer groups", "group", "layers", "kv heads", "bytes a token", "bytes a block", "blocks", "bytes"
+    )
+    for row in report.groups:
+        groups.add_row(
+            row.group.name,
+            str(row.group.layers),
+            str(row.group.kv_heads),
+            f"{row.bytes_per_token:,}",
+            f"{row.bytes_per_block:,}",
+            f"{row.blocks:,}",
+            format_bytes(row.bytes),
+        )
+    console.print(groups)
+    console.print(
+        f"{report.blocks:,} blocks of {report.block_tokens} tokens hold {report.tokens:,} tokens "
+        f"({report.sequences:,.1f} sequences of the planned contexts)"
+    )
+    console.print(
+        f"{report.bytes_per_token:,} bytes a token here, {report.bytes_per_token_model:,} over all shards; "
+        f"{format_bytes(report.metadata_bytes)} of host memory for metadata"
+    )
+    for note in report.notes:
+        console.print(f"note: {note}", style="dim")
