@@ -90,7 +90,9 @@ class TensorMemory:
         tables = []
         for shard in range(shards):
             place = (
-                torch.device(device, shard) if str(device) == "cuda" and shards > 1 else torch.device(device)
+                torch.device(f"cuda:{shard}")
+                if str(device) == "cuda" and shards > 1
+                else torch.device(device)
             )
             try:
                 tensors = [
