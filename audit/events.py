@@ -130,13 +130,32 @@ class ResidencyOpened(NamedTuple):
 
 
 class ResidencyReleased(NamedTuple):
-    """A request left: the blocks it wrote, and until when it holds them (0: not held) (class B)."""
+    """A request left: the blocks it wrote, and until when it holds them (0: not held) (class B).
+
+    `written` is every block it had allocated, whatever became of them, less those of its `BlocksReleased`.
+    """
 
     at_us: int
     residency: int
     tenant: str
     cause: str
     written: Runs
+    hold_us: int
+    incarnation: str = ""
+
+
+class BlocksReleased(NamedTuple):
+    """A request that goes on let go of some blocks, as a sliding window does (class B).
+
+    `own`: it had allocated them itself, else it had attached them. Its `ResidencyReleased` leaves them out.
+    """
+
+    at_us: int
+    residency: int
+    tenant: str
+    cause: str
+    runs: Runs
+    own: bool
     hold_us: int
     incarnation: str = ""
 
@@ -317,6 +336,7 @@ Event = (
     | DecisionRecorded
     | ResidencyOpened
     | ResidencyReleased
+    | BlocksReleased
     | CustodyEnded
     | ReceiptRecorded
     | ErasureRequested
@@ -348,6 +368,7 @@ KINDS: dict[type, Kind] = {
     DecisionRecorded: Kind("decision", "A"),
     ResidencyOpened: Kind("residency-opened", "B"),
     ResidencyReleased: Kind("residency-released", "B"),
+    BlocksReleased: Kind("blocks-released", "B"),
     CustodyEnded: Kind("custody-ended", "B"),
     ReceiptRecorded: Kind("receipt", "B"),
     ErasureRequested: Kind("erasure-requested", "B"),

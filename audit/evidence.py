@@ -47,3 +47,11 @@ def read(
         items += found
     pairs, lengths = decode_flat(items)
     return Evidence(rows, np.repeat(np.repeat(np.arange(len(rows)), runs), lengths), pairs)
+
+
+_POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools
+
+
+def unit_keys(pools: Int64s, generations: Int64s) -> Int64s:
+    """(pool, generation) as one sortable number: what names a custody inside an incarnation."""
+    return (pools << _POOL_SHIFT) | generations

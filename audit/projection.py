@@ -32,6 +32,13 @@ class Ids(NamedTuple):
     incarnation: Callable[[Body, str], Incarnation]
 
 
+_RELEASED = {
+    "released_us": "at_us",
+    "released_boot_us": "boot_us",
+    "written_blocks": "_written_blocks",
+    "written": "_written",
+    "final": "_final",
+}
 _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "policy-activated": (schema.policy_revisions, {}),
     "decision": (schema.decisions, {}),
@@ -41,8 +48,9 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     ),
     "residency-released": (
         schema.releases,
-        {"released_us": "at_us", "released_boot_us": "boot_us", "written_blocks": "_blocks"},
+        _RELEASED,
     ),
+    "blocks-released": (schema.releases, _RELEASED),
     "custody-ended": (schema.custody_ends, {"blocks": "_blocks"}),
     "receipt": (schema.receipts, {"blocks": "_blocks", "bytes": "_bytes", "verified": "_verified"}),
     "hit-counters": (schema.hit_counters, {"from_us": "_from_us"}),
@@ -90,8 +98,13 @@ def project(body: Body, ids: Ids) -> tuple[Table, tuple[Any, ...]] | None:
     if kind == "custody-ended":
         row["_due_us"] = int(body["due_boot_us"]) + of.offset_us
     elif kind == "receipt":
-        first = body["part"] == 1
-        row["_bytes"], row["_verified"] = (body["bytes"], body["verified"]) if first else (0, 0)
+        # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
+        row["_bytes"] = body["bytes"] * row["_blocks"] // max(1, body["blocks"])
+        row["_verified"] = body["verified"] if body["part"] == 1 else 0
+    elif entry[0] is schema.releases:
+        row["_final"] = kind == "residency-released"
+        row["_written"] = row["_final"] or body["own"]
+        row["_written_blocks"] = row["_blocks"] if row["_written"] else 0
     elif kind == "decision":
         row["_rule"] = body["reasons"][0] if body["reasons"] else "default-deny"
     elif kind == "hit-counters":

@@ -14,12 +14,11 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import PROCESS_DEATH, CustodyEnded, Event, ResidencyReleased, WorkerDied
-from kvcustody.audit.evidence import read
-from kvcustody.audit.runs import Int64s, Run, gather
+from kvcustody.audit.evidence import read, unit_keys
+from kvcustody.audit.runs import Run, gather
 from kvcustody.audit.schema import custody_ends, incarnations, releases, residencies, workers
 
 TEARDOWN = "process exit: device memory went back to the driver and was not re-read"
-_POOL_SHIFT = 48  # (pool, generation) as one sortable number: 2^48 generations a pool, 2^15 pools
 
 
 def close_dead(
@@ -54,7 +53,7 @@ def close_dead(
 
 
 def _open_residencies(connection: Connection, incarnation: int) -> Sequence[Any]:
-    released = select(releases.c.residency).where(releases.c.incarnation == incarnation)
+    released = select(releases.c.residency).where(releases.c.incarnation == incarnation, releases.c.final)
     query = select(residencies.c.residency, residencies.c.tenant).where(
         residencies.c.incarnation == incarnation,
         residencies.c.part == 1,
@@ -76,7 +75,8 @@ def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, s
         .all()
     )
     columns = (releases.c.residency, releases.c.tenant)
-    written = read(connection, releases, columns, releases.c.incarnation == incarnation)
+    mine = (releases.c.incarnation == incarnation) & releases.c.written
+    written = read(connection, releases, columns, mine)
     ended = read(
         connection, custody_ends, (custody_ends.c.tenant,), custody_ends.c.incarnation == incarnation
     )
@@ -92,14 +92,9 @@ def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, s
     )
     made: dict[tuple[str, str], tuple[Run, ...]] = {}
     for who, code in codes.items():
-        mine = still & (rows[written.owner] == code)
-        for pool in np.unique(written.pairs.pools[mine]).tolist():
-            chosen = mine & (written.pairs.pools == pool)
+        theirs = still & (rows[written.owner] == code)
+        for pool in np.unique(written.pairs.pools[theirs]).tolist():
+            chosen = theirs & (written.pairs.pools == pool)
             runs = gather(written.pairs.blocks[chosen], written.pairs.generations[chosen], pool)
             made[who] = made.get(who, ()) + runs
     return made
-
-
-def unit_keys(pools: Int64s, generations: Int64s) -> Int64s:
-    """(pool, generation) as one number: what names a custody inside an incarnation."""
-    return (pools << _POOL_SHIFT) | generations

@@ -161,6 +161,8 @@ releases = Table(
     Column("incarnation", Integer, nullable=False),
     _big("residency"),
     Column("part", Integer, nullable=False),
+    Column("final", Boolean, nullable=False),
+    Column("written", Boolean, nullable=False),
     _text("tenant"),
     _text("cause"),
     _big("released_us"),
@@ -170,7 +172,7 @@ releases = Table(
     _big("low"),
     _big("high"),
     PrimaryKeyConstraint("log", "idx"),
-    UniqueConstraint("incarnation", "residency", "part"),
+    Index("ix_releases_residency", "incarnation", "residency"),
 )
 
 custody_ends = Table(

@@ -225,6 +225,8 @@ def upgrade() -> None:
         sa.Column("incarnation", sa.Integer(), nullable=False),
         sa.Column("residency", sa.BigInteger(), nullable=False),
         sa.Column("part", sa.Integer(), nullable=False),
+        sa.Column("final", sa.Boolean(), nullable=False),
+        sa.Column("written", sa.Boolean(), nullable=False),
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("cause", sa.Text(), nullable=False),
         sa.Column("released_us", sa.BigInteger(), nullable=False),
@@ -234,8 +236,8 @@ def upgrade() -> None:
         sa.Column("low", sa.BigInteger(), nullable=False),
         sa.Column("high", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("log", "idx", name=op.f("pk_releases")),
-        sa.UniqueConstraint("incarnation", "residency", "part", name=op.f("uq_releases_incarnation")),
     )
+    op.create_index("ix_releases_residency", "releases", ["incarnation", "residency"], unique=False)
     op.create_table(
         "residencies",
         sa.Column("log", sa.Integer(), nullable=False),
