@@ -106,6 +106,8 @@ class ReplayReport:
     lag_histogram: list[int]
     residue_checked_blocks: int
     residue_bytes: int
+    read_tokens: int
+    wrong_tokens: int
     drift_blocks: int
     seconds: float
     virtual_seconds: float
@@ -137,6 +139,7 @@ class ReplayReport:
             "scrub_lag": self.scrub_lag._asdict(),
             "retention_age": {name: spread._asdict() for name, spread in self.retention_age.items()},
             "residue": {"blocks_checked": self.residue_checked_blocks, "nonzero_bytes": self.residue_bytes},
+            "found": {"tokens_read_back": self.read_tokens, "wrong_tokens": self.wrong_tokens},
             "drift_blocks": self.drift_blocks,
         }
 
