@@ -217,7 +217,7 @@ def test_a_hybrid_is_sized_for_its_context_mix():
     )
     full, sliding = report.groups
     assert (full.group.attention, sliding.group.attention) == (Attention.FULL, Attention.SLIDING)
-    # A sequence of 32768 holds 2048 full blocks and 65 of the window (it may straddle one more); one of 1024: 64.
+    # A sequence of 32768 holds 2048 full blocks, and 65 of the window (it may straddle one more).
     assert full.blocks_per_sequence == (2048 + 3 * 64) / 4 == 560
     assert sliding.blocks_per_sequence == (65 + 3 * 64) / 4 == 64.25
     assert (full.bytes_per_block, sliding.bytes_per_block) == (327_680, 1_900_544)

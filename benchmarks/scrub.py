@@ -1,0 +1,154 @@
+"""Scrub, verify and copy bandwidth, as a ratio of `torch.Tensor.zero_()` over the same bytes in the same run.
+
+    python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 5] [--json FILE]
+
+Each point scrubs `--mib` of a pool twice that size: the listed blocks adjacent, or drawn at random. The measures
+take turns, and the best of `--repeats` counts, since anything else on the machine only adds time. On CUDA, times
+are of events on the stream; the list's copy to the device is included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import hardware
+import numpy as np
+import torch
+
+from kvcustody.kernels.copy import copy
+from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.scrub import scrub
+from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.verify import verify
+
+PIECES = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
+
+
+class Point(NamedTuple):
+    """One line of the table; rates in GB/s."""
+
+    piece_bytes: int
+    blocks: int
+    order: str
+    zero_gbps: float
+    scrub_gbps: float
+    naive_gbps: float
+    verify_gbps: float
+    copy_gbps: float
+
+    @property
+    def ratio(self) -> float:
+        return self.scrub_gbps / self.zero_gbps
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    work()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / 1000
+
+
+def naive(table: SegmentTable, blocks: np.ndarray) -> None:
+    """What a first attempt does: one indexed assignment a layer, in the cache's own dtype."""
+    index = torch.from_numpy(blocks).to(table.device)
+    for tensor in table.tensors:
+        tensor[:, index] = 0
+
+
+def measure(piece: int, order: str, options: argparse.Namespace) -> Point:
+    device = torch.device(options.device)
+    segments = 2 * options.layers
+    listed = max(8, (options.mib << 20) // (piece * segments))
+    shape = (2, 2 * listed, piece // 256, 128)  # bf16: 256 bytes a head
+    tensors = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(options.layers)]
+    table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
+    flat = torch.zeros(listed * table.bytes_per_block, dtype=torch.uint8, device=device)
+    generator = np.random.default_rng(1)
+    blocks = np.arange(listed) if order == "adjacent" else generator.permutation(2 * listed)[:listed]
+    rest = np.setdiff1d(np.arange(2 * listed), blocks)
+    work = {
+        "zero": flat.zero_,
+        "scrub": lambda: scrub(table, blocks),
+        "naive": lambda: naive(table, blocks),
+        "verify": lambda: verify(table, blocks),
+        "copy": lambda: copy(table, blocks, rest),
+    }
+    best = dict.fromkeys(work, float("inf"))
+    for _ in range(
+        options.repeats + 1
+    ):  # the first round, which compiles and touches pages, cannot be the best
+        for name, one in work.items():
+            best[name] = min(best[name], seconds(one, device))
+    assert not len(verify(table, blocks).dirty)
+    rates = {name: len(flat) / spent / 1e9 for name, spent in best.items()}
+    return Point(
+        piece, listed, order, *(rates[name] for name in ("zero", "scrub", "naive", "verify", "copy"))
+    )
+
+
+def small(options: argparse.Namespace) -> float:
+    """Microseconds to scrub one block, its list's way to the device included: the median of 200."""
+    device = torch.device(options.device)
+    tensors = [
+        torch.zeros(2, 64, 16, 8, 128, dtype=torch.bfloat16, device=device) for _ in range(options.layers)
+    ]
+    table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
+    block = np.array([7])
+    times = [seconds(lambda: scrub(table, block), device) for _ in range(220)][20:]
+    return float(np.median(times)) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--mib", type=int, default=128, help="bytes of each point, MiB (use >= 1024 on a GPU)"
+    )
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    probe = SegmentTable.from_tensors([torch.zeros(1, 16, device=options.device)])
+    path = "triton" if uses_triton(probe) else "torch"
+    print(f"{options.device}, {path} path, {options.mib} MiB a point, {options.layers} layers")
+    columns = "".join(f"{name:>8}" for name in ("zero_", "scrub", "ratio", "naive", "verify", "copy"))
+    print(f"{'piece':>9}{'blocks':>8}  {'order':9}{columns}   (GB/s)")
+    points = []
+    for piece in PIECES:
+        for order in ("adjacent", "scattered"):
+            points.append(one := measure(piece, order, options))
+            print(
+                f"{piece // 1024:>5} KiB{one.blocks:>8}  {order:9}{one.zero_gbps:>8.1f}{one.scrub_gbps:>8.1f}"
+                f"{one.ratio:>8.2f}{one.naive_gbps:>8.1f}{one.verify_gbps:>8.1f}{one.copy_gbps:>8.1f}"
+            )
+    one_block_us = small(options)
+    print(f"one block of {options.layers} layers: {one_block_us:.1f} us")
+    if options.json:
+        result = {
+            "benchmark": "scrub",
+            "facts": hardware.facts("kvcustody", "torch", "triton", "numpy"),
+            "settings": {
+                "device": options.device,
+                "path": path,
+                "mib": options.mib,
+                "layers": options.layers,
+            },
+            "points": [point._asdict() | {"ratio": point.ratio} for point in points],
+            "one_block_us": one_block_us,
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
