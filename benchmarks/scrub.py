@@ -1,10 +1,10 @@
 """Scrub, verify and copy bandwidth, as a ratio of `torch.Tensor.zero_()` over the same bytes in the same run.
 
-    python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 5] [--json FILE]
+    python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 15] [--json FILE]
 
-Each point scrubs `--mib` of a pool twice that size: the listed blocks adjacent, or drawn at random. The measures
-take turns, and the best of `--repeats` counts, since anything else on the machine only adds time. On CUDA, times
-are of events on the stream; the list's copy to the device is included.
+Each point scrubs `--mib` of a pool twice that size: the listed blocks adjacent, or drawn at random. The
+measures take turns, and the best of `--repeats` counts, since anything else on the machine only adds time.
+On CUDA, times are of events on the stream; the list's copy to the device is included.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> None:
         "--mib", type=int, default=128, help="bytes of each point, MiB (use >= 1024 on a GPU)"
     )
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     probe = SegmentTable.from_tensors([torch.zeros(1, 16, device=options.device)])
