@@ -36,6 +36,7 @@ class DomainKeys:
         self._states_per_owner_max = states_per_owner_max
         self._states: OrderedDict[DomainSpec, hashlib.blake2b] = OrderedDict()
         self._by_owner: dict[KeyOwner, OrderedDict[DomainSpec, None]] = {}
+        self._scratch = KeyBuffer(KEY_BYTES)
         _drop_in_children(self)
 
     def state(self, spec: DomainSpec) -> hashlib.blake2b:
@@ -79,7 +80,7 @@ class DomainKeys:
         return len(self._states)
 
     def _prime(self, spec: DomainSpec) -> hashlib.blake2b:
-        with KeyBuffer(KEY_BYTES) as key:
+        with self._scratch as key:
             self.fill(spec, key)
             state = hashlib.blake2b(key=key.view(), digest_size=BLOCK_KEY_BYTES)
         owned = self._by_owner.get(spec.owner)

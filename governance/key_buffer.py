@@ -30,13 +30,16 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-def derive(secret: KeyBuffer, *, salt: bytes, info: bytes, into: KeyBuffer) -> None:
+def derive(
+    secret: KeyBuffer, *, salt: bytes, info: bytes, into: KeyBuffer, scratch: KeyBuffer | None = None
+) -> None:
     """HKDF-SHA256 (RFC 5869) of `secret` into a 32-byte buffer, leaving no copy of anything between.
 
-    Two HMAC calls, because the library's own HKDF leaves a copy of its output on the heap (measured).
+    `scratch` saves making a buffer for the step between; it is wiped. Two HMAC calls, because the library's
+    own HKDF leaves a copy of its output on the heap (measured).
     """
     assert into.size == KEY_BYTES
-    with KeyBuffer(KEY_BYTES) as extracted:
+    with KeyBuffer(KEY_BYTES) if scratch is None else scratch as extracted:
         extracted.take(hmac.digest(salt, secret.view(), "sha256"))
         into.take(hmac.digest(extracted.view(), info + b"\x01", "sha256"))
 

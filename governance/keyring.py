@@ -68,6 +68,7 @@ class Keyring:
         self._secrets_max = secrets_max
         self._secrets: OrderedDict[tuple[KeyOwner, int], KeyBuffer] = OrderedDict()
         self._doomed: set[tuple[KeyOwner, int]] = set()  # refused here from the moment `destroy` is called
+        self._scratch = KeyBuffer(KEY_BYTES)
         self._lock = threading.RLock()
         self._document = store.load()
         self.domains = DomainKeys(
@@ -150,7 +151,7 @@ class Keyring:
         """Fill `into` with the key for `info` under an owner's epoch. The caller wipes it."""
         with self._lock:
             secret = self._secret(owner, epoch)
-            derive(secret, salt=_DERIVATION_SALT, info=info, into=into)
+            derive(secret, salt=_DERIVATION_SALT, info=info, into=into, scratch=self._scratch)
 
     def refresh(self) -> None:
         """Read the store again and forget what another process destroyed."""

@@ -43,7 +43,7 @@ def _link(path: Path) -> None:
 
 BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "does not exist; create it"),
-    "world-readable": (lambda path: _write(path, bytes(32), 0o644), "has mode `0644`, open to others; chmod 600"),
+    "world-readable": (lambda path: _write(path, bytes(32), 0o644), "has mode `0644`, open to others"),
     "group-readable": (lambda path: _write(path, bytes(32), 0o640), "has mode `0640`"),
     "group-writable": (lambda path: _write(path, bytes(32), 0o620), "has mode `0620`"),
     "empty": (lambda path: _write(path, b""), "has `0` bytes, not 32"),

@@ -1,0 +1,205 @@
+"""Every setting of a worker, with its default and meaning; a test compares docs/settings.md with this file.
+
+A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in
+capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default. An unknown name in the file is
+an error; an unknown variable in the environment is reported, not refused, because orchestrators invent
+variables from service names.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.identity import check_identifier
+from kvcustody.governance.wrapping import ROOT_KEY_VARIABLE
+
+PREFIX = "KVCUSTODY_"
+CONFIG_VARIABLE = "KVCUSTODY_CONFIG"
+_FILE_BYTES_MAX = 1 << 20
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Settings(BaseSettings):
+    """The settings of one worker, checked; build it with `load_settings`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True)
+
+    worker_name: str = Field(
+        "worker-0", description="Name of this worker in the ledger; one per running process."
+    )
+    profile: Literal["shared", "strict", "dedicated"] = Field(
+        "shared",
+        description="Isolation that the deployment promises; a policy with another profile is refused.",
+    )
+    policy_path: Path = Field(
+        Path("policies/library/regulated-saas.yaml"),
+        description="The policy document to compile and activate.",
+    )
+    database_url: str = Field(
+        "sqlite:///kvcustody.db",
+        repr=False,
+        description="The ledger: an SQLite file or a PostgreSQL server, as an SQLAlchemy URL.",
+    )
+    spill_path: Path = Field(
+        Path("kvcustody.spill"),
+        description="Folder for events that cannot reach the ledger for a while; must be on a local disk.",
+    )
+    spill_bytes_max: ByteSize = Field(
+        ByteSize(256 << 20), description="Size at which the spill is full and admission stops."
+    )
+    root_key_source: Literal["file", "environment", "generated"] = Field(
+        "generated",
+        description="Where the root key comes from: an existing file, the variable `KVCUSTODY_ROOT_KEY` "
+        "(refused in strict), or a file made at first start.",
+    )
+    root_key_path: Path = Field(
+        Path("kvcustody-root.key"), description="The root key file: 32 bytes, mode 0600."
+    )
+    keyring_path: Path = Field(Path("kvcustody-keys.json"), description="The store of wrapped epoch secrets.")
+    block_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a block.")
+    clean_reserve_share: Share = Field(
+        0.02,
+        description="Share of the pool that background scrubbing keeps clean, ahead of demand.",
+    )
+    scrub_batch_blocks: int = Field(4096, ge=1, description="Most blocks overwritten in one kernel launch.")
+    sweep_slice_us: int = Field(
+        1000, ge=10, le=1_000_000, description="Most microseconds of one step spent on lapsing deadlines."
+    )
+    fence_bound_ms: int = Field(
+        5000,
+        ge=1,
+        description="Milliseconds that a released block may wait for device work before it is quarantined.",
+    )
+    residencies_per_tenant_max: int = Field(
+        100_000,
+        ge=1,
+        description="Most residencies that one tenant may have; beyond it a request is deferred.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is written."
+    )
+    log_format: Literal["json", "console"] = Field(
+        "console", description="One JSON object a line, or text for people."
+    )
+
+    @field_validator("worker_name")
+    @classmethod
+    def _worker_name(cls, value: str) -> str:
+        try:
+            return check_identifier("worker name", value)
+        except Exception as error:
+            raise ValueError(getattr(error, "message", "malformed")) from None
+
+    @field_validator("database_url")
+    @classmethod
+    def _database_url(cls, value: str) -> str:
+        try:
+            backend = make_url(value).get_backend_name()
+        except ArgumentError:
+            raise ValueError("is not a database URL") from None
+        if backend not in ("sqlite", "postgresql"):
+            raise ValueError(f"names the database `{backend}`; sqlite and postgresql are supported")
+        return value
+
+    @model_validator(mode="after")
+    def _strict(self) -> Settings:
+        if self.profile == "strict" and self.root_key_source == "environment":
+            raise ValueError(
+                "root_key_source: `environment` is refused in the strict profile; use a 0600 file"
+            )
+        return self
+
+    @property
+    def strict(self) -> bool:
+        """Whether the strict rules on key sources and borrowing apply."""
+        return self.profile == "strict"
+
+    def shown(self) -> dict[str, str]:
+        """Every setting as text for people and logs, the database password masked."""
+        shown = {name: str(getattr(self, name)) for name in type(self).model_fields}
+        shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
+        return shown
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments and environment; `load_settings` reads the file, and no `.env` is picked up by chance."""
+        return init_settings, env_settings
+
+
+def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
+    """The settings of this process, `path` standing in for `KVCUSTODY_CONFIG`; `ConfigError` if wrong."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    if path is None and named:
+        path = Path(named)
+    layered = {**_below_environment({} if path is None else _read(path)), **explicit}
+    try:
+        return Settings(**layered)
+    except ValidationError as error:
+        lines = "; ".join(_line(problem) for problem in error.errors(include_input=False, include_url=False))
+        raise ConfigError(f"settings: {lines}", problems=lines) from None
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Variables that begin with our prefix and name no setting: misspelled, or an orchestrator's own."""
+    environment = os.environ if environment is None else environment
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_VARIABLE, ROOT_KEY_VARIABLE}
+    return tuple(sorted(name for name in environment if name.startswith(PREFIX) and name not in known))
+
+
+def settings_table() -> str:
+    """The table of docs/settings.md."""
+    rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
+        rows.append(f"| `{name}` | `{PREFIX}{name.upper()}` | `{default}` | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def _below_environment(values: dict[str, Any]) -> dict[str, Any]:
+    """File values, less those that the environment overrides."""
+    set_here = {name.upper() for name in os.environ}
+    return {name: value for name, value in values.items() if (PREFIX + name).upper() not in set_here}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The mapping in a TOML or YAML file."""
+    try:
+        if path.stat().st_size > _FILE_BYTES_MAX:
+            raise ConfigError(f"settings file `{path}`: is larger than 1 MiB", path=path)
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"settings file `{path}`: cannot be read ({error.strerror})", path=path) from None
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        first_line = " ".join(str(error).split())[:200]
+        raise ConfigError(f"settings file `{path}`: {first_line}", path=path) from None
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise ConfigError(f"settings file `{path}`: must be a mapping of settings", path=path)
+    return data
+
+
+def _line(problem: Any) -> str:
+    """One of pydantic's problems, without the input: it may be a password."""
+    place = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = "unknown setting" if problem["type"] == "extra_forbidden" else message[:1].lower() + message[1:]
+    return f"`{place}` {message}" if place else message

@@ -1,0 +1,105 @@
+"""Settings: their sources in order, one-line errors, and docs/settings.md in step with the code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.settings import Settings, load_settings, settings_table, unknown_variables
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("KVCUSTODY_"):
+            monkeypatch.delenv(name)
+
+
+def test_the_documented_table_is_the_code() -> None:
+    assert settings_table() in DOCS.read_text()
+
+
+def test_every_setting_has_a_default_and_a_meaning() -> None:
+    for name, field in Settings.model_fields.items():
+        assert not field.is_required() and len(field.description or "") > 10, name
+    assert load_settings().block_tokens == 16
+
+
+def test_arguments_beat_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml = tmp_path / "kvcustody.toml"
+    toml.write_text('block_tokens = 32\nscrub_batch_blocks = 7\nworker_name = "file"\nlog_format = "json"\n')
+    monkeypatch.setenv("KVCUSTODY_CONFIG", str(toml))
+    monkeypatch.setenv("KVCUSTODY_SCRUB_BATCH_BLOCKS", "8")
+    monkeypatch.setenv("KVCUSTODY_WORKER_NAME", "environment")
+    settings = load_settings(worker_name="argument")
+    assert (settings.worker_name, settings.scrub_batch_blocks) == ("argument", 8)
+    assert (settings.block_tokens, settings.log_format, settings.sweep_slice_us) == (32, "json", 1000)
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml", "toml"])
+def test_both_file_formats(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"settings.{suffix}"
+    path.write_text("spill_bytes_max = '1MiB'\n" if suffix == "toml" else "spill_bytes_max: 1MiB\n")
+    assert load_settings(path).spill_bytes_max == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("block_tokens: many", "`block_tokens` input should be a valid integer"),
+        ("block_tokens: 0", "`block_tokens` input should be greater than or equal to 1"),
+        ("clean_reserve_share: 2", "`clean_reserve_share` input should be less than or equal to 1"),
+        ("block_token: 16", "`block_token` unknown setting"),
+        ("profile: open", "`profile` input should be 'shared', 'strict' or 'dedicated'"),
+        ("database_url: hunter2", "`database_url` is not a database URL"),
+        ("database_url: mysql://u:hunter2@h/d", "`database_url` names the database `mysql`"),
+        ("worker_name: 'a b'", "`worker_name` worker name: has the character U+0020"),
+        ("{profile: strict, root_key_source: environment}", "refused in the strict profile"),
+        ("- 1", "must be a mapping of settings"),
+        ("a: [", "while parsing"),
+        ("1: 2", "must be a mapping of settings"),
+    ],
+)
+def test_bad_files_give_one_line(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+def test_missing_and_malformed_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file or directory\)"):
+        load_settings(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_bytes(b"\xff")
+    (tmp_path / "odd.toml").write_text("a = ")
+    for name in ("bad.toml", "odd.toml"):
+        with pytest.raises(ConfigError, match="settings file"):
+            load_settings(tmp_path / name)
+
+
+def test_the_database_password_is_never_shown() -> None:
+    settings = load_settings(database_url="postgresql+psycopg://custody:hunter2@db/kv")
+    assert "hunter2" not in repr(settings) + str(settings.shown()) + str(settings)
+    assert settings.shown()["database_url"] == "postgresql+psycopg://custody:***@db/kv"
+
+
+def test_unknown_variables_are_reported_and_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCUSTODY_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KVCUSTODY_BLOCK_TOKENZ", "4")
+    monkeypatch.setenv("KVCUSTODY_ROOT_KEY", "x")
+    load_settings()
+    assert unknown_variables() == ("KVCUSTODY_BLOCK_TOKENZ", "KVCUSTODY_SERVICE_HOST")
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().block_tokens = 4
