@@ -10,6 +10,7 @@ C3  Extra content of a block (an image's digest, a positional override) is frame
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -120,16 +121,16 @@ def keys_of(
 ) -> list[bytes]:
     """The keys of blocks [first, last) of `data`; `state` must stand at block `first` and is left at `last` (C1)."""
     update, digest = state.update, state.digest
-    keys: list[bytes] = []
-    append = keys.append
+    count = last - first
+    if count <= 0:
+        return []
     if extras:
+        keys: list[bytes] = []
         for block in range(first, last):
             update(data[block * block_bytes : (block + 1) * block_bytes])
             if block in extras:
                 update(extras[block])
-            append(digest())
+            keys.append(digest())
         return keys
-    for at in range(first * block_bytes, last * block_bytes, block_bytes):
-        update(data[at : at + block_bytes])
-        append(digest())
-    return keys
+    pieces = struct.unpack(f"{block_bytes}s" * count, data[first * block_bytes : last * block_bytes])
+    return [digest() for piece in pieces if update(piece) is None]

@@ -121,6 +121,9 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
     if owners.max(initial=0) > 1:
         problems.append(f"L5: {int(np.count_nonzero(owners > 1))} blocks have more than one holder")
     placed = (pool.state != BlockState.CLEAN) & (pool.state != BlockState.QUARANTINED)
+    placed[sum(partition.size for partition in pool.partitions) :] = (
+        False  # in no partition yet: never handed out
+    )
     lost = int(np.count_nonzero(placed & (owners == 0)))
     if lost:
         problems.append(f"U3: {lost} blocks are held by nobody")

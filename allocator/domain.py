@@ -18,6 +18,7 @@ class Domain:
     """The unit of reuse. Times are microseconds; `verify_share` is 0 (none) to 1 (every block re-read)."""
 
     __slots__ = (
+        "__weakref__",
         "absolute_us",
         "idle_us",
         "is_open",

@@ -75,7 +75,7 @@ class Forks:
         if at < sequence.hit_blocks:
             sequence.hit_blocks = at
         else:
-            sequence.replaced.append((tail.blocks, self.pool.generation[tail.blocks]))
+            sequence.extra_written.append((tail.blocks, self.pool.generation[tail.blocks]))
         sequence.table = np.concatenate((sequence.table[:at], fresh))
         sequence.block_count = len(sequence.table)
         self.tree.unrefer(tail)

@@ -67,10 +67,12 @@ class BlockManager:
         *,
         policy: Callable[[], EvictionPolicy] = Lru,
         partitions: dict[str, int] | None = None,
+        number: int = 0,
     ) -> None:
         if blocks < 1:
             raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
         self.options = options
+        self.number = number  # which pool of its process this is
         self.block_bytes = 4 * options.block_tokens
         self._policy = policy
         self._partitions = _cut(blocks, options, partitions)
@@ -83,7 +85,7 @@ class BlockManager:
         self.publication = Publication(self.pool, self.tree)
         self.forks = Forks(self.pool, self.tree, self.decode)
         self.accounts: dict[str, Account] = {}
-        self.domains: list[Domain] = []
+        self._next_domain = 1
         self.expired_residencies = 0
         self._next_residency = 1
         self._forked = 0  # sequences on a shared tail
@@ -106,7 +108,7 @@ class BlockManager:
         """The account of `name`, made on first use in its own partition or the common one, with these limits."""
         account = self.accounts.get(name)
         if account is None:
-            partition = self._partitions.get(name) or self._partitions.get("")
+            partition = self._partitions.get(name, self._partitions.get(""))
             if partition is None:
                 raise CapacityError(f"tenant `{name}` has no partition in this pool", tenant=name)
             account = self.accounts[name] = Account(name, partition, EvictionQueue(self._policy()))
@@ -132,9 +134,9 @@ class BlockManager:
         verify_share: float = 0.0,
         is_segment: bool = False,
     ) -> Domain:
-        """A new domain charged to `owner`; interned for good."""
+        """A new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its blocks."""
         domain = Domain(
-            len(self.domains),
+            self._next_domain,
             owner,
             label=label,
             idle_us=idle_us,
@@ -144,7 +146,7 @@ class BlockManager:
             is_segment=is_segment,
             windows=self.options.windows,
         )
-        self.domains.append(domain)
+        self._next_domain += 1
         return domain
 
     def residency(
@@ -401,6 +403,38 @@ class BlockManager:
             self.space.keep_reserve(partition, now_us)
         return self.decode.overrunning(now_us)
 
+    def has_partition(self, name: str) -> bool:
+        """Whether `name` has a partition of its own."""
+        return name in self._partitions
+
+    def add_partition(self, name: str, size: int) -> Partition:
+        """A partition for `name` from blocks that no partition has yet; zeroed before it is used."""
+        first = sum(partition.size for partition in self.pool.partitions)
+        if first + size > self.pool.blocks:
+            raise CapacityError(
+                f"tenant `{name}`: a partition of {size} blocks does not fit, {self.pool.blocks - first} are left",
+                tenant=name,
+                blocks=size,
+            )
+        partition = self._partitions[name] = Partition(
+            first, size, *_reserve(size, self.pool.blocks, self.options)
+        )
+        self.pool.enter(partition)
+        self.pool.scrub(partition, size)
+        return partition
+
+    def teardown(self, now_us: int) -> None:
+        """End all custody and zero every block; nothing is running any more."""
+        for account in self.accounts.values():
+            for residency in list(account.residencies.values()):
+                self.tree.lapse(residency, "shutdown", now_us)
+        self.tree.flush(now_us)
+        for fence in range(1, self.pool.fences.last + 1):
+            self.pool.fences.retire(fence)
+        for partition in self.pool.partitions:
+            self.pool.reclaim(partition, now_us, self.options.fence_bound_us)
+            self.pool.scrub(partition, partition.dirty_blocks)
+
     def live_blocks(self) -> int:
         """Blocks in ACTIVE or CACHED custody."""
         return self.pool.counts[BlockState.ACTIVE] + self.pool.counts[BlockState.CACHED]
@@ -418,8 +452,13 @@ def _cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -
     cut: dict[str, Partition] = {}
     first = 0
     for name, size in partitions.items():
-        low = min(options.reserve_low * size // blocks, size // 2)
-        high = min(options.reserve_high * size // blocks, size // 2)
-        cut[name] = Partition(first, size, low, high)
+        cut[name] = Partition(first, size, *_reserve(size, blocks, options))
         first += size
     return cut
+
+
+def _reserve(size: int, blocks: int, options: PoolOptions) -> tuple[int, int]:
+    """A partition's share of the clean reserve: low and high marks."""
+    return min(options.reserve_low * size // blocks, size // 2), min(
+        options.reserve_high * size // blocks, size // 2
+    )

@@ -120,7 +120,6 @@ class Pool:
         assert sum(partition.size for partition in partitions) <= blocks
         self.memory = memory
         self.blocks = blocks
-        self.partitions = partitions
         self.state: NDArray[np.uint8] = np.full(blocks, BlockState.DIRTY, dtype=np.uint8)
         self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.counts = [0] * len(BlockState)
@@ -130,11 +129,17 @@ class Pool:
         self.ended: list[Custody] = []
         self.receipts: list[Scrubbed] = []
         self.stuck_findings: list[Custody] = []
+        self.partitions = []
         for partition in partitions:
-            every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
-            boot = Custody(every, self.generation[every], None, None, "boot", 0, 0, 0)
-            partition.dirty.append(boot)
-            partition.dirty_blocks = partition.size
+            self.enter(partition)
+
+    def enter(self, partition: Partition) -> None:
+        """Take a new partition in; its blocks are DIRTY until they are scrubbed (P2)."""
+        every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
+        boot = Custody(every, self.generation[every], None, None, "boot", 0, 0, 0)
+        partition.dirty.append(boot)
+        partition.dirty_blocks = partition.size
+        self.partitions.append(partition)
 
     def move(self, blocks: Blocks, source: BlockState, target: BlockState) -> None:
         """The one method that moves blocks between states. Raises `IsolationError` where a block is not in `source`."""
@@ -231,18 +236,20 @@ class Pool:
 
     def scrub(self, partition: Partition, at_most: int) -> int:
         """Zero DIRTY blocks in one launch per verify share and shard, oldest first; returns how many became CLEAN."""
-        batches: dict[float, list[Custody]] = {}
+        batches: dict[tuple[float, Account | None], list[Custody]] = {}
         taken = 0
         dirty = partition.dirty
         while dirty and taken < at_most:
             custody = dirty.popleft()
             share = custody.domain.verify_share if custody.domain is not None else 1.0
-            batches.setdefault(share, []).append(custody)
+            # A sampled launch has one owner, so that its receipt can say how many of the owner's blocks were read.
+            owner = custody.account if 0.0 < share < 1.0 else None
+            batches.setdefault((share, owner), []).append(custody)
             taken += len(custody.blocks)
         partition.dirty_blocks -= taken
         if not dirty:
             partition.urgent_us = NEVER_US
-        return sum(self._scrub_batch(partition, share, batch) for share, batch in batches.items())
+        return sum(self._scrub_batch(partition, share, batch) for (share, _), batch in batches.items())
 
     def _scrub_batch(self, partition: Partition, share: float, batch: list[Custody]) -> int:
         blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])

@@ -155,12 +155,14 @@ class Publication:
         """Hand the sequence its own blocks of every window group, for the blocks it will write."""
         for _ in sequence.domain.windows:
             parts = [take(account, count) for account, count in wanted]
-            sequence.windows.append(np.concatenate(parts) if parts else EMPTY)
+            blocks = np.concatenate(parts) if parts else EMPTY
+            sequence.windows.append(blocks)
+            sequence.extra_written.append((blocks, self.pool.generation[blocks]))
             sequence.window_first.append(hit_blocks)
 
-    @staticmethod
-    def extend_windows(sequence: Sequence, blocks: Blocks) -> None:
+    def extend_windows(self, sequence: Sequence, blocks: Blocks) -> None:
         """One more block per window group."""
+        sequence.extra_written.append((blocks, self.pool.generation[blocks]))
         for group in range(len(sequence.windows)):
             sequence.windows[group] = np.append(sequence.windows[group], blocks[group])
 

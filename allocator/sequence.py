@@ -42,13 +42,13 @@ class Sequence:
         "block_count",
         "domain",
         "duplicates",
+        "extra_written",
         "fence",
         "hit_blocks",
         "id",
         "leaf",
         "priorities",
         "published",
-        "replaced",
         "residency",
         "shared_tail",
         "slot",
@@ -76,9 +76,8 @@ class Sequence:
         self.active_until_us = 0
         self.windows: list[Blocks] = []  # own blocks per sliding-window group
         self.window_first: list[int] = []  # prompt depth of the first of them
-        self.replaced: list[
-            tuple[Blocks, Blocks]
-        ] = []  # written blocks (and generations) that a fork's copy replaced
+        # Handed out but no longer in the table, with generations: replaced by a fork's copy, or in a window.
+        self.extra_written: list[tuple[Blocks, Blocks]] = []
         self.priorities: list[
             tuple[int, int, int, int]
         ] = []  # (first block, last block, priority, duration us)

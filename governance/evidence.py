@@ -1,0 +1,142 @@
+"""From what the allocator did to events for the ledger.
+
+V1  Every block handed out appears once as written, once as ended, and once per shard in a receipt.
+V2  Building an event costs a tuple; runs are gathered on the writer's thread.
+V3  A launch that covers several owners is one receipt per owner, so that each tenant's log is complete by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.pool import Custody, Scrubbed
+from kvcustody.allocator.sequence import Sequence
+from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
+from kvcustody.governance.flat_runs import FlatRuns
+from kvcustody.governance.plan import DomainLabel, Plan
+
+NO_TIME_US = 0
+
+
+def opened(
+    plan: Plan,
+    sequence: Sequence,
+    manager: BlockManager,
+    pool: int,
+    reasons: tuple[str, ...],
+    revision: int,
+    now_us: int,
+) -> ResidencyOpened:
+    """The residency as it began: who, under which decision, which blocks it attached."""
+    principal = plan.principal
+    residency = sequence.residency
+    attached = sequence.table[: sequence.hit_blocks]
+    domains = (residency.domain.tag,)
+    leaf = sequence.leaf
+    if leaf is not None and leaf.domain is not residency.domain:
+        domains = (residency.domain.tag, leaf.domain.tag)
+    return ResidencyOpened(
+        now_us,
+        residency.id,
+        plan.tenant,
+        principal.subject,
+        principal.session,
+        principal.subject_asserted or principal.session_asserted,
+        plan.classification,
+        domains,
+        FlatRuns(attached, manager.pool.generation[attached], pool),
+        reasons,
+        revision,
+        now_us + residency.domain.absolute_us if residency.domain.cacheable else 0,
+    )
+
+
+def written(sequence: Sequence, manager: BlockManager, pool: int) -> FlatRuns:
+    """Every block the sequence was handed; to be taken before its release, while the generations stand."""
+    blocks = sequence.table[sequence.hit_blocks : sequence.block_count]
+    generations = manager.pool.generation[blocks]
+    if sequence.extra_written:
+        blocks = np.concatenate([blocks, *(more for more, _ in sequence.extra_written)])
+        generations = np.concatenate([generations, *(numbers for _, numbers in sequence.extra_written)])
+    return FlatRuns(blocks, generations, pool)
+
+
+def released(sequence: Sequence, runs: FlatRuns, tenant: str, cause: str, now_us: int) -> ResidencyReleased:
+    """The residency as it left: what it wrote, and until when it holds."""
+    residency = sequence.residency
+    hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
+    return ResidencyReleased(now_us, residency.id, tenant, cause, runs, hold_us)
+
+
+def ended(custody: Custody, pool: int, now_us: int) -> CustodyEnded:
+    """The end of one run's custody."""
+    domain = custody.domain
+    assert domain is not None
+    label = domain.label
+    assert isinstance(label, DomainLabel)
+    return CustodyEnded(
+        now_us,
+        label.tenant,
+        label.classification,
+        FlatRuns(custody.blocks, custody.generations, pool),
+        custody.cause,
+        custody.due_us,
+        custody.ended_us,
+        custody.retired_us,
+        domain.scrub_within_us,
+    )
+
+
+def receipts(
+    scrubbed: Scrubbed, launch: int, pool: int, bytes_per_block: int, now_us: int
+) -> Iterator[Event]:
+    """One receipt per owner of the launch, and one more for what failed to verify."""
+    result = scrubbed.result
+    failed = result.failed
+    by_owner: dict[str | None, list[Custody]] = {}
+    for custody in scrubbed.custodies:
+        label = custody.domain.label if custody.domain is not None else None
+        by_owner.setdefault(label.tenant if isinstance(label, DomainLabel) else None, []).append(custody)
+    for tenant, custodies in by_owner.items():
+        blocks = _joined([custody.blocks for custody in custodies])
+        generations = _joined([custody.generations for custody in custodies])
+        bad = np.isin(blocks, failed) if len(failed) else None
+        for outcome, chosen in (("ok", None if bad is None else ~bad), ("failed", bad)):
+            if outcome == "failed" and (bad is None or not bad.any()):
+                continue
+            part = blocks if chosen is None else blocks[chosen]
+            if not len(part):
+                continue
+            numbers = generations if chosen is None else generations[chosen]
+            yield ReceiptRecorded(
+                now_us,
+                launch,
+                scrubbed.shard,
+                tenant,
+                result.method,
+                result.device,
+                bytes_per_block * len(part) if result.bytes else 0,
+                result.started_us,
+                result.ended_us,
+                result.level,
+                scrubbed.share,
+                _verified(scrubbed, len(part)),
+                outcome,
+                FlatRuns(part, numbers, pool),
+            )
+
+
+def _verified(scrubbed: Scrubbed, blocks: int) -> int:
+    """How many of these blocks were read back: all, none, or the launch's own count (sampled launches have one owner)."""
+    level = scrubbed.result.level
+    if level == "full":
+        return blocks
+    return min(blocks, scrubbed.result.verified) if level == "sampled" else 0
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,533 @@
+"""The Governor: the one facade an engine calls. It wraps the block manager in identity, policy, keys and evidence.
+
+O1  No tenant, no admission. A denied reuse is a miss, never a refusal, and looks like one to the requester.
+O2  Every reuse is decided at the request's own instant under the active revision, and attach re-checks the domain.
+O3  One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
+O4  No SQL on this path: events are tuples handed to the ledger's queue. Scrubbing and revocation never wait for it.
+O5  A widening act is durable before it takes effect; a narrowing one takes effect first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.block import BlockState
+from kvcustody.allocator.check import check
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.lookup import Chain, Found, Prompt, ReadPlan
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.quota import Account
+from kvcustody.allocator.sequence import Sequence as Running
+from kvcustody.audit.events import Event, HitCounted, PolicyActivated
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import ConfigError, HandleError, IdentityError
+from kvcustody.governance import evidence
+from kvcustody.governance.domain import DomainSpec
+from kvcustody.governance.erasure import Erased, Selector, erase
+from kvcustody.governance.first_use import FirstUses
+from kvcustody.governance.identity import Principal, check_identifier
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.ledger_port import Ledger
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.outcome import Admission, Deferred, Refused
+from kvcustody.governance.plan import Opened, Plan, PlanBook
+from kvcustody.governance.pools import Pools
+from kvcustody.governance.scan import Finding, scan
+from kvcustody.governance.tally import Tally
+from kvcustody.policies.ir import Action, Via
+from kvcustody.policies.table import DecisionTable
+
+T = TypeVar("T")
+Tokens = Sequence[int] | NDArray[np.int32]
+_NO_EXTRAS: Mapping[int, bytes] = {}
+_BLOCK_EXTRAS_MAX = 1 << 16
+
+
+class Hints(NamedTuple):
+    """What a caller may ask for; each can only narrow. `salt` separates further, `classification` can only raise."""
+
+    classification: str | None = None
+    salt: str | None = None
+
+
+NO_HINTS = Hints()
+
+
+class PoolStats(NamedTuple):
+    """One pool's blocks by state, and its independent counters."""
+
+    total: int
+    by_state: dict[str, int]
+    allocated: int
+    scrubbed: tuple[int, ...]
+    nodes: int
+    residencies: int
+    evicted: dict[str, int]
+    expired_residencies: int
+    overdue_residencies: int
+
+
+class Stats(NamedTuple):
+    """A snapshot for metrics and reports."""
+
+    tenants: dict[str, Tally]
+    pools: tuple[PoolStats, ...]
+    running: int
+
+
+class _Live(NamedTuple):
+    sequence: Running
+    plan: Plan
+    pool: int
+
+
+class Governor:
+    """Custody of every block of one engine process. Not thread-safe, except `call`."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        table: DecisionTable,
+        keyring: Keyring,
+        ledger: Ledger,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._pools = pools
+        self._ledger = ledger
+        self._keyring = keyring
+        self.block_tokens = pools.options.block_tokens
+        self._keep_last = pools.options.keep_last_token
+        self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
+        self._live: dict[object, _Live] = {}
+        self._commands: deque[tuple[Callable[[Governor], object], Future[object]]] = deque()
+        self._outbox: list[Event] = []
+        self._launch = 0
+        self._next_request = 0
+        self._first_uses = FirstUses(ledger, self._clock)
+        self.tallies: dict[str, Tally] = {}
+        self.table = table
+        self._book = self._new_book(table)
+        pools.boot(table)
+        self._drain(self._clock.now_us())
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        principal: Principal,
+        model: ModelIdentity,
+        tokens: Tokens,
+        *,
+        request_id: object = None,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        extras: Mapping[int, bytes] | None = None,
+        lookahead_tokens: int = 0,
+        can_preempt: bool = False,
+    ) -> Admission | Refused | Deferred:
+        """Decide, look up, attach and allocate for one request.
+
+        `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
+        which it ends (`governance.extra_content.frame`). Raises `IdentityError` for a malformed identity or hint and
+        `ConfigError` for token ids outside int32.
+        """
+        if request_id is None:
+            self._next_request += 1
+            request_id = ("request", self._next_request)
+        elif (principal.tenant, request_id) in self._live:
+            return Refused(request_id, "request id is in use")
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        now_us, utc_us = self._clock.now_us(), self._clock.utc_us()
+        plan = self._book.plan(key, utc_us)
+        if plan is None:
+            return Refused(request_id, "tenant is not in the policy")
+        tally = self.tallies.get(plan.tenant)
+        if tally is None:
+            tally = self.tallies[plan.tenant] = Tally()
+        count = len(tokens)
+        if not count:
+            return Refused(request_id, "prompt is empty")
+        if not self._ledger.admitting:
+            tally.count(tally.deferred, "ledger")
+            return Deferred(request_id, "ledger")
+        decide = self.table.decide
+        admitted = decide(
+            Action.ADMIT, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN, utc_us
+        )
+        if not admitted.permitted:
+            tally.count(tally.refused, admitted.reasons[0])
+            return Refused(request_id, f"policy: {admitted.reasons[0]}")
+        whole = count // self.block_tokens
+        limit = (count - 1) // self.block_tokens if self._keep_last else whole
+        prompt = Prompt(
+            _as_bytes(tokens, count), count, whole, limit, 4 * self.block_tokens, extras or _NO_EXTRAS
+        )
+        reuse = decide(Action.REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN, utc_us)
+        read = plan.own_plan
+        if not reuse.permitted:
+            self._deny(tally, plan, reuse.reasons[0], now_us)
+            read = ReadPlan(Chain(plan.own.domain, None))
+        elif plan.grants or plan.matcher is not None:
+            read = self._widened(plan, prompt, tally, utc_us, now_us)
+        manager = plan.manager
+        found = manager.find(read, prompt, now_us)
+        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        begun = manager.begin(
+            (plan.tenant, request_id),
+            found,
+            prompt,
+            residency,
+            now_us,
+            active_us=plan.active_us,
+            lookahead_tokens=lookahead_tokens,
+            can_preempt=can_preempt,
+        )
+        if isinstance(begun, str):
+            tally.count(tally.deferred, begun)
+            return Deferred(request_id, begun)
+        if plan.priorities:
+            self._prioritise(begun, plan)
+        pool = manager.number
+        self._live[plan.tenant, request_id] = _Live(begun, plan, pool)
+        self._record(tally, plan, begun, found, count, reuse.reasons, pool, now_us)
+        return Admission(
+            (plan.tenant, request_id), begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot
+        )
+
+    def _record(
+        self,
+        tally: Tally,
+        plan: Plan,
+        begun: Running,
+        found: Found,
+        tokens: int,
+        reasons: tuple[str, ...],
+        pool: int,
+        now_us: int,
+    ) -> None:
+        if found.via is not None and found.via is not plan.own.domain:
+            reasons = (*reasons, *self._via_reasons(plan, found.via))
+            tally.granted_hit_blocks += begun.hit_blocks
+        self._outbox.append(
+            evidence.opened(plan, begun, plan.manager, pool, reasons, self.table.revision, now_us)
+        )
+        tally.requests += 1
+        tally.prompt_tokens += tokens
+        if begun.hit_blocks:
+            tally.hit_requests += 1
+            tally.hit_blocks += begun.hit_blocks
+
+    @staticmethod
+    def _via_reasons(plan: Plan, domain: Domain) -> tuple[str, ...]:
+        opened = (*plan.grants, *plan.segments.values())
+        return tuple(entry.id for entry in opened if entry.chain.domain is domain)
+
+    def _widened(self, plan: Plan, prompt: Prompt, tally: Tally, utc_us: int, now_us: int) -> ReadPlan:
+        """Add what a segment or grants open at this instant, each decided now and durable at its first use (G4)."""
+        segment: Chain | None = None
+        blocks = 0
+        matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
+        if matched is not None:
+            entry = plan.segments[matched.id]
+            if self._may(plan, entry, tally, utc_us, now_us):
+                segment, blocks = entry.chain, matched.blocks
+        grants = tuple(entry.chain for entry in plan.grants if self._may(plan, entry, tally, utc_us, now_us))
+        return ReadPlan(plan.own, segment, blocks, grants)
+
+    def _may(self, plan: Plan, entry: Opened, tally: Tally, utc_us: int, now_us: int) -> bool:
+        if not entry.chain.domain.is_open:
+            return False
+        decision = self.table.decide(
+            Action.REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, utc_us, entry.id
+        )
+        if not decision.permitted:
+            self._deny(tally, plan, decision.reasons[0], now_us, entry.owner)
+            return False
+        if entry.owner == plan.tenant:
+            return True
+        name = self.table.policy.classifications[entry.level]
+        return self._first_uses.may(
+            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision
+        )
+
+    def _deny(self, tally: Tally, plan: Plan, rule: str, now_us: int, owner: str = "") -> None:
+        tally.count(tally.denials, rule)
+        counted = HitCounted(
+            now_us, plan.tenant, owner or plan.tenant, "reuse", "deny", rule, self.table.revision
+        )
+        self._outbox.append(counted)
+
+    def _prioritise(self, sequence: Running, plan: Plan) -> None:
+        size = self.block_tokens
+        sequence.priorities = [
+            (first // size, (1 << 40) if last is None else -(-last // size), priority, for_us or 0)
+            for first, last, priority, for_us in plan.priorities
+        ]
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def commit(self, request_ids: Sequence[object], computed_tokens: Sequence[int]) -> None:
+        """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
+        now_us = self._clock.now_us()
+        for request_id, computed in zip(request_ids, computed_tokens, strict=True):
+            live = self._get(request_id)
+            live.plan.manager.commit(live.sequence, computed, now_us)
+
+    def slots(self, request_ids: Sequence[object]) -> NDArray[np.int64]:
+        """Decode slots of running requests, for `extend_slots`. They stay valid until release."""
+        live = self._live
+        return np.array([live[request_id].sequence.slot for request_id in request_ids], dtype=np.int64)
+
+    def extend_many(self, request_ids: Sequence[object], tokens: Tokens | None) -> tuple[object, ...]:
+        """Room for one more accepted token in each request; returns the ids that got none (preempt or retry them)."""
+        by_pool: dict[int, list[int]] = {}
+        for at, request_id in enumerate(request_ids):
+            by_pool.setdefault(self._get(request_id).pool, []).append(at)
+        ids = np.asarray(tokens, dtype=np.int32) if tokens is not None else None
+        stalled: list[object] = []
+        for pool, places in by_pool.items():
+            slots = self.slots([request_ids[at] for at in places])
+            stalled += self.extend_slots(slots, ids[places] if ids is not None else None, pool)
+        return tuple(stalled)
+
+    def extend_slots(
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0
+    ) -> list[object]:
+        """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
+        manager = self._pools.managers[pool]
+        return [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
+
+    def fork(self, request_id: object, child_id: object) -> Admission:
+        """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
+        live = self._get(request_id)
+        plan, manager, now_us = live.plan, live.plan.manager, self._clock.now_us()
+        key = (plan.tenant, child_id)
+        if key in self._live:
+            raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
+        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        child = manager.fork(live.sequence, key, residency, now_us)
+        self._live[key] = _Live(child, plan, live.pool)
+        self._outbox.append(
+            evidence.opened(plan, child, manager, live.pool, ("fork",), self.table.revision, now_us)
+        )
+        return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
+
+    def blocks(self, request_id: object) -> NDArray[np.int64]:
+        """The block table of a running request."""
+        return self._get(request_id).sequence.blocks
+
+    # -- release ------------------------------------------------------------------------------------------------------
+
+    def release(self, request_id: object, cause: str = "finished") -> bool:
+        """End a request, whatever its state; False where it had ended already (L4)."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return False
+        now_us = self._clock.now_us()
+        manager = live.plan.manager
+        runs = evidence.written(live.sequence, manager, live.pool)
+        manager.release(live.sequence, now_us, cause)
+        self._outbox.append(evidence.released(live.sequence, runs, live.plan.tenant, cause, now_us))
+        return True
+
+    def abort(self, request_id: object) -> bool:
+        """A client cancelled or disconnected: release now."""
+        return self.release(request_id, "aborted")
+
+    def preempt(self, request_id: object) -> bool:
+        """Give a request's blocks up to be recomputed: what is computed stays CACHED under its own hold."""
+        return self.release(request_id, "preempted")
+
+    def fence(self, request_ids: Sequence[object]) -> int:
+        """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
+        managers = {self._get(request_id).pool for request_id in request_ids}
+        now_us = self._clock.now_us()
+        opened = self._pools.open_fence(managers, now_us)
+        for request_id in request_ids:
+            live = self._get(request_id)
+            live.sequence.fence = opened.by_pool[live.pool]
+        return opened.number
+
+    def retire(self, fence: int) -> None:
+        """The device step of `fence` has retired; a second time changes nothing."""
+        self._pools.retire_fence(fence)
+
+    # -- time, commands, evidence -------------------------------------------------------------------------------------
+
+    def step(self) -> tuple[object, ...]:
+        """Once per engine step, and on a timer while idle: commands, expiry, scrub, evidence.
+
+        Returns the requests that were ACTIVE longer than their policy allows and have been released.
+        """
+        now_us = self._clock.now_us()
+        while self._commands:
+            self._run_command()
+        over: list[object] = []
+        for manager in self._pools.managers:
+            over += [sequence.id for sequence in manager.step(now_us)]
+        for request_id in over:
+            self.release(request_id, "active-max")
+        self._drain(now_us)
+        return tuple(over)
+
+    def call(self, command: Callable[[Governor], T]) -> Future[T]:
+        """Run `command` on the owning thread at the next step; the future is its acknowledgement. Thread-safe."""
+        future: Future[T] = Future()
+        self._commands.append((command, future))  # type: ignore[arg-type]
+        return future
+
+    def _run_command(self) -> None:
+        command, future = self._commands.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(command(self))
+        except Exception as error:
+            future.set_exception(error)
+
+    def _drain(self, now_us: int) -> None:
+        """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
+        outbox, self._outbox = self._outbox, []
+        for number, manager in enumerate(self._pools.managers):
+            pool = manager.pool
+            if pool.ended:
+                custodies, pool.ended = pool.ended, []
+                outbox += [evidence.ended(custody, number, now_us) for custody in custodies]
+            if pool.receipts:
+                launches, pool.receipts = pool.receipts, []
+                size = pool.memory.bytes_per_block
+                for scrubbed in launches:
+                    self._launch += 1
+                    outbox += evidence.receipts(scrubbed, self._launch, number, size, now_us)
+        if outbox:
+            self._ledger.submit(outbox)
+
+    # -- administration -----------------------------------------------------------------------------------------------
+
+    def activate(self, table: DecisionTable, *, actor: str) -> None:
+        """Make `table` the active revision, recorded before it takes effect (O5). Revisions only rise."""
+        if table.revision <= self.table.revision:
+            raise ConfigError(
+                f"policy revision `{table.revision}` is not newer than the active `{self.table.revision}`",
+                revision=table.revision,
+            )
+        policy = table.policy
+        self._ledger.submit_durable(
+            PolicyActivated(
+                self._clock.now_us(),
+                table.revision,
+                policy.name,
+                policy.profile.value,
+                table.digest,
+                actor,
+                self.table.revision,
+            )
+        )
+        self.table = table
+        self._book = self._new_book(table)
+        self._first_uses.forget()
+        self._pools.limit(table)
+
+    def _new_book(self, table: DecisionTable) -> PlanBook:
+        return PlanBook(table, self._keyring, self._account, self._domains, self.block_tokens)
+
+    def _account(self, tenant: str) -> tuple[Account, BlockManager]:
+        return self._pools.account(tenant, self.table)
+
+    def reload_keys(self) -> None:
+        """After a rotation or destruction in the keyring: forget every primed state; old blocks are unreachable."""
+        self._book.drop()
+
+    def erase(self, selector: Selector) -> Erased:
+        """End all custody of a selector now: running requests are aborted, holds lapse, blocks leave the index."""
+        result = erase(self, selector)
+        self._drain(self._clock.now_us())
+        return result
+
+    def scan(self) -> list[Finding]:
+        """Compare the allocator with live requests, holds and queues; every disagreement is a finding."""
+        return scan(self._pools.managers, {live.sequence for live in self._live.values()})
+
+    def check(self) -> list[str]:
+        """Recompute every invariant (L1–L10) from scratch; an empty list when all hold."""
+        return [problem for manager in self._pools.managers for problem in check(manager)]
+
+    def stats(self) -> Stats:
+        """A snapshot of counters; consistent between steps."""
+        now_us = self._clock.now_us()
+        pools = tuple(_pool_stats(manager, now_us) for manager in self._pools.managers)
+        return Stats(dict(self.tallies), pools, len(self._live))
+
+    @property
+    def managers(self) -> list[BlockManager]:
+        """The block managers, one per pool."""
+        return self._pools.managers
+
+    @property
+    def running(self) -> Mapping[object, _Live]:
+        """Requests between admission and release."""
+        return self._live
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that decides deadlines."""
+        return self._clock
+
+    def settle(self, timeout_seconds: float = 5.0) -> None:
+        """Wait until pending first uses are durable (tests and orderly shutdown)."""
+        self._first_uses.settle(timeout_seconds)
+
+    def close(self) -> None:
+        """Release every request, end all custody, scrub everything, and hand over the evidence."""
+        for request_id in list(self._live):
+            self.release(request_id, "shutdown")
+        now_us = self._clock.now_us()
+        for manager in self._pools.managers:
+            manager.teardown(now_us)
+        self._drain(now_us)
+        self._first_uses.close()
+
+    def _get(self, request_id: object) -> _Live:
+        live = self._live.get(request_id)
+        if live is None:
+            raise HandleError(f"request `{request_id}` is not running here", request_id=request_id)
+        return live
+
+
+def _pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
+    pool = manager.pool
+    return PoolStats(
+        pool.blocks,
+        {state.name.lower(): pool.counts[state] for state in BlockState},
+        pool.next_generation - 1,
+        tuple(pool.memory.scrubbed(shard) for shard in range(pool.memory.shards)),
+        manager.tree.node_count,
+        len(manager.tree.wheel),
+        dict(manager.tree.evicted),
+        manager.expired_residencies,
+        manager.tree.wheel.overdue(now_us),
+    )
+
+
+def _as_bytes(tokens: Tokens, count: int) -> bytes:
+    """Token ids as int32-LE bytes, once; negative ids are refused because they frame extra content."""
+    try:
+        if isinstance(tokens, np.ndarray):
+            data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+        else:
+            data = struct.pack(f"<{count}i", *tokens)
+    except (struct.error, TypeError, ValueError) as error:
+        raise ConfigError(f"token ids must be integers of 31 bits: {error}") from error
+    if int(np.frombuffer(data, dtype=np.int32).min()) < 0:
+        raise ConfigError("token ids must be integers of 31 bits: found a negative one")
+    return data

@@ -1,0 +1,46 @@
+"""What the Governor asks of a ledger, and a ledger that only counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvcustody.audit.events import Event
+
+
+class Ledger(Protocol):
+    """`audit.writer.EventWriter` is the real one."""
+
+    @property
+    def admitting(self) -> bool:
+        """False while new custody could not be recorded."""
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        """Queue events of class B and C; never waits."""
+
+    def submit_durable(self, event: Event, /) -> int:
+        """Record a class A event; returns once committed, else raises `LedgerUnavailable`."""
+
+
+class CountingLedger:
+    """Counts events by kind and keeps nothing: for benchmarks and replays that measure the cache alone."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._sequence = 0
+
+    @property
+    def admitting(self) -> bool:
+        """Counting never fails."""
+        return True
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        """Count them."""
+        self.counts.update(type(event).__name__ for event in events)
+        self._sequence += len(events)
+        return self._sequence
+
+    def submit_durable(self, event: Event, /) -> int:
+        """Count it."""
+        return self.submit([event])

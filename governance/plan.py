@@ -1,0 +1,332 @@
+"""From identity and policy to what one request may read and write: its plan.
+
+A plan is made once per (principal, model, route, hint, salt) and policy revision, and kept in a bounded cache; what
+may change with time is decided again at every request.
+
+G1  A plan holds primed states only of domains that the policy opens to this reader: own, segments, grants.
+G2  Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
+G3  A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
+G4  Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.lookup import Chain, ReadPlan
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.quota import Account
+from kvcustody.governance.domain import DomainSpec, KeyOwner, ScopeKind, own_domain, tenant_owner
+from kvcustody.governance.identity import Principal
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.segments import Candidate, SegmentMatcher
+from kvcustody.policies.ir import Action, Grant, Scope, SegmentRule, Via
+from kvcustody.policies.obligations import Obligations
+from kvcustody.policies.table import DecisionTable
+
+GRANTS_READ_MAX = 4
+PLANS_PER_TENANT_MAX = 4096
+
+_SCOPES = {Scope.SESSION: ScopeKind.SESSION, Scope.SUBJECT: ScopeKind.SUBJECT, Scope.TENANT: ScopeKind.TENANT}
+_LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, ScopeKind.TENANT: Scope.TENANT}
+
+
+class DomainLabel(NamedTuple):
+    """What the governor hangs on an allocator domain: names for the ledger, never keys."""
+
+    tenant: str
+    classification: str
+    level: int
+    scope: str
+    subject: str | None
+    session: str | None
+    spec: DomainSpec | None
+    grant_or_segment: str = ""
+
+
+class Opened(NamedTuple):
+    """A grant or segment that the policy lists for the reader; decided again at each use (G2)."""
+
+    id: str
+    owner: str
+    level: int
+    scope: Scope
+    via: Via
+    chain: Chain
+
+
+class Plan:
+    """One reader's standing under one revision."""
+
+    __slots__ = (
+        "account",
+        "active_us",
+        "classification",
+        "grants",
+        "level",
+        "manager",
+        "matcher",
+        "own",
+        "own_plan",
+        "owner_scope",
+        "principal",
+        "priorities",
+        "reuse_reasons",
+        "segments",
+        "subject_key",
+        "tenant",
+        "valid_until_utc_us",
+    )
+
+    def __init__(
+        self, principal: Principal, account: Account, manager: BlockManager, level: int, name: str
+    ) -> None:
+        self.principal = principal
+        self.tenant = str(principal.tenant)
+        self.account = account
+        self.manager = manager
+        self.level = level
+        self.classification = name
+        self.own: Chain
+        self.own_plan: ReadPlan
+        self.owner_scope = Scope.SUBJECT
+        self.grants: tuple[Opened, ...] = ()
+        self.segments: dict[str, Opened] = {}
+        self.matcher: SegmentMatcher | None = None
+        self.active_us = 0
+        self.subject_key = (principal.tenant, principal.subject, principal.session)
+        self.valid_until_utc_us = 1 << 62
+        self.reuse_reasons: tuple[str, ...] = ()
+        self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
+
+
+PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
+
+
+class PlanBook:
+    """Plans under one policy revision. Domains outlive it: they are interned by what they are, weakly."""
+
+    def __init__(
+        self,
+        table: DecisionTable,
+        keyring: Keyring,
+        account_of: Callable[[str], tuple[Account, BlockManager]],
+        domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
+        block_tokens: int,
+    ) -> None:
+        self.table = table
+        self._keyring = keyring
+        self._account_of = account_of
+        self._domains = domains
+        self._block_tokens = block_tokens
+        self._plans: dict[str, OrderedDict[PlanKey, Plan]] = {}
+        self._by_key: dict[PlanKey, Plan] = {}
+
+    def plan(self, key: PlanKey, now_utc_us: int) -> Plan | None:
+        """The reader's plan, or None where the policy admits no such tenant."""
+        plan = self._by_key.get(key)
+        if plan is not None and now_utc_us < plan.valid_until_utc_us:
+            return plan
+        plan = self._make(key, now_utc_us)
+        if plan is not None:
+            self._keep(key, plan)
+        return plan
+
+    def drop(self) -> None:
+        """Forget every plan, as a key rotation or destruction demands."""
+        self._plans.clear()
+        self._by_key.clear()
+
+    def _keep(self, key: PlanKey, plan: Plan) -> None:
+        own = self._plans.setdefault(plan.tenant, OrderedDict())
+        own[key] = plan
+        self._by_key[key] = plan
+        if len(own) > PLANS_PER_TENANT_MAX:
+            oldest, _ = own.popitem(last=False)
+            self._by_key.pop(oldest, None)
+
+    def _make(self, key: PlanKey, now_utc_us: int) -> Plan | None:
+        principal, model, route, hint, salt = key
+        table, tenant = self.table, str(principal.tenant)
+        entry = table.tenant(tenant)
+        if entry is None:
+            return None
+        level = table.classify(tenant, route, principal.classification, hint)
+        account, manager = self._account_of(tenant)
+        plan = Plan(principal, account, manager, level, table.policy.classifications[level])
+        owed = table.obligations(tenant, level)
+        plan.active_us = owed.active_max_us
+        owner = tenant_owner(principal.issuer, tenant)
+        self._keyring.ensure([owner])
+        self._own(plan, owner, key, owed, entry.scope)
+        change = table.next_change_us(now_utc_us)
+        if change is not None:
+            plan.valid_until_utc_us = change
+        eviction = table.policy.eviction
+        plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
+        if plan.own.state is not None:
+            self._open_grants(plan, model, now_utc_us, principal.issuer)
+        self._open_segments(plan, model, now_utc_us, principal.issuer)
+        return plan
+
+    def _own(self, plan: Plan, owner: KeyOwner, key: PlanKey, owed: Obligations, scope: Scope) -> None:
+        principal, model, route, _, salt = key
+        epoch = self._keyring.current(owner)
+        assert epoch is not None, "ensured above"
+        spec = own_domain(
+            principal,
+            scope=_SCOPES[scope],
+            classification=plan.classification,
+            model=model,
+            key_epoch=epoch,
+            labels=self.table.labels(plan.tenant, route),
+            salt=salt,
+        )
+        if spec is None:  # no subject and no session: nothing is reused across requests
+            domain = self._domain(
+                None, plan.account, plan.manager, plan, owed._replace(idle_us=0, absolute_us=0)
+            )
+            plan.own = Chain(domain, None)
+        else:
+            plan.owner_scope = _LEVELS[spec.scope]
+            owed = self._publishable(plan, owed)
+            domain = self._domain(spec, plan.account, plan.manager, plan, owed)
+            state = self._keyring.domains.state(spec) if owed.cacheable else None
+            plan.own = Chain(domain, state)
+        plan.own_plan = ReadPlan(plan.own)
+
+    def _publishable(self, plan: Plan, owed: Obligations) -> Obligations:
+        """Where publishing or retaining is not permitted, blocks are never CACHED."""
+        for action in (Action.PUBLISH, Action.RETAIN):
+            if not self.table.decide(
+                action, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN, 0
+            ).permitted:
+                return owed._replace(idle_us=0, absolute_us=0)
+        return owed
+
+    def _domain(
+        self,
+        spec: DomainSpec | None,
+        owner: Account,
+        manager: BlockManager,
+        plan: Plan,
+        owed: Obligations,
+        *,
+        tenant: str = "",
+        classification: str = "",
+        source: str = "",
+        is_segment: bool = False,
+    ) -> Domain:
+        if spec is not None:
+            known = self._domains.get((spec, id(manager)))
+            if known is not None and known.is_open:
+                return known
+        label = DomainLabel(
+            tenant or plan.tenant,
+            classification or plan.classification,
+            plan.level,
+            spec.scope.value if spec is not None else "request",
+            spec.subject if spec is not None else None,
+            spec.session if spec is not None else None,
+            spec,
+            source,
+        )
+        domain = manager.domain(
+            owner,
+            label=label,
+            idle_us=owed.idle_us,
+            absolute_us=owed.absolute_us,
+            scrub_within_us=owed.scrub_within_us,
+            verify_share=owed.verify_share,
+            is_segment=is_segment,
+        )
+        if spec is not None:
+            self._domains[(spec, id(manager))] = domain
+        return domain
+
+    # -- across a boundary --------------------------------------------------------------------------------------------
+
+    def _open_grants(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
+        """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
+        opened: list[Opened] = []
+        for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
+            if len(opened) == GRANTS_READ_MAX:
+                break
+            entry = self._grant(plan, grant, model, issuer)
+            if entry is not None:
+                opened.append(entry)
+        plan.grants = tuple(opened)
+
+    def _grant(self, plan: Plan, grant: Grant, model: bytes, issuer: str) -> Opened | None:
+        owner = tenant_owner(issuer, grant.owner)
+        epoch = self._keyring.current(owner)
+        account, manager = self._account_of(grant.owner)
+        if epoch is None or manager is not plan.manager:
+            return None
+        spec = DomainSpec(
+            scope=ScopeKind.TENANT,
+            issuer=issuer,
+            tenant=grant.owner,
+            classification=plan.classification,
+            labels=self.table.labels(grant.owner, None),
+            model=model,
+            key_epoch=epoch,
+        )
+        owed = self.table.obligations(grant.owner, plan.level)
+        if not owed.cacheable:
+            return None
+        domain = self._domain(spec, account, manager, plan, owed, tenant=grant.owner)
+        chain = Chain(domain, self._keyring.domains.state(spec))
+        return Opened(grant.id, grant.owner, plan.level, Scope.TENANT, Via.GRANT, chain)
+
+    def _open_segments(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
+        candidates: list[Candidate] = []
+        for rule in self.table.segments_for(plan.tenant, now_utc_us):
+            entry = self._segment(plan, rule, model, issuer)
+            if entry is not None:
+                plan.segments[rule.id] = entry
+                owner = tenant_owner(issuer, rule.owner)
+                candidates.append(Candidate(rule.id, owner, rule.digest.removeprefix("hmac:"), rule.tokens))
+        if candidates:
+            plan.matcher = SegmentMatcher(
+                self._keyring, candidates[:16], model=model, block_tokens=self._block_tokens
+            )
+
+    def _segment(self, plan: Plan, rule: SegmentRule, model: bytes, issuer: str) -> Opened | None:
+        owner = tenant_owner(issuer, rule.owner)
+        epoch = self._keyring.current(owner)
+        account, manager = self._account_of(rule.owner)
+        if epoch is None or manager is not plan.manager or rule.level > plan.level:
+            return None
+        name = self.table.policy.classifications[rule.level]
+        spec = DomainSpec(
+            scope=ScopeKind.SEGMENT,
+            issuer=issuer,
+            tenant=rule.owner,
+            segment=rule.id,
+            classification=name,
+            labels=self.table.labels(rule.owner, None),
+            model=model,
+            key_epoch=epoch,
+        )
+        owed = self.table.obligations(rule.owner, rule.level)
+        if not owed.cacheable:
+            return None
+        domain = self._domain(
+            spec,
+            account,
+            manager,
+            plan,
+            owed,
+            tenant=rule.owner,
+            classification=name,
+            source=rule.id,
+            is_segment=True,
+        )
+        chain = Chain(domain, self._keyring.domains.state(spec))
+        return Opened(rule.id, rule.owner, rule.level, rule.scope, Via.SEGMENT, chain)
