@@ -71,6 +71,9 @@ class Keyring:
         self._scratch = KeyBuffer(KEY_BYTES)
         self._lock = threading.RLock()
         self._document = store.load()
+        self.changes = (
+            0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
+        )
         self.domains = DomainKeys(
             self.derive, states_max=states_max, states_per_owner_max=states_per_owner_max
         )
@@ -125,6 +128,7 @@ class Keyring:
             if (owner, epoch) not in document.epochs:
                 raise _absent(owner, epoch)
             self._doomed.add((owner, epoch))
+            self.changes += 1
             states = self.domains.drop_epoch(owner, epoch)
             buffers = self._wipe(owner, epoch)
             del document.epochs[owner, epoch]
@@ -205,7 +209,7 @@ class Keyring:
 
     def _reload(self) -> KeyDocument:
         """The store's document, to be changed; what another process destroyed leaves this one's memory."""
-        self._document = self._store.load()
+        self._adopt(self._store.load())
         for owner, epoch in [key for key in self._secrets if key not in self._document.epochs]:
             self._wipe(owner, epoch)
         self.domains.keep_only(self._document.epochs.keys())
@@ -213,6 +217,10 @@ class Keyring:
 
     def _save(self, document: KeyDocument) -> None:
         self._store.save(document)
+        self._adopt(document)
+
+    def _adopt(self, document: KeyDocument) -> None:
+        self.changes += document.epochs.keys() != self._document.epochs.keys()
         self._document = document
 
 

@@ -186,6 +186,23 @@ def test_two_processes_making_epochs_lose_none(tmp_path: Path) -> None:
     assert _block_key(one, _spec()) == _block_key(other, _spec())
 
 
+def test_the_change_count_rises_with_every_beginning_and_end_of_an_epoch(tmp_path: Path) -> None:
+    ring, other = _ring(tmp_path), _ring(tmp_path)
+    seen = [ring.changes]
+    for act in (
+        lambda: ring.ensure([ACME]),
+        lambda: ring.rotate(ACME),
+        lambda: ring.destroy(ACME, 1),
+        lambda: (other.ensure([GLOBEX]), ring.refresh()),
+    ):
+        act()
+        seen.append(ring.changes)
+        ring.ensure([ACME])
+        ring.refresh()
+        assert ring.changes == seen[-1]
+    assert seen == sorted(set(seen))
+
+
 def test_a_store_that_cannot_be_written_still_ends_the_epoch_here(tmp_path: Path, monkeypatch: Any) -> None:
     ring = _ring(tmp_path)
     ring.ensure([ACME])
