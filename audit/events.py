@@ -163,8 +163,8 @@ class BlocksReleased(NamedTuple):
 class CustodyEnded(NamedTuple):
     """Blocks of one owner left custody (class B).
 
-    `retired_us` is when the last device work on them retired (the fence's end); `ceiling_us` their
-    absolute end.
+    `retired_us` is when the last device work on them retired: the fence's end, or some earlier moment where
+    none was in flight when custody ended. `ceiling_us` is their absolute end (0: none).
     """
 
     at_us: int

