@@ -62,10 +62,12 @@ def _policy(fields: Fields, root: Node, file: str) -> Policy:
         fields.choice(found["profile"], "`profile`", _PROFILES) if "profile" in found else Profile.SHARED
     )
     scope = fields.choice(found["scope"], "`scope`", PRIVATE_SCOPES) if "scope" in found else Scope.SUBJECT
+    before = fields.problems.count
     retention = read_retention(names, found["retention"]) if "retention" in found else ()
     scrub = read_scrub(names, found["scrub"]) if "scrub" in found else ()
     offload = read_offload(names, found["offload"]) if "offload" in found else ()
-    owed = Owed(profile, scope, retention, scrub, offload)
+    sound = fields.problems.count == before
+    owed = Owed(profile, scope, *((retention, scrub, offload) if sound else ((), (), ())))
     tenants, default = read_tenants(names, found["tenants"], owed) if "tenants" in found else ((), None)
     return Policy(
         name=fields.identifier(found["name"], "`name`") if "name" in found else "",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TypeVar
 
-from kvcustody.policies.document import Node, Scalar
+from kvcustody.policies.document import Mapping, Node, Scalar
 from kvcustody.policies.ir import Offload, OnOutage, Outage, Retention, Scrub, Tier
 from kvcustody.policies.problems import quote
 from kvcustody.policies.reading.fields import Fields
@@ -130,8 +130,8 @@ def _complete(
         name: read(names.fields, value, f"{what} for {quote(name)}") for name, (_, value) in found.items()
     }
     fallback = read_values.get("default")
-    missing = [name for name in names.levels if name not in read_values] if fallback is None else []
-    for name in missing:
+    missing = [name for name in names.levels if name not in read_values and fallback is None]
+    for name in missing if isinstance(node, Mapping) else ():
         names.fields.problems.add(node.mark, code, f"{what} has no entry for classification {quote(name)}")
     values = [read_values.get(name, fallback) for name in names.levels]
     return tuple(value for value in values if value is not None)

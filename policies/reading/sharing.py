@@ -141,6 +141,7 @@ def read_rules(names: Names, node: Node) -> tuple[Rule, ...]:
 
 def _rule(names: Names, node: Node) -> Rule:
     fields = names.fields
+    before = fields.problems.count
     found = fields.mapping(node, "rule", ("id", "effect", "action"), ("when", "reason"))
     name = names.claim(found["id"], "rule") if "id" in found else ""
     what = f"`when` of rule {quote(name)}"
@@ -166,7 +167,7 @@ def _rule(names: Names, node: Node) -> Rule:
         reason=fields.text(found["reason"], "`reason`") if "reason" in found else "",
         mark=node.mark,
     )
-    if rule.effect is RuleEffect.PERMIT:
+    if rule.effect is RuleEffect.PERMIT and fields.problems.count == before:
         _check_permit(names, rule, found, when)
     return rule
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from kvcustody.policies.document import Mapping, Node, Scalar
+from kvcustody.policies.document import Broken, Mapping, Node, Scalar
 from kvcustody.policies.ir import (
     DEFAULT_TENANT,
     EVERY_TENANT,
@@ -169,12 +169,14 @@ def read_groups(
         if name and name not in members:
             fields.problems.add(key.mark, "KVP407", f"{what} has no member", did_you_mean(name, members))
         found = fields.mapping(value, what, ("share",), ("at_most", "from", "until", "reason"))
+        before = fields.problems.count
         share = fields.boolean(found["share"], "`share`") if "share" in found else False
+        alone = not share and fields.problems.count == before and not isinstance(found.get("share"), Broken)
         if share and profile.isolating:
             fields.problems.add(found["share"].mark, "KVP607", f"{what} shares in profile `{profile}`")
         if share and "at_most" not in found:
             fields.problems.add(key.mark, "KVP302", f"{what} has no field `at_most`")
-        for name_unused in ("at_most", "from", "until") if not share and "share" in found else ():
+        for name_unused in ("at_most", "from", "until") if alone and "share" in found else ():
             if name_unused in found:
                 message = f"`{name_unused}` does not apply to {what}, which does not share"
                 fields.problems.add(found[name_unused].mark, "KVP306", message)
