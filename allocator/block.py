@@ -26,6 +26,14 @@ class BlockState(IntEnum):
     QUARANTINED = 5
 
 
+# Plain integers for the hot path: reaching an enum's member costs more than the move itself.
+CLEAN = int(BlockState.CLEAN)
+ACTIVE = int(BlockState.ACTIVE)
+CACHED = int(BlockState.CACHED)
+FENCED = int(BlockState.FENCED)
+DIRTY = int(BlockState.DIRTY)
+QUARANTINED = int(BlockState.QUARANTINED)
+
 TRANSITIONS: frozenset[tuple[BlockState, BlockState]] = frozenset(
     {
         (BlockState.CLEAN, BlockState.ACTIVE),

@@ -78,42 +78,71 @@ def search(
 
     `state` is consumed. Cost: one digest per 16 matched blocks, then at most 16 more (C2).
     """
-    get = index.get
-    node: Node | None = None
     at, end = first * block_bytes, last * block_bytes
+    if at >= end:
+        return Match(domain, None, 0, 0, state, None)
+    stripes, mask = index.stripes, index.mask
+    update, digest = state.update, state.digest
+    update(data[at : at + block_bytes])
+    if extras and first in extras:
+        update(extras[first])
+    key = digest()
+    node = stripes[hash(key) & mask].get(key)
+    if node is None:
+        return Match(domain, None, 0, 0, state, key)
+    start = at
+    at += block_bytes
     if not extras:
         step = COARSE_BLOCKS * block_bytes
-        while at + step <= end:
+        for edge in range(start + step, end + 1, step):
             mark = state.copy()
-            state.update(data[at : at + step])
-            found = get(state.digest())
+            state.update(data[at:edge])
+            key = state.digest()
+            found = stripes[hash(key) & mask].get(key)
             if found is None:
                 state = mark
                 break
-            node = found
-            at += step
-    matched = at // block_bytes - first
-    position = matched - node.start if node is not None else 0
-    next_key: bytes | None = None
+            node, at = found, edge
+    return _search_fine(
+        index,
+        Match(domain, node, 0, (at - start) // block_bytes, state, None),
+        data,
+        first,
+        last,
+        block_bytes,
+        extras,
+    )
+
+
+def _search_fine(
+    index: PrefixIndex, match: Match, data: bytes, first: int, last: int, block_bytes: int, extras: Extras
+) -> Match:
+    """Go on from a coarse match block by block to its exact end."""
+    node, matched = match.node, match.blocks
+    assert node is not None
+    position = matched - node.start
+    update, digest = match.state.update, match.state.digest
+    at = (first + matched) * block_bytes
     for block in range(first + matched, last):
-        state.update(data[at : at + block_bytes])
+        update(data[at : at + block_bytes])
         if extras and block in extras:
-            state.update(extras[block])
-        key = state.digest()
-        if node is not None and position < node.length:
+            update(extras[block])
+        key = digest()
+        if position < node.length:
             if not node.keys.startswith(key, KEY_BYTES * position):
-                next_key = key
+                match.next_key = key
                 break
             position += 1
         else:
-            found = get(key)
+            found = index.get(key)
             if found is None:
-                next_key = key
+                match.next_key = key
                 break
             node, position = found, 1
         at += block_bytes
         matched += 1
-    return Match(domain, node, position, matched, state, next_key)
+    match.node, match.position, match.blocks = node, position, matched
+    return match
 
 
 def keys_of(

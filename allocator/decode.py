@@ -25,6 +25,7 @@ class DecodeTable:
         self.pending: NDArray[np.int32] = np.zeros((slots, block_tokens), dtype=np.int32)
         self.sequences: list[Sequence | None] = [None] * slots
         self._free = list(range(slots - 1, -1, -1))
+        self._earliest_us = NEVER_US  # no sequence overruns before
 
     def enter(self, sequence: Sequence, tokens: int, tail: bytes) -> None:
         """Give `sequence` a slot; `tail` holds the int32 token ids of its partial last block."""
@@ -34,7 +35,9 @@ class DecodeTable:
         sequence.slot = slot
         self.length[slot] = tokens
         self.capacity[slot] = sequence.block_count * self.block_tokens
-        self.active_until[slot] = sequence.active_until_us
+        until = sequence.active_until_us
+        self.active_until[slot] = until
+        self._earliest_us = min(self._earliest_us, until)
         if tail:
             values = np.frombuffer(tail, dtype=np.int32)
             self.pending[slot, : len(values)] = values
@@ -46,13 +49,16 @@ class DecodeTable:
         self.sequences[slot] = None
         self.length[slot] = self.capacity[slot] = self.computed[slot] = 0
         self.active_until[slot] = NEVER_US
-        self.pending[slot] = 0
+        self.pending[slot].fill(0)
         self._free.append(slot)
         sequence.slot = -1
 
     def overrunning(self, now_us: int) -> list[Sequence]:
         """Sequences that have been ACTIVE longer than their policy allows."""
+        if now_us < self._earliest_us:
+            return []
         over = np.flatnonzero(self.active_until <= now_us)
+        self._earliest_us = int(self.active_until.min(initial=NEVER_US))
         found = (self.sequences[slot] for slot in over.tolist())
         return [sequence for sequence in found if sequence is not None]
 

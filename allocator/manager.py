@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import Blocks, BlockState
+from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.chain import keys_of
 from kvcustody.allocator.decode import DecodeTable
 from kvcustody.allocator.domain import Domain
@@ -210,11 +210,15 @@ class BlockManager:
         can_preempt: bool,
     ) -> str | None:
         """Hand out what each span needs, to the account that owns the span."""
-        wanted = [
-            (span.domain.owner, min(span.last, total) - max(span.first, found.hit_blocks))
-            for span in found.spans
-            if min(span.last, total) > span.first
-        ]
+        spans = found.spans
+        if len(spans) == 1:
+            wanted = [(spans[0].domain.owner, total - found.hit_blocks)] if total > found.hit_blocks else []
+        else:
+            wanted = [
+                (span.domain.owner, min(span.last, total) - span.first)
+                for span in spans
+                if min(span.last, total) > span.first
+            ]
         groups = 1 + len(self.options.windows)
         for account, count in wanted:
             refused = self.space.ensure(account, count * groups, now_us, can_preempt)
@@ -437,7 +441,7 @@ class BlockManager:
 
     def live_blocks(self) -> int:
         """Blocks in ACTIVE or CACHED custody."""
-        return self.pool.counts[BlockState.ACTIVE] + self.pool.counts[BlockState.CACHED]
+        return self.pool.counts[ACTIVE] + self.pool.counts[CACHED]
 
 
 def _cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -> dict[str, Partition]:

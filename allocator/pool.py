@@ -15,7 +15,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import TRANSITIONS, Blocks, BlockState
+from kvcustody.allocator.block import (
+    ACTIVE,
+    CACHED,
+    CLEAN,
+    DIRTY,
+    FENCED,
+    QUARANTINED,
+    TRANSITIONS,
+    Blocks,
+    BlockState,
+)
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.fence import Fences
 from kvcustody.allocator.memory import Memory, ScrubResult
@@ -23,9 +33,11 @@ from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
 from kvcustody.errors import HandleError, IsolationError
 
-_ALLOWED = np.zeros((len(BlockState), len(BlockState)), dtype=np.bool_)
-for _source, _target in TRANSITIONS:
-    _ALLOWED[_source, _target] = True
+_ALLOWED = frozenset((int(source), int(target)) for source, target in TRANSITIONS)
+_SMALL_MOVE = 4096
+_ALL_IN = tuple(
+    bytes([state]) * _SMALL_MOVE for state in BlockState
+)  # what a correct move's states look like
 
 
 class Custody:
@@ -120,16 +132,16 @@ class Pool:
         assert sum(partition.size for partition in partitions) <= blocks
         self.memory = memory
         self.blocks = blocks
-        self.state: NDArray[np.uint8] = np.full(blocks, BlockState.DIRTY, dtype=np.uint8)
+        self.state: NDArray[np.uint8] = np.full(blocks, DIRTY, dtype=np.uint8)
         self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.counts = [0] * len(BlockState)
-        self.counts[BlockState.DIRTY] = blocks
+        self.counts[DIRTY] = blocks
         self.next_generation = 1
         self.fences = Fences()
         self.ended: list[Custody] = []
         self.receipts: list[Scrubbed] = []
         self.stuck_findings: list[Custody] = []
-        self.partitions = []
+        self.partitions: list[Partition] = []
         for partition in partitions:
             self.enter(partition)
 
@@ -141,16 +153,21 @@ class Pool:
         partition.dirty_blocks = partition.size
         self.partitions.append(partition)
 
-    def move(self, blocks: Blocks, source: BlockState, target: BlockState) -> None:
+    def move(self, blocks: Blocks, source: int, target: int) -> None:
         """The one method that moves blocks between states. Raises `IsolationError` where a block is not in `source`."""
         count = len(blocks)
         if not count:
             return
         state = self.state
-        if not _ALLOWED[source, target] or np.count_nonzero(state[blocks] != source):
+        found = state[blocks]
+        if count <= _SMALL_MOVE:
+            differs = found.tobytes() != _ALL_IN[source][:count]
+        else:
+            differs = bool(np.count_nonzero(found != source))
+        if differs or (source, target) not in _ALLOWED:
             raise IsolationError(
-                f"blocks cannot move from {source.name} to {target.name}: found states "
-                f"{sorted({BlockState(s).name for s in state[blocks].tolist()})}",
+                f"blocks cannot move from {BlockState(source).name} to {BlockState(target).name}: found states "
+                f"{sorted({BlockState(s).name for s in found.tolist()})}",
                 source=source,
                 target=target,
             )
@@ -170,19 +187,17 @@ class Pool:
             blocks = np.concatenate((ring[head:], ring[:end]))
         partition.clean_head = end if end < partition.size else 0
         partition.clean_count -= count
-        self.move(blocks, BlockState.CLEAN, BlockState.ACTIVE)
+        self.move(blocks, CLEAN, ACTIVE)
         first = self.next_generation
         self.next_generation = first + count
         self.generation[blocks] = np.arange(first, first + count)
         account.used_blocks += count
         return blocks
 
-    def end(
-        self, ending: list[tuple[Blocks, Domain, str, int, int]], source: BlockState, now_us: int
-    ) -> None:
+    def end(self, ending: list[tuple[Blocks, Domain, str, int, int]], source: int, now_us: int) -> None:
         """End custodies (blocks, domain, cause, due, fence): FENCED, then waiting for device work up to their fence."""
         blocks = ending[0][0] if len(ending) == 1 else np.concatenate([entry[0] for entry in ending])
-        self.move(blocks, source, BlockState.FENCED)
+        self.move(blocks, source, FENCED)
         generations = self.generation[blocks]
         at = 0
         for run, domain, cause, due_us, fence in ending:
@@ -205,9 +220,9 @@ class Pool:
         for custody in partition.fenced:
             if custody.fence < oldest:
                 custody.retired_us = now_us if custody.fence else custody.ended_us
-                self._make_dirty(partition, custody, BlockState.FENCED)
+                self._make_dirty(partition, custody, FENCED)
             elif stuck_before and oldest < stuck_before:
-                self.move(custody.blocks, BlockState.FENCED, BlockState.QUARANTINED)
+                self.move(custody.blocks, FENCED, QUARANTINED)
                 partition.stuck.append(custody)
                 self.stuck_findings.append(custody)
             else:
@@ -219,19 +234,18 @@ class Pool:
         for custody in partition.stuck:
             if custody.fence < oldest:
                 custody.retired_us = now_us
-                self._make_dirty(partition, custody, BlockState.QUARANTINED)
+                self._make_dirty(partition, custody, QUARANTINED)
             else:
                 still.append(custody)
         partition.stuck = still
 
-    def _make_dirty(self, partition: Partition, custody: Custody, source: BlockState) -> None:
-        self.move(custody.blocks, source, BlockState.DIRTY)
+    def _make_dirty(self, partition: Partition, custody: Custody, source: int) -> None:
+        self.move(custody.blocks, source, DIRTY)
         partition.dirty.append(custody)
         partition.dirty_blocks += len(custody.blocks)
         if custody.domain is not None:
             urgent = custody.due_us + custody.domain.scrub_within_us // 4
-            if urgent < partition.urgent_us:
-                partition.urgent_us = urgent
+            partition.urgent_us = min(partition.urgent_us, urgent)
         self.ended.append(custody)
 
     def scrub(self, partition: Partition, at_most: int) -> int:
@@ -265,9 +279,9 @@ class Pool:
                 custody.account.used_blocks -= len(custody.blocks)
         if failed:
             bad = np.unique(np.concatenate(failed))
-            self.move(bad, BlockState.DIRTY, BlockState.QUARANTINED)
+            self.move(bad, DIRTY, QUARANTINED)
             blocks = blocks[~np.isin(blocks, bad)]
-        self.move(blocks, BlockState.DIRTY, BlockState.CLEAN)
+        self.move(blocks, DIRTY, CLEAN)
         self._push_clean(partition, blocks)
         return len(blocks)
 
@@ -289,9 +303,7 @@ class Pool:
         """Raise `HandleError` where a (block, generation) handle is stale or out of range (L3)."""
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.blocks):
             raise HandleError(f"block `{int(blocks.max())}` is outside the pool of {self.blocks}")
-        stale = np.flatnonzero(
-            (self.generation[blocks] != generations) | (self.state[blocks] > BlockState.CACHED)
-        )
+        stale = np.flatnonzero((self.generation[blocks] != generations) | (self.state[blocks] > CACHED))
         if len(stale):
             at = int(stale[0])
             raise HandleError(

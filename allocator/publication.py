@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvcustody.allocator.block import Blocks, BlockState
+from kvcustody.allocator.block import ACTIVE, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.node import KEY_BYTES, Node
 from kvcustody.allocator.pool import Pool
@@ -141,7 +141,7 @@ class Publication:
             account.active_blocks -= len(blocks)
             account.partition.over_blocks += account.over_blocks() - before
         if ending:
-            self.pool.end(ending, BlockState.ACTIVE, now_us)
+            self.pool.end(ending, ACTIVE, now_us)
 
     # -- sliding windows ----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcustody.allocator.block import Blocks, BlockState
+from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.index import PrefixIndex
 from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
@@ -64,7 +64,7 @@ class PrefixTree:
             parts.append(node.blocks)
             node = node.parent
         if self._revived:
-            self._move(self._revived, BlockState.CACHED, BlockState.ACTIVE)
+            self._move(self._revived, CACHED, ACTIVE)
             self._revived = []
         return parts
 
@@ -72,7 +72,7 @@ class PrefixTree:
         """Refer to one node whose parent this sequence refers to already."""
         if node.refs == 0:
             self._revive(node)
-            self._move(self._revived, BlockState.CACHED, BlockState.ACTIVE)
+            self._move(self._revived, CACHED, ACTIVE)
             self._revived = []
         node.refs += 1
         node.hits += 1
@@ -145,8 +145,7 @@ class PrefixTree:
         node.born_us = node.used_us = now_us
         ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
         if parent is not None:
-            if parent.ceiling_us < ceiling:
-                ceiling = parent.ceiling_us
+            ceiling = min(ceiling, parent.ceiling_us)
             parent.adopt(node)
         else:
             self.roots[id(node)] = node
@@ -174,8 +173,7 @@ class PrefixTree:
             parent = node.parent
             node.refs -= 1
             assert node.refs >= 0, "negative references"
-            if node.fence < fence:
-                node.fence = fence
+            node.fence = max(node.fence, fence)
             if node.refs == 0:
                 _charge_active(node.domain.owner, -node.block_count)
                 if node.holds and now_us < node.ceiling_us and node.domain.is_open:
@@ -214,8 +212,7 @@ class PrefixTree:
         while node is not None:
             if _holdable(node, hold):
                 node.holds += 1
-                if node.deadline_us < deadline:
-                    node.deadline_us = deadline
+                node.deadline_us = max(node.deadline_us, deadline)
             node = node.parent
         hold.next_at_leaf, leaf.tip = leaf.tip, hold
         hold.account.residencies[hold.id] = hold
@@ -336,16 +333,16 @@ class PrefixTree:
     def flush(self, now_us: int) -> None:
         """Carry out the block moves that the walks above have gathered, one array operation per kind of move."""
         if self._cached:
-            self._move(self._cached, BlockState.ACTIVE, BlockState.CACHED)
+            self._move(self._cached, ACTIVE, CACHED)
             self._cached = []
         if self._ending:
-            self.pool.end(self._ending, BlockState.CACHED, now_us)
+            self.pool.end(self._ending, CACHED, now_us)
             self._ending = []
         if self._ending_active:
-            self.pool.end(self._ending_active, BlockState.ACTIVE, now_us)
+            self.pool.end(self._ending_active, ACTIVE, now_us)
             self._ending_active = []
 
-    def _move(self, parts: list[Blocks], source: BlockState, target: BlockState) -> None:
+    def _move(self, parts: list[Blocks], source: int, target: int) -> None:
         self.pool.move(parts[0] if len(parts) == 1 else np.concatenate(parts), source, target)
 
     # -- evict --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ is away. C: aggregated into counters. A residency id is unique inside its incarn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -34,7 +35,7 @@ _PIECE_TOKENS = 96
 _PARTS_DIGITS = 10
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 
-Runs = tuple[Run, ...]
+Runs = Sequence[Run]
 
 
 class WorkerStarted(NamedTuple):

@@ -35,7 +35,7 @@ def opened(
     principal = plan.principal
     residency = sequence.residency
     attached = sequence.table[: sequence.hit_blocks]
-    domains = (residency.domain.tag,)
+    domains: tuple[int, ...] = (residency.domain.tag,)
     leaf = sequence.leaf
     if leaf is not None and leaf.domain is not residency.domain:
         domains = (residency.domain.tag, leaf.domain.tag)

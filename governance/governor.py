@@ -26,15 +26,15 @@ from kvcustody.allocator.lookup import Chain, Found, Prompt, ReadPlan
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence as Running
-from kvcustody.audit.events import Event, HitCounted, PolicyActivated
+from kvcustody.audit.events import Event, HitCounted, KeyEvent, PolicyActivated
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.errors import ConfigError, HandleError, IdentityError
+from kvcustody.errors import ConfigError, HandleError
 from kvcustody.governance import evidence
 from kvcustody.governance.domain import DomainSpec
 from kvcustody.governance.erasure import Erased, Selector, erase
 from kvcustody.governance.first_use import FirstUses
-from kvcustody.governance.identity import Principal, check_identifier
-from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.identity import Principal
+from kvcustody.governance.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.outcome import Admission, Deferred, Refused
@@ -47,8 +47,9 @@ from kvcustody.policies.table import DecisionTable
 
 T = TypeVar("T")
 Tokens = Sequence[int] | NDArray[np.int32]
+# An enum's member costs more to reach than a decision to make.
+_ADMIT, _REUSE, _OWN = Action.ADMIT, Action.REUSE, Via.OWN
 _NO_EXTRAS: Mapping[int, bytes] = {}
-_BLOCK_EXTRAS_MAX = 1 << 16
 
 
 class Hints(NamedTuple):
@@ -161,9 +162,7 @@ class Governor:
             tally.count(tally.deferred, "ledger")
             return Deferred(request_id, "ledger")
         decide = self.table.decide
-        admitted = decide(
-            Action.ADMIT, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN, utc_us
-        )
+        admitted = decide(_ADMIT, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, utc_us)
         if not admitted.permitted:
             tally.count(tally.refused, admitted.reasons[0])
             return Refused(request_id, f"policy: {admitted.reasons[0]}")
@@ -172,7 +171,7 @@ class Governor:
         prompt = Prompt(
             _as_bytes(tokens, count), count, whole, limit, 4 * self.block_tokens, extras or _NO_EXTRAS
         )
-        reuse = decide(Action.REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN, utc_us)
+        reuse = decide(_REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, utc_us)
         read = plan.own_plan
         if not reuse.permitted:
             self._deny(tally, plan, reuse.reasons[0], now_us)
@@ -248,7 +247,7 @@ class Governor:
         if not entry.chain.domain.is_open:
             return False
         decision = self.table.decide(
-            Action.REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, utc_us, entry.id
+            _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, utc_us, entry.id
         )
         if not decision.permitted:
             self._deny(tally, plan, decision.reasons[0], now_us, entry.owner)
@@ -439,7 +438,13 @@ class Governor:
         self._pools.limit(table)
 
     def _new_book(self, table: DecisionTable) -> PlanBook:
-        return PlanBook(table, self._keyring, self._account, self._domains, self.block_tokens)
+        return PlanBook(
+            table, self._keyring, self._account, self._domains, self.block_tokens, self._record_key
+        )
+
+    def _record_key(self, fact: KeyFact) -> None:
+        tenant = fact.owner.name if fact.owner.kind == "tenant" else None
+        self._ledger.submit_durable(KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor"))
 
     def _account(self, tenant: str) -> tuple[Account, BlockManager]:
         return self._pools.account(tenant, self.table)
@@ -528,6 +533,6 @@ def _as_bytes(tokens: Tokens, count: int) -> bytes:
             data = struct.pack(f"<{count}i", *tokens)
     except (struct.error, TypeError, ValueError) as error:
         raise ConfigError(f"token ids must be integers of 31 bits: {error}") from error
-    if int(np.frombuffer(data, dtype=np.int32).min()) < 0:
+    if np.minimum.reduce(np.frombuffer(data, dtype=np.int32)) < 0:
         raise ConfigError("token ids must be integers of 31 bits: found a negative one")
     return data

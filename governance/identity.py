@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvcustody.errors import IdentityError
@@ -46,6 +46,7 @@ class Principal:
     session_asserted: bool = False
     classification: str | None = None
     route: str | None = None
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_identifier("issuer", self.issuer)
@@ -58,6 +59,12 @@ class Principal:
             check_identifier("classification", self.classification)
         if self.route is not None and not check_identifier("route", self.route).startswith("/"):
             raise IdentityError("route: must begin with `/`", field="route", reason="must begin with `/`")
+
+        identity = (self.issuer, self.tenant, self.subject, self.session, self.classification, self.route)
+        object.__setattr__(self, "_hash", hash((*identity, self.subject_asserted, self.session_asserted)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def private_scope(self) -> Literal["subject", "session"] | None:

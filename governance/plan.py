@@ -22,8 +22,7 @@ from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.governance.domain import DomainSpec, KeyOwner, ScopeKind, own_domain, tenant_owner
 from kvcustody.governance.identity import Principal
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.keyring import KeyFact, Keyring
 from kvcustody.governance.segments import Candidate, SegmentMatcher
 from kvcustody.policies.ir import Action, Grant, Scope, SegmentRule, Via
 from kvcustody.policies.obligations import Obligations
@@ -118,8 +117,11 @@ class PlanBook:
         account_of: Callable[[str], tuple[Account, BlockManager]],
         domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
         block_tokens: int,
+        record_key: Callable[[KeyFact], None],
     ) -> None:
         self.table = table
+        self._record_key = record_key
+        self._key_changes = keyring.changes
         self._keyring = keyring
         self._account_of = account_of
         self._domains = domains
@@ -129,6 +131,8 @@ class PlanBook:
 
     def plan(self, key: PlanKey, now_utc_us: int) -> Plan | None:
         """The reader's plan, or None where the policy admits no such tenant."""
+        if self._key_changes != self._keyring.changes:
+            self.drop()  # a rotation or destruction: every plan holds primed states (H2)
         plan = self._by_key.get(key)
         if plan is not None and now_utc_us < plan.valid_until_utc_us:
             return plan
@@ -141,6 +145,7 @@ class PlanBook:
         """Forget every plan, as a key rotation or destruction demands."""
         self._plans.clear()
         self._by_key.clear()
+        self._key_changes = self._keyring.changes
 
     def _keep(self, key: PlanKey, plan: Plan) -> None:
         own = self._plans.setdefault(plan.tenant, OrderedDict())
@@ -162,7 +167,9 @@ class PlanBook:
         owed = table.obligations(tenant, level)
         plan.active_us = owed.active_max_us
         owner = tenant_owner(principal.issuer, tenant)
-        self._keyring.ensure([owner])
+        for fact in self._keyring.ensure([owner]):
+            self._record_key(fact)  # class A: durable before the epoch keys anything
+        self._key_changes = self._keyring.changes
         self._own(plan, owner, key, owed, entry.scope)
         change = table.next_change_us(now_utc_us)
         if change is not None:
@@ -294,7 +301,7 @@ class PlanBook:
                 candidates.append(Candidate(rule.id, owner, rule.digest.removeprefix("hmac:"), rule.tokens))
         if candidates:
             plan.matcher = SegmentMatcher(
-                self._keyring, candidates[:16], model=model, block_tokens=self._block_tokens
+                self._keyring, candidates, model=model, block_tokens=self._block_tokens
             )
 
     def _segment(self, plan: Plan, rule: SegmentRule, model: bytes, issuer: str) -> Opened | None:

@@ -129,7 +129,7 @@ class Pools:
             account, manager = self.account(name, table)
             self._limited(account.name, tenant, manager)
 
-    # -- fences -------------------------------------------------------------------------------------------------------
+    # -- fences ----------------------------------------------------------------------------------------
 
     def open_fence(self, pools: set[int], now_us: int) -> OpenedFence:
         """Open one fence in each of these pools."""

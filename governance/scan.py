@@ -1,6 +1,7 @@
 """Orphan scans of one process: what the allocator, the live sequences and the queues disagree about.
 
-Classes are those of the design that can arise inside one process; ledger and tier classes join from the audit room.
+Classes are those of the design that can arise inside one process; ledger and tier classes join from the audit
+room.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _nodes(manager: BlockManager) -> dict[int, Node]:
 
 
 def _references(manager: BlockManager, findings: list[Finding]) -> None:
-    """References counted from block tables against those the nodes carry, and index entries against the tree."""
+    """References counted from block tables against those that nodes carry, and index entries against the tree."""
     nodes = _nodes(manager)
     counted = dict.fromkeys(nodes, 0)
     for sequence in manager.decode.sequences:
@@ -83,7 +84,7 @@ def _references(manager: BlockManager, findings: list[Finding]) -> None:
             findings.append(
                 Finding("reference without sequence", node.domain.owner.name, cause, _blocks(node))
             )
-    for _, node in manager.tree.index.items():
+    for node in manager.tree.index.nodes():
         if id(node) not in nodes:
             findings.append(
                 Finding(

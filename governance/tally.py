@@ -9,8 +9,8 @@ class Tally:
     __slots__ = (
         "deferred",
         "denials",
-        "first_requests",
         "first_request_hits",
+        "first_requests",
         "granted_hit_blocks",
         "hit_blocks",
         "hit_requests",
