@@ -90,4 +90,4 @@ def quote(value: str) -> str:
 def did_you_mean(value: str, known: Iterable[str]) -> str | None:
     """A hint naming the closest known word, or None when nothing is close."""
     close = get_close_matches(value, list(known), n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else None
+    return f"did you mean {quote(close[0])}?" if close else None

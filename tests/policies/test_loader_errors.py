@@ -303,3 +303,12 @@ def test_a_value_cannot_break_or_reorder_the_line(value):
     text = str(rejected(BASE.replace("profile: shared", f'profile: "{value}"')))
     assert "\n" not in text and "\u202e" not in text and len(text) < 300
     assert text.count("`") % 2 == 0
+
+
+def test_a_suggested_name_is_quoted_too():
+    """Found by the fuzzer: a hint may name what the document itself declares."""
+    text = BASE.replace("  labs: {", "  \uf281labs: {")
+    assert (
+        "did you mean `\\uf281labs`?" in str(rejected(text))
+        and str(rejected(text)).replace("\n", "").isprintable()
+    )
