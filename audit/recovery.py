@@ -65,15 +65,10 @@ def _open_residencies(connection: Connection, incarnation: int) -> Sequence[Any]
 
 def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, str], tuple[Run, ...]]:
     """Blocks recorded as written whose end was never recorded, by owner and classification."""
-    classes = dict(
-        connection.execute(
-            select(residencies.c.residency, residencies.c.classification).where(
-                residencies.c.incarnation == incarnation, residencies.c.part == 1
-            )
-        )
-        .tuples()
-        .all()
+    query = select(residencies.c.residency, residencies.c.classification).where(
+        residencies.c.incarnation == incarnation, residencies.c.part == 1
     )
+    classes = {row.residency: row.classification for row in connection.execute(query)}
     columns = (releases.c.residency, releases.c.tenant)
     mine = (releases.c.incarnation == incarnation) & releases.c.written
     written = read(connection, releases, columns, mine)

@@ -434,6 +434,12 @@ class EventWriter:
                 self._advance([entry.sequence])
         if not kept:
             return
+        if not (self._spilled or self._full):  # the first thing in a spill says why it began
+            with self._lock:
+                self._sequence += 1
+                sequence = self._sequence
+            started = SpillStarted(self._clock.now_us(), cause, kept[0].sequence)
+            kept.insert(0, _Entry(sequence, started, leaves(started, self._context, sequence)))
         names = self._directory.fresh()
         records = [b"P" + orjson.dumps(row) for row in names]
         records += [b"L" + leaf.data for entry in kept for leaf in entry.leaves]
@@ -449,7 +455,6 @@ class EventWriter:
         if not self._spilled:
             self._spilled = True
             self._retry_at = time.monotonic() + self._settings.retry_seconds
-            self._emit(SpillStarted(self._clock.now_us(), cause, kept[0].sequence))
         self._finish(kept)
 
     def _refuse_waiting(self) -> None:

@@ -56,10 +56,39 @@ def postgres_store(postgres: str) -> Iterator[Engine]:
     name = f"ledger_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
-    engine = open_store(postgres.replace("/postgres?", f"/{name}?"), timeout_seconds=2.0)
+    engine = open_store(postgres.replace("/postgres?", f"/{name}?"), timeout_seconds=0.3)
     upgrade(engine)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_store(request: pytest.FixtureRequest) -> Engine:
+    """Both databases, one after the other."""
+    return request.getfixturevalue("store" if request.param == "sqlite" else "postgres_store")
+
+
+@contextlib.contextmanager
+def locked(engine: Engine) -> Iterator[None]:
+    """Another client holds the ledger: every write waits until its timeout."""
+    with engine.connect() as connection:
+        if engine.dialect.name == "sqlite":
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute("BEGIN EXCLUSIVE")
+        else:
+            connection.exec_driver_sql("LOCK TABLE logs, events, incarnations IN ACCESS EXCLUSIVE MODE")
+        try:
+            yield
+        finally:
+            if engine.dialect.name == "sqlite":
+                raw.execute("ROLLBACK")
+            connection.rollback()
+
+
+@pytest.fixture
+def lock() -> Callable[[Engine], contextlib.AbstractContextManager[None]]:
+    return locked
 
 
 @pytest.fixture
