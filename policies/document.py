@@ -24,9 +24,9 @@ NODES_MAX = 200_000
 DEPTH_MAX = 32
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# C0 but tab and line ends, C1, zero-width, bidirectional, line and paragraph separators, BOM, tag characters.
+# C0 but tab and line ends (a lone carriage return hides a line), C1, zero-width, bidirectional, separators, BOM, tags.
 HIDDEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
 )
 _TRAPS: tuple[tuple[str, str, re.Pattern[str]], ...] = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 from typing import NamedTuple
 
 from kvcustody.errors import PolicyError
@@ -16,6 +17,7 @@ from kvcustody.policies.codes import CODES
 
 PROBLEMS_MAX = 100
 QUOTE_MAX = 60
+CANDIDATES_MAX = 1_000
 
 
 class Mark(NamedTuple):
@@ -70,6 +72,10 @@ class Problems:
                 Problem(self.file, mark.line, mark.column, code, message, hint or CODES[code].advice)
             )
 
+    def near(self, value: str, known: Iterable[str]) -> str | None:
+        """`did_you_mean`, while there is room for another problem: comparing words is what costs time here."""
+        return did_you_mean(value, known) if len(self._kept) < PROBLEMS_MAX else None
+
     def raise_if_any(self) -> None:
         """Raise `PolicyRejected` with the problems in document order, if there is one."""
         if self._kept:
@@ -89,5 +95,6 @@ def quote(value: str) -> str:
 
 def did_you_mean(value: str, known: Iterable[str]) -> str | None:
     """A hint naming the closest known word, or None when nothing is close."""
-    close = get_close_matches(value, list(known), n=1, cutoff=0.6)
+    alike = islice((word for word in known if abs(len(word) - len(value)) <= 3), CANDIDATES_MAX)
+    close = get_close_matches(value[:QUOTE_MAX], alike, n=1, cutoff=0.6)
     return f"did you mean {quote(close[0])}?" if close else None

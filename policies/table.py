@@ -101,6 +101,7 @@ class DecisionTable:
         "_classifier",
         "_deny",
         "_edges",
+        "_failed",
         "_grants",
         "_own",
         "_segments",
@@ -129,6 +130,9 @@ class DecisionTable:
         self._tenants = {tenant.id: tenant for tenant in policy.tenants}
         self._classifier = Classifier(policy)
         self._deny = Decision(Effect.DENY, (DEFAULT_DENY,), revision)
+        self._failed = Decision(
+            Effect.DENY, (DEFAULT_DENY,), revision, ("decide ran out of memory or depth",)
+        )
         self._batch: BatchTable | None = None
 
     def decide(  # noqa: PLR0917, positional: this call is on the hot path
@@ -169,6 +173,8 @@ class DecisionTable:
                 if start <= now_utc_us < end:
                     return decision if source is None else self._narrowed(decision, ids, source)
             return self._deny
+        except (MemoryError, RecursionError):
+            return self._failed
         except Exception as error:
             return Decision(
                 Effect.DENY, (DEFAULT_DENY,), self.revision, (f"{type(error).__name__} in decide",)

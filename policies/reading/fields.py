@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from kvcustody.policies.document import HIDDEN, Broken, Mapping, Node, Scalar, Sequence, describe
-from kvcustody.policies.problems import Problems, did_you_mean, quote
+from kvcustody.policies.problems import Problems, quote
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Fields:
             if key.text in known:
                 found[key.text] = value
             else:
-                hint = did_you_mean(key.text, known) or f"known fields are {', '.join(known)}"
+                hint = self.problems.near(key.text, known) or f"known fields are {', '.join(known)}"
                 self.problems.add(key.mark, "KVP301", f"unknown field {quote(key.text)} in {what}", hint)
         for name in required:
             if name not in found:
@@ -153,7 +153,7 @@ class Fields:
         text = self.string(node, what)
         if text is None or text in choices:
             return choices.get(text or "", first)
-        hint = did_you_mean(text, choices) or f"choices are {', '.join(choices)}"
+        hint = self.problems.near(text, choices) or f"choices are {', '.join(choices)}"
         self.problems.add(node.mark, "KVP208", f"{what} {quote(text)} is not a choice", hint)
         return first
 

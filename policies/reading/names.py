@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvcustody.policies.document import Mapping, Node, Scalar, Sequence
 from kvcustody.policies.ir import DEFAULT_TENANT, Labels
-from kvcustody.policies.problems import Mark, did_you_mean, quote
+from kvcustody.policies.problems import Mark, quote
 from kvcustody.policies.reading.fields import Fields
 
 CLASSIFICATIONS_MAX = 16
@@ -73,7 +73,7 @@ class Names:
         """A classification's level."""
         name = self.fields.string(node, what)
         if name is not None and name not in self.levels and self.levels:
-            hint = did_you_mean(name, self.levels)
+            hint = self.fields.problems.near(name, self.levels)
             self.fields.problems.add(
                 node.mark, "KVP402", f"{what} {quote(name)} is not in `classifications`", hint
             )
@@ -83,7 +83,7 @@ class Names:
         """A tenant that the policy names."""
         name = self.fields.tenant(node, what)
         if name and name not in self.tenants:
-            hint = did_you_mean(name, self.tenants)
+            hint = self.fields.problems.near(name, self.tenants)
             self.fields.problems.add(node.mark, "KVP401", f"{what} {quote(name)} is not in `tenants`", hint)
         return name
 
@@ -92,12 +92,12 @@ class Names:
         pairs = []
         for key, value in self.fields.entries(node, "`labels`"):
             if key.text not in self.labels:
-                hint = did_you_mean(key.text, self.labels)
+                hint = self.fields.problems.near(key.text, self.labels)
                 self.fields.problems.add(key.mark, "KVP403", f"label {quote(key.text)} is not declared", hint)
                 continue
             text = self.fields.string(value, f"label {quote(key.text)}")
             if text is not None and text not in self.labels[key.text]:
-                hint = did_you_mean(text, self.labels[key.text])
+                hint = self.fields.problems.near(text, self.labels[key.text])
                 message = f"label {quote(key.text)} has no value {quote(text)}"
                 self.fields.problems.add(value.mark, "KVP403", message, hint)
             pairs.append((key.text, text or ""))
@@ -114,7 +114,7 @@ def by_classification(
         if key.text in known:
             found[key.text] = (key, value)
         elif names.levels:
-            hint = did_you_mean(key.text, known)
+            hint = names.fields.problems.near(key.text, known)
             message = f"{what} names classification {quote(key.text)}, which is not in `classifications`"
             names.fields.problems.add(key.mark, "KVP402", message, hint)
     return found

@@ -23,7 +23,7 @@ from kvcustody.policies.ir import (
     Scrub,
     TenantPolicy,
 )
-from kvcustody.policies.problems import Mark, did_you_mean, quote
+from kvcustody.policies.problems import Mark, quote
 from kvcustody.policies.reading.names import Names
 from kvcustody.policies.reading.obligations import (
     read_tenant_offload,
@@ -167,7 +167,9 @@ def read_groups(
         name = names.claim(key, "group")
         what = f"group {quote(key.text)}"
         if name and name not in members:
-            fields.problems.add(key.mark, "KVP407", f"{what} has no member", did_you_mean(name, members))
+            fields.problems.add(
+                key.mark, "KVP407", f"{what} has no member", fields.problems.near(name, members)
+            )
         found = fields.mapping(value, what, ("share",), ("at_most", "from", "until", "reason"))
         before = fields.problems.count
         share = fields.boolean(found["share"], "`share`") if "share" in found else False
@@ -188,7 +190,7 @@ def read_groups(
     for tenant in tenants:
         if tenant.group and tenant.group not in declared:
             message = f"tenant {quote(tenant.id)} is in group {quote(tenant.group)}, which is not in `groups`"
-            fields.problems.add(tenant.mark, "KVP407", message, did_you_mean(tenant.group, declared))
+            fields.problems.add(tenant.mark, "KVP407", message, fields.problems.near(tenant.group, declared))
     return tuple(groups)
 
 

@@ -199,6 +199,25 @@ def test_an_error_while_deciding_is_a_deny_that_says_so(compiled):
     assert decision == Decision(Effect.DENY, ("default-deny",), 1, ("KeyError in decide",))
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError, RecursionError, TimeoutError, OSError, AttributeError, ZeroDivisionError]
+)
+@pytest.mark.parametrize("name", GOOD)
+def test_any_failure_inside_the_engine_is_a_deny(compiled, name, error):
+    """B1: engine error, timeout or exhausted memory. Control: the same request is permitted before."""
+
+    class Failing(dict):
+        def get(self, *_):
+            raise error
+
+    table = compiled()
+    assert table.decide(*GOOD[name])
+    for part in ("_own", "_grants", "_segments"):
+        setattr(table, part, Failing())
+    decision = table.decide(*GOOD[name])
+    assert not decision and decision.reasons == ("default-deny",) and len(decision.errors) == 1
+
+
 TERMS = ["readers", "owners", "levels", "via", "actions"]
 
 

@@ -305,6 +305,12 @@ def test_a_value_cannot_break_or_reorder_the_line(value):
     assert text.count("`") % 2 == 0
 
 
+def test_line_ends():
+    assert load_policy(BASE.replace("\n", "\r\n"), name="crlf.yaml") == load_policy(BASE, name="lf.yaml")
+    assert load_policy("\ufeff" + BASE, name="bom.yaml") == load_policy(BASE, name="lf.yaml")
+    assert "U+000D" in str(rejected(BASE.replace("\n", "\r", 3)))
+
+
 def test_a_suggested_name_is_quoted_too():
     """Found by the fuzzer: a hint may name what the document itself declares."""
     text = BASE.replace("  labs: {", "  \uf281labs: {")
