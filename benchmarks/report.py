@@ -8,8 +8,9 @@ from workload import BLOCK_TOKENS
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """Heading with the facts, the request table, the decode table."""
-    return "\n\n".join([heading(result), requests(result["requests"]), decode(result["decode"])])
+    """Heading with the facts, the request tables, the decode table."""
+    parts = [heading(result), requests(result["requests"]), reported(result["requests"])]
+    return "\n\n".join(filter(None, [*parts, decode(result["decode"])]))
 
 
 def heading(result: dict[str, Any]) -> str:
@@ -25,24 +26,52 @@ def heading(result: dict[str, Any]) -> str:
 
 
 def requests(records: list[dict[str, Any]]) -> str:
-    """One row a point: each peer's microseconds a request, and its ratio to the baseline."""
-    names, judged = list(records[0]["peers"]), list(records[0]["ratios"])
+    """One row a point: microseconds a request of the baseline and the judged peer, and the ratio with its goal."""
+    baseline, *others = records[0]["peers"]
+    names = [baseline, *others[:1]]
     header = ["tokens", "hit", "pool"]
     for name in names:
-        header += [f"{name} µs (wall)", "µs/block", *phases_header(records[0]["peers"][name])]
-    for name in judged:
-        header += [f"{name} ratio [95 %]", "wall ratio", "goal"]
+        header += [f"{name} µs (wall)", *phases_header(records[0]["peers"][name])]
+    judged = [name for name in names if name in records[0]["ratios"]]
+    for _ in judged:
+        header += ["µs/block", "leaves, apart", "ratio [95 %]", "wall ratio", "goal"]
     rows = []
     for record in records:
-        row = [f"{record['tokens']:,}", f"{record['hit_percent']} %", record["pool"]]
+        row = point(record)
         for name in names:
             peer = record["peers"][name]
-            per_block = peer["cpu"]["median_us"] / (record["tokens"] / BLOCK_TOKENS)
-            row += [both(peer), f"{per_block:.2f}", *phases_cell(peer)]
+            row += [both(peer), *phases_cell(peer)]
         for name in judged:
+            peer = record["peers"][name]
+            per_block = peer["cpu"]["median_us"] / (record["tokens"] / BLOCK_TOKENS)
+            row += [f"{per_block:.2f}", f"{peer['drain']['median_us']:,.0f}"]
             row += judgement(record["ratios"][name], record["goal"])
         rows.append(row)
     return table(header, rows)
+
+
+def reported(records: list[dict[str, Any]]) -> str:
+    """One row a point: the ratios of the peers after the first, which no goal binds."""
+    names = list(records[0]["ratios"])[1:]
+    if not names:
+        return ""
+    header = ["tokens", "hit", "pool", *(f"{name} µs: ratio" for name in names)]
+    rows = [
+        [
+            *point(record),
+            *(
+                f"{record['peers'][name]['cpu']['median_us']:,.1f}: {record['ratios'][name]['cpu']['value']:.3f}"
+                for name in names
+            ),
+        ]
+        for record in records
+    ]
+    return table(header, rows)
+
+
+def point(record: dict[str, Any]) -> list[str]:
+    """The cells that name a point."""
+    return [f"{record['tokens']:,}", f"{record['hit_percent']} %", record["pool"]]
 
 
 def decode(record: dict[str, Any]) -> str:
@@ -79,7 +108,7 @@ def phases_cell(peer: dict[str, Any]) -> list[str]:
 def judgement(verdict: dict[str, Any], goal: float) -> list[str]:
     """Ratio with interval, wall ratio, goal with its outcome."""
     cpu = verdict["cpu"]
-    outcome = {True: f"≤ {goal:.2f} met", False: f"≤ {goal:.2f} missed", None: "noise"}[verdict["met"]]
+    outcome = {True: f"≤ {goal:.2f} met", False: f"≤ {goal:.2f} missed", None: "reported"}[verdict["met"]]
     return [
         f"{cpu['value']:.3f} [{cpu['low']:.3f}, {cpu['high']:.3f}]",
         f"{verdict['wall']['value']:.3f}",

@@ -1,0 +1,277 @@
+"""The whole Governor as a peer: identity, policy, keys, look-up, blocks, residency, evidence, release.
+
+1. Nothing is left out of the timed path except what runs on other threads or devices: events are queued in it
+   and turned into canonical leaves by `drain`; blocks change state in it, their memory is not there.
+2. The principal is one object, as an authenticated connection keeps it; every decision is made per request.
+3. With n read domains, n - 1 tenants grant theirs, which each request searches after its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from time import thread_time_ns
+from typing import NamedTuple
+
+import numpy as np
+
+from kvcustody.allocator.block import BlockState
+from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.audit.events import Context, Event, HitCounted, leaves
+from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.governor import Governor
+from kvcustody.governance.identity import Principal, identify
+from kvcustody.governance.key_store import FileKeyStore
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.outcome import Admission
+from kvcustody.governance.pools import Pools
+from kvcustody.governance.wrapping import open_wrapping
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.table import DecisionTable
+
+ISSUER, READER = "idp", "reader"
+RESERVE_LOW, RESERVE_HIGH = 0.01, 0.02  # of the pool
+MODEL = ModelIdentity(
+    weights_digest="sha256:aa",
+    weights_epoch=1,
+    tokenizer_digest="sha256:bb",
+    chat_template="v1",
+    quantization="none",
+    kv_dtype="bf16",
+    kv_layout="NHD",
+    block_tokens=16,
+    rope={"base": 10000},
+    attention={"heads": 8},
+)
+
+
+class RequestPhases(NamedTuple):
+    """Thread CPU time of a request's four calls."""
+
+    admit_ns: int
+    commit_ns: int
+    release_ns: int
+    step_ns: int
+
+
+class DecodePhases(NamedTuple):
+    """Thread CPU time of a decode step's two calls."""
+
+    extend_ns: int
+    step_ns: int
+
+
+class Shelf:
+    """A ledger that keeps events until somebody converts them, or drops them."""
+
+    admitting = True
+
+    def __init__(self, *, keeping: bool = True) -> None:
+        self._keeping = keeping
+        self._queued: list[Sequence[Event]] = []
+        self._context = Context("0" * 32, 0, SubjectDirectory())
+        self._sequence = 0
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        """Queue events by reference, as the writer's queue does."""
+        if self._keeping:
+            self._queued.append(events)
+        return 0
+
+    def submit_durable(self, event: Event, /) -> int:
+        """Queue one event."""
+        return self.submit([event])
+
+    def convert(self) -> int:
+        """Canonical leaves of all that is queued, as the writer's thread makes them; returns how many events."""
+        queued, self._queued = self._queued, []
+        before = self._sequence
+        for events in queued:
+            for event in events:
+                self._sequence += 1
+                if not isinstance(event, HitCounted):  # class C: the writer aggregates it
+                    leaves(event, self._context, self._sequence)
+        return self._sequence - before
+
+
+class GovernedPeer:
+    """One Governor over one pool of `pool_blocks` blocks; satisfies `workload.Peer`."""
+
+    def __init__(self, pool_blocks: int, block_tokens: int, read_domains: int = 1) -> None:
+        self._shelf = Shelf()
+        self.governor = govern(pool_blocks, block_tokens, self._shelf, read_domains=read_domains)
+        self._principal = principal(READER)
+        self._slots = np.empty(0, dtype=np.int64)
+        self._open_grants(read_domains)
+
+    def run_request(self, tokens: list[int]) -> int:
+        """Admit, compute, release, and the engine step that hands evidence over; returns the tokens that hit."""
+        governor = self.governor
+        admission = self._admit(tokens)
+        governor.commit([admission.request_id], [len(tokens)])
+        governor.release(admission.request_id)
+        governor.step()
+        return admission.hit_tokens
+
+    def phases(self, tokens: list[int]) -> RequestPhases:
+        """The same request with its calls timed apart."""
+        governor = self.governor
+        start = thread_time_ns()
+        admission = self._admit(tokens)
+        admitted = thread_time_ns()
+        governor.commit([admission.request_id], [len(tokens)])
+        committed = thread_time_ns()
+        governor.release(admission.request_id)
+        released = thread_time_ns()
+        governor.step()
+        return RequestPhases(
+            admitted - start, committed - admitted, released - committed, thread_time_ns() - released
+        )
+
+    def warm(self, tokens: list[int]) -> None:
+        """Leave `tokens` cached and unreferenced."""
+        self.run_request(tokens)
+
+    def cached_blocks(self) -> int:
+        """Blocks in the CACHED state."""
+        return self.governor.managers[0].pool.counts[BlockState.CACHED]
+
+    def drain(self) -> int:
+        """Turn queued events into canonical leaves; returns how many events."""
+        return self._shelf.convert()
+
+    def decode_setup(self, prompts: list[list[int]]) -> None:
+        """Start one running sequence per prompt, its prompt computed."""
+        ids = [self._admit(tokens).request_id for tokens in prompts]
+        self.governor.commit(ids, [len(tokens) for tokens in prompts])
+        self.governor.step()
+        self._slots = self.governor.slots(ids)
+
+    def decode_step(self, tokens: list[int]) -> None:
+        """One accepted token for every running sequence, then the engine step."""
+        self._extend(tokens)
+        self.governor.step()
+
+    def decode_phases(self, tokens: list[int]) -> DecodePhases:
+        """The same step with its calls timed apart."""
+        start = thread_time_ns()
+        self._extend(tokens)
+        extended = thread_time_ns()
+        self.governor.step()
+        return DecodePhases(extended - start, thread_time_ns() - extended)
+
+    def _extend(self, tokens: list[int]) -> None:
+        if self.governor.extend_slots(self._slots, np.array(tokens, dtype=np.int32)):
+            raise RuntimeError("the pool is too small for this decode")
+
+    def _admit(self, tokens: list[int]) -> Admission:
+        admission = self.governor.admit(self._principal, MODEL, tokens)
+        if not isinstance(admission, Admission):
+            raise RuntimeError(f"not admitted: {admission}")
+        return admission
+
+    def _open_grants(self, read_domains: int) -> None:
+        """Owners' keys exist once they have been seen; a grant serves once its first use is recorded."""
+        less_than_a_block = [1, 2, 3]
+        for owner in owners(read_domains):
+            serve(self.governor, principal(owner), less_than_a_block)
+        for _ in range(2):
+            serve(self.governor, self._principal, less_than_a_block)
+            self.governor.settle()
+
+
+def govern(
+    pool_blocks: int,
+    block_tokens: int,
+    ledger: Shelf,
+    *,
+    read_domains: int = 1,
+    clock: Clock | None = None,
+    sweep_batch: int = 256,
+) -> Governor:
+    """A Governor under the benchmark's policy, with keys of its own and no memory behind its blocks."""
+    clock = clock or SystemClock()
+    folder = Path(tempfile.mkdtemp(dir=key_folder().name))
+    keyring = Keyring(
+        FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root.key"), clock
+    )
+    options = PoolOptions(
+        block_tokens=block_tokens,
+        reserve_low=int(RESERVE_LOW * pool_blocks),
+        reserve_high=int(RESERVE_HIGH * pool_blocks),
+        sweep_batch=sweep_batch,
+    )
+    pools = Pools(lambda blocks: UnbackedMemory(blocks, 0, clock=clock), pool_blocks, options)
+    return Governor(pools, policy_table(read_domains, clock), keyring, ledger, clock=clock)
+
+
+@cache
+def key_folder() -> tempfile.TemporaryDirectory[str]:
+    """Where this process keeps its throw-away keys; gone with the process."""
+    return tempfile.TemporaryDirectory(prefix="kvcustody-bench-")
+
+
+def policy_table(read_domains: int, clock: Clock) -> DecisionTable:
+    """Tenant scope, long deadlines, and a live grant from each further owner to the reader."""
+    now = datetime.fromtimestamp(clock.utc_us() / 1_000_000, UTC)
+    from_day, until_day = (now - timedelta(days=30)).date(), (now + timedelta(days=300)).date()
+    tenants = "".join(
+        f"\n  {owner}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}"
+        for owner in owners(read_domains)
+    )
+    grants = "".join(
+        f"\n  - {{id: read-{owner}, owner: {owner}, reader: {READER}, at_most: internal, "
+        f"from: {from_day}, until: {until_day}, reason: measurement}}"
+        for owner in owners(read_domains)
+    )
+    text = f"""schema: kvcustody/policy@1
+name: benchmark
+profile: shared
+scope: tenant
+classifications: [internal]
+classify:
+  - {{tenant: "*", as: internal}}
+tenants:
+  {READER}: {{quota: {{guaranteed: 90%, cap: 100%, borrow: true}}}}{tenants}
+rules:
+  - {{id: own-reuse, effect: permit, action: reuse, when: {{reader: owner}}}}
+retention:
+  internal: {{idle: 1d, absolute: 7d, active_max: 1d}}
+scrub:
+  default: {{within: 10s, verify: none}}
+offload:
+  internal: never
+audit:
+  on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}
+"""
+    if grants:
+        text += f"grants:{grants}\n"
+    return compile_policy(load_policy(text, name="benchmark.yaml"), revision=1)
+
+
+def owners(read_domains: int) -> list[str]:
+    """The tenants that grant their domains to the reader."""
+    return [f"owner-{number}" for number in range(1, read_domains)]
+
+
+def principal(tenant: str) -> Principal:
+    """An authenticated member of a tenant."""
+    return identify(issuer=ISSUER, tenant=tenant, verified={"subject": "alice"})
+
+
+def serve(governor: Governor, who: Principal, tokens: Sequence[int] | np.ndarray) -> int:
+    """One request's whole path; returns the tokens that hit."""
+    admission = governor.admit(who, MODEL, tokens)
+    if not isinstance(admission, Admission):
+        raise RuntimeError(f"not admitted: {admission}")
+    governor.commit([admission.request_id], [len(tokens)])
+    governor.release(admission.request_id)
+    governor.step()
+    return admission.hit_tokens
