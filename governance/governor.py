@@ -113,7 +113,6 @@ class Governor:
         self._commands: deque[tuple[Callable[[Governor], object], Future[object]]] = deque()
         self._outbox: list[Event] = []
         self._launch = 0
-        self._next_request = 0
         self._first_uses = FirstUses(ledger, self._clock)
         self.tallies: dict[str, Tally] = {}
         self.table = table
@@ -142,10 +141,7 @@ class Governor:
         which it ends (`governance.extra_content.frame`). Raises `IdentityError` for a malformed identity or hint and
         `ConfigError` for token ids outside int32.
         """
-        if request_id is None:
-            self._next_request += 1
-            request_id = ("request", self._next_request)
-        elif (principal.tenant, request_id) in self._live:
+        if request_id is not None and (principal.tenant, request_id) in self._live:
             return Refused(request_id, "request id is in use")
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         now_us, utc_us = self._clock.now_us(), self._clock.utc_us()
@@ -155,6 +151,11 @@ class Governor:
         tally = self.tallies.get(plan.tenant)
         if tally is None:
             tally = self.tallies[plan.tenant] = Tally()
+        if request_id is None:  # numbered by tenant: one counter for all would tell each of the others' requests
+            tally.numbered += 1
+            request_id = ("request", tally.numbered)
+            if (plan.tenant, request_id) in self._live:
+                return Refused(request_id, "request id is in use")
         count = len(tokens)
         if not count:
             return Refused(request_id, "prompt is empty")

@@ -14,6 +14,7 @@ class Tally:
         "granted_hit_blocks",
         "hit_blocks",
         "hit_requests",
+        "numbered",
         "prompt_tokens",
         "refused",
         "requests",
@@ -21,6 +22,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.requests = 0
+        self.numbered = 0  # requests that came without an id of their own
         self.prompt_tokens = 0
         self.hit_requests = 0
         self.hit_blocks = 0
