@@ -350,3 +350,11 @@ def test_effect_and_decision_truth(compiled):
     assert (
         compiled(revision=9).decide(Action.ADMIT, "acme", "acme", 0, Scope.SESSION, Via.OWN, 0).revision == 9
     )
+
+
+def test_a_negative_level_is_not_the_highest(compiled):
+    """Sequences count backwards from -1; a level does not."""
+    table = compiled(("at_most: mid", "at_most: high"), ("{at_least: high}", "mid"))
+    assert reuse(table, "labs", "acme", HIGH)
+    assert not any(reuse(table, "labs", "acme", level) for level in (-1, -2, -3))
+    assert not any(table.grants_for("labs", level, NOW) for level in (-1, -2, -3))
