@@ -10,7 +10,9 @@ import time
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 
 from kvcustody.governance.outcome import Admission
@@ -27,11 +29,11 @@ def _build(pair: Any, **sizes: Any) -> World:
     return World(table(scope="subject" if pair[0][1] else "tenant"), **sizes)
 
 
-# -- A1 -----------------------------------------------------------------------------------------------------------------
+# -- A1 -------------------------------------------------------------------------------------------------------
 
 
 def _longest_prefix_first(world: World, who: Any, batch: list[Any]) -> list[int]:
-    """A scheduler that serves a batch longest cached prefix first; returns the completion order, all the attacker sees."""
+    """A scheduler that serves a batch longest cached prefix first; returns the order, which is all it shows."""
     tenant, subject = who
     answers = [world.admit(tenant, prompt, subject=subject) for prompt in batch]
     assert all(isinstance(answer, Admission) for answer in answers)
@@ -52,7 +54,7 @@ def _confirm_by_order(world: World, pair: Any, length: int, candidates: int) -> 
     world.hit(tenant, [*secret, 1], subject=subject)
     confirmed = positives = 0
     for at in range(length):
-        guesses = random.sample(range(40_000, 70_000), candidates - 1) + [secret[at]]
+        guesses = [*random.sample(range(40_000, 70_000), candidates - 1), secret[at]]
         random.shuffle(guesses)
         batch = [[*secret[:at], token, 2] for token in (90_000 + 2 * at, *guesses, 90_001 + 2 * at)]
         order = _longest_prefix_first(world, attacker, batch)
@@ -88,7 +90,7 @@ def test_completion_order_at_full_size(pair: Any, monkeypatch: pytest.MonkeyPatc
     assert confirmed >= 230, "void: without scopes the order must give the prompt away"
 
 
-# -- A2 -----------------------------------------------------------------------------------------------------------------
+# -- A2 -------------------------------------------------------------------------------------------------------
 
 LENGTHS = (1, 8, 16, 64, 256)
 
@@ -100,16 +102,17 @@ def _costs(world: World, pair: Any, length: int, count: int, measure: Any) -> tu
     costs: tuple[list[float], list[float]] = ([], [])
     for at in range(2 * count):
         sent = random.random() < 0.5
-        prefix = tokens(random, length).tolist()
-        for prompt in (prefix,) if sent else (tokens(random, length).tolist(),):
-            world.hit(tenant, [*prompt, 1], subject=subject)  # the victim works as much in both classes
-        costs[sent].append(measure(world, other, [*prefix, 2], mallory))
+        prefix, decoy = tokens(random, length), tokens(random, length)
+        world.hit(
+            tenant, np.append(prefix if sent else decoy, 1), subject=subject
+        )  # as much work in both classes
+        costs[sent].append(measure(world, other, np.append(prefix, 2), mallory))
         if at % 64 == 0:
             world.step()
     return costs
 
 
-def _virtual(world: World, tenant: str, prompt: list[int], subject: str | None) -> float:
+def _virtual(world: World, tenant: str, prompt: NDArray[np.int32], subject: str | None) -> float:
     return len(prompt) - world.hit(tenant, prompt, subject=subject)
 
 
@@ -136,7 +139,7 @@ def test_cost_at_full_size(pair: Any, length: int, monkeypatch: pytest.MonkeyPat
     assert area >= 0.99 if length >= BLOCK else area == 0.5, "void: without scopes a full block must show"
 
 
-def _wall(world: World, tenant: str, prompt: list[int], subject: str | None) -> float:
+def _wall(world: World, tenant: str, prompt: NDArray[np.int32], subject: str | None) -> float:
     began = time.perf_counter_ns()
     answer = world.admit(tenant, prompt, subject=subject)
     took = time.perf_counter_ns() - began
@@ -165,7 +168,7 @@ def test_admission_time_tells_nothing(length: int, monkeypatch: pytest.MonkeyPat
         assert auc(*_costs(control, pair, length, 1000, _wall)) >= 0.9, "void: a hit must be faster to admit"
 
 
-# -- A3 -----------------------------------------------------------------------------------------------------------------
+# -- A3 -------------------------------------------------------------------------------------------------------
 
 
 def _victim_asks(world: World, random: Random, at: int) -> None:

@@ -77,7 +77,7 @@ HALVES = """\
 ROOMY = """\
   victim:   {quota: {guaranteed: 25%, cap: 100%, borrow: true}}
   attacker: {quota: {guaranteed: 25%, cap: 100%, borrow: true}}
-  default:  {quota: {guaranteed: 0%, cap: 100%}}"""
+  default:  {quota: {guaranteed: 0%, cap: 100%, borrow: true}}"""
 
 
 def table(
