@@ -19,9 +19,10 @@ is away. C: aggregated into counters. A residency id is unique inside its incarn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import orjson
 
 from kvcustody.audit.runs import EXACT, Run, count, encode, split
@@ -477,7 +478,8 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
     body, runs = _body(event, context, sequence)
     made: list[Leaf] = []
     for log in logs_of(event):
-        whole = {**body, "log": log}
+        whole = {**body, "log": log} if made else body
+        whole["log"] = log
         data = canonical(whole)
         if len(data) <= LEAF_BYTES_MAX:
             made.append(Leaf(log, whole, data))
@@ -487,8 +489,19 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
 
 
 def canonical(body: dict[str, Any]) -> bytes:
-    """The canonical bytes of a leaf body; raises `LedgerError` on what the profile refuses."""
+    """The canonical bytes of a leaf body; raises `LedgerError` on what the profile refuses.
+
+    The body is put right in place where a number needs it: numpy's become Python's, large ones become decimal strings.
+    """
     try:
+        return orjson.dumps(body, option=_CANONICAL)
+    except (TypeError, ValueError):
+        for key, value in body.items():
+            plain = value.item() if isinstance(value, np.generic) else value
+            large = plain.__class__ is int and not -EXACT < plain < EXACT
+            body[key] = str(plain) if large else plain
+    try:
+        _refuse_floats(body.values(), body["kind"])
         return orjson.dumps(body, option=_CANONICAL)
     except (TypeError, ValueError) as problem:
         raise LedgerError(
@@ -496,39 +509,54 @@ def canonical(body: dict[str, Any]) -> bytes:
         ) from problem
 
 
-def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any], Runs]:
-    kind = event.__class__
+class _Shape(NamedTuple):
+    """What is known about a kind of event before any is seen."""
+
+    keys: tuple[str, ...]
+    head: dict[str, Any]
+    runs: bool
+    share: bool
+    subject: bool
+    about: bool  # may be about another incarnation
+
+
+def _shape(kind: type) -> _Shape:
     keys = _KEYS[kind]
-    body: dict[str, Any] = dict(zip(keys, event, strict=True))
     name, outage = KINDS[kind]
+    head = {"schema": SCHEMA, "kind": name, "outage": outage, "part": 1, "parts": 1}
+    return _Shape(
+        keys, head, "runs" in keys, "share_ppm" in keys, "subject" in keys, "of_incarnation" in keys
+    )
+
+
+_SHAPES = {kind: _shape(kind) for kind in KINDS}
+
+
+def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any], Runs]:
+    shape = _SHAPES[event.__class__]
+    body = shape.head.copy()
+    body.update(zip(shape.keys, event, strict=True))
     runs: Runs = ()
-    if "runs" in body:
-        runs = tuple(run for run in body["runs"] if len(run.blocks))
-        body["runs"] = [encode(run) for run in runs]
+    if shape.runs:
+        runs = body["runs"]
+        body["runs"] = [encode(run) for run in runs if len(run.blocks)]
         body["blocks"] = count(runs)
-    if "share_ppm" in body:
+    if shape.share:
         body["share_ppm"] = round(body["share_ppm"] * 1_000_000)
-    if "of_incarnation" in body and not body["of_incarnation"]:
+    if shape.about and not body["of_incarnation"]:
         body["of_incarnation"] = context.incarnation
-    if "subject" in body:
+    if shape.subject:
         _pseudonymise(body, context.pseudonym)
-    body |= {
-        "schema": SCHEMA,
-        "kind": name,
-        "outage": outage,
-        "incarnation": context.incarnation,
-        "sequence": sequence,
-        "at_us": body["boot_us"] + context.offset_us,
-        "part": 1,
-        "parts": 1,
-    }
-    for key, value in body.items():
-        shape = value.__class__
-        if shape is int and not -EXACT < value < EXACT:
-            body[key] = str(value)
-        elif shape is float:
-            raise LedgerError(f"`{name}` carries a float in `{key}`", key=key)
+    body["incarnation"] = context.incarnation
+    body["sequence"] = sequence
+    body["at_us"] = body["boot_us"] + context.offset_us
+    _refuse_floats(body.values(), body["kind"])
     return body, runs
+
+
+def _refuse_floats(values: Iterable[Any], kind: str) -> None:
+    if float in set(map(type, values)):
+        raise LedgerError(f"`{kind}` carries a float", kind=kind)
 
 
 def _pseudonymise(body: dict[str, Any], pseudonym: Pseudonyms) -> None:
@@ -544,7 +572,7 @@ def _continued(body: dict[str, Any], runs: Runs, log: str) -> list[Leaf]:
     room = LEAF_BYTES_MAX - len(canonical({**body, "runs": []})) - _PARTS_DIGITS
     parts: list[list[Any]] = [[]]
     used = 0
-    for run in runs:
+    for run in filter(lambda run: len(run.blocks), runs):
         for piece in split(run, _PIECE_TOKENS):
             item = encode(piece)
             size = len(orjson.dumps(item)) + 1

@@ -8,6 +8,7 @@ of the tenant that acted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Table
@@ -82,7 +83,7 @@ def _sources(kind: str) -> tuple[str, ...]:
     )
 
 
-_SOURCES = {kind: _sources(kind) for kind in _TABLES}
+_SOURCES = {kind: itemgetter(*_sources(kind)) for kind in _TABLES}
 
 
 def project(body: Body, ids: Ids) -> tuple[Table, tuple[Any, ...]] | None:
@@ -92,7 +93,8 @@ def project(body: Body, ids: Ids) -> tuple[Table, tuple[Any, ...]] | None:
     if entry is None or not _acting(kind, body):
         return None
     of = ids.incarnation(body, body.get("of_incarnation") or body["incarnation"])
-    row = {**body, "_incarnation": of.id}
+    row = body  # derived values join the body under names that no leaf has; the leaf's bytes are made already
+    row["_incarnation"] = of.id
     if "runs" in body:
         row["_blocks"], row["_low"], row["_high"] = extent(body["runs"])
     if kind == "custody-ended":
@@ -110,11 +112,12 @@ def project(body: Body, ids: Ids) -> tuple[Table, tuple[Any, ...]] | None:
     elif kind == "hit-counters":
         row["_from_us"] = body["from_boot_us"] + of.offset_us
     elif entry[0] is schema.outages:
-        row = {**_OUTAGE, **row}
+        row = {**_OUTAGE, **body}
         if kind == "withdrawn":
             row["first_sequence"] = row["last_sequence"] = body["of_sequence"]
             row["cause"] = "refused"
-    return entry[0], tuple([row[name] for name in _SOURCES[kind]])
+    values: tuple[Any, ...] = _SOURCES[kind](row)
+    return entry[0], values
 
 
 _OUTAGE: Body = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}

@@ -57,21 +57,42 @@ def encode(run: Run) -> list[Any]:
     length = len(blocks)
     generation = int(run.generation)
     head = generation if generation < EXACT else str(generation)
+    first = int(blocks[0]) if length else 0
+    counts: list[int]
     if length < 2:
-        deltas = [int(block) for block in blocks]
-        counts: list[int] = []
+        deltas, counts = ([first] if length else []), []
+    elif length <= _SHORT:
+        deltas, counts = _tokens(blocks.tolist())
     else:
-        steps = np.empty(length, np.int64)
-        steps[0] = blocks[0]
-        np.subtract(blocks[1:], blocks[:-1], out=steps[1:], dtype=np.int64)
-        starts = np.flatnonzero(steps[1:] != steps[:-1])
-        if len(starts) == length - 1:
-            deltas, counts = steps.tolist(), []
+        steps = np.subtract(blocks[1:], blocks[:-1], dtype=np.int64)
+        changes = (steps[1:] != steps[:-1]).nonzero()[0]
+        if not len(changes) and int(steps[0]) != first:
+            deltas, counts = [first, int(steps[0])], [1, length - 1]
+        elif len(changes) == length - 2 and int(steps[0]) != first:
+            deltas, counts = [first, *steps.tolist()], []
         else:
-            starts = np.concatenate(([0], starts + 1))
-            deltas = steps[starts].tolist()
-            counts = np.diff(starts, append=length).tolist()
+            deltas, counts = _tokens(blocks.tolist())
     return [head, deltas, counts, run.pool] if run.pool else [head, deltas, counts]
+
+
+_SHORT = 16  # below this a loop is faster than an array's overhead
+
+
+def _tokens(indices: list[int]) -> tuple[list[int], list[int]]:
+    """Run-length tokens of the differences, the first from 0; no counts when every one is 1."""
+    deltas: list[int] = []
+    counts: list[int] = []
+    before = 0
+    step = None
+    for index in indices:
+        if index - before == step:
+            counts[-1] += 1
+        else:
+            step = index - before
+            deltas.append(step)
+            counts.append(1)
+        before = index
+    return deltas, ([] if len(deltas) == len(indices) else counts)
 
 
 def decode(item: Sequence[Any]) -> Run:
