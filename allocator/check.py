@@ -137,17 +137,13 @@ def _check_accounts(manager: BlockManager, nodes: list[Node], problems: list[str
         counts = active if node.refs else cached
         counts[node.domain.owner.name] += node.block_count
     for sequence in _sequences(manager):
-        held = {id(span.domain): span for span in sequence.spans}
-        first = sequence.published
-        for span in held.values():
-            last = min(span.last, sequence.block_count)
-            if last > first:
-                active[span.domain.owner.name] += last - first
-                first = last
-        active[sequence.domain.owner.name] += max(0, sequence.block_count - first)
+        for first, last, domain in sequence.shares(sequence.published, sequence.block_count):
+            active[domain.owner.name] += last - first
         for blocks, domain in sequence.duplicates:
             active[domain.owner.name] += len(blocks)
-        active[sequence.domain.owner.name] += sum(map(len, sequence.windows))
+        for at, window in zip(sequence.window_first, sequence.windows, strict=True):
+            for first, last, domain in sequence.shares(at, at + len(window)):
+                active[domain.owner.name] += last - first
     for name, account in manager.accounts.items():
         if (account.active_blocks, account.cached_blocks) != (active[name], cached[name]):
             problems.append(

@@ -34,6 +34,7 @@ class DecodeTable:
         slot = self._free.pop()
         sequence.slot = slot
         self.length[slot] = tokens
+        self.computed[slot] = 0
         self.capacity[slot] = sequence.block_count * self.block_tokens
         until = sequence.active_until_us
         self.active_until[slot] = until

@@ -5,7 +5,9 @@ every operation is constant time, nothing is scanned and nothing is resized (ADR
 
 E1  Only a node without children is evicted, from its tail; no policy and no priority overrides that.
 E2  Within a level the oldest use goes first. Releasing a path enters the leaf before its parent, at a level no higher.
-E3  A retention duration only demotes to the default priority when it lapses; it never extends a deadline.
+E3  A retention duration starts when a node becomes CACHED and only demotes to the default priority when it lapses. It
+    never extends a deadline, and a node stays at the level of its highest child, so it never overrides E1.
+E4  Nodes wait for their demotion in a heap of at most twice the nodes that wait, plus a constant.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class EvictionPolicy(Protocol):
 
     name: str
     by_birth: bool
+    by_priority: bool
 
     def level(self, node: Node) -> int:
         """The level `node` belongs to now."""
@@ -36,6 +39,7 @@ class Lru:
 
     name = "lru"
     by_birth = False
+    by_priority = False
 
     def level(self, node: Node) -> int:
         """One level: recency alone decides."""
@@ -79,6 +83,7 @@ class Priority(Lru):
     """Priorities 0–100 as TensorRT-LLM's retention config: lowest first, then least recently used."""
 
     name = "priority"
+    by_priority = True
 
     def level(self, node: Node) -> int:
         """The node's priority."""
@@ -94,6 +99,7 @@ class CostAware(Lru):
     """
 
     name = "cost"
+    by_priority = True
 
     def __init__(self, attention_depth: int = 512) -> None:
         self.attention_depth = attention_depth
@@ -126,25 +132,26 @@ class _Level:
 class EvictionQueue:
     """The CACHED nodes of one account in the order they will be given up."""
 
-    __slots__ = ("_levels", "_order", "policy")
+    __slots__ = ("_demotions", "_levels", "_order", "_serial", "_waiting", "policy")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self.policy = policy
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []  # heap of the levels that exist
+        self._demotions: list[tuple[int, int, Node]] = []  # heap by time; an entry may be out of date
+        self._serial = 0
+        self._waiting = 0  # queued nodes whose demotion is to come
 
-    def add(self, node: Node, child: Node | None = None) -> None:
+    def add(self, node: Node, child: Node | None = None, now_us: int = 0) -> None:
         """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node (E2)."""
         policy = self.policy
         wanted = policy.level(node)
         if child is not None and wanted < child.level:
             wanted = child.level
-        level = self._levels.get(wanted)
-        if level is None:
-            level = self._levels[wanted] = _Level()
-            heapq.heappush(self._order, wanted)
+        if node.demote_us and policy.by_priority and node.priority > DEFAULT_PRIORITY:
+            self._wait(node, now_us + node.demote_us)
         node.level = wanted
-        before: Node | _Level = level.older
+        before: Node | _Level = self._level(wanted).older
         if policy.by_birth:
             node.rank_us = node.born_us if child is None else max(node.born_us, child.rank_us)
             while isinstance(before, Node) and before.rank_us > node.rank_us:
@@ -155,11 +162,15 @@ class EvictionQueue:
     def insert_after(self, node: Node, before: Node) -> None:
         """Enter `node` just newer than `before`, at its level (a split: the head follows its tail)."""
         node.level, node.rank_us = before.level, before.rank_us
+        if before.demote_at_us:
+            self._wait(node, before.demote_at_us)
         _link(node, before)
 
-    @staticmethod
-    def remove(node: Node) -> None:
+    def remove(self, node: Node) -> None:
         """Take `node` out; constant time."""
+        if node.demote_at_us:
+            node.demote_at_us = 0
+            self._waiting -= 1
         older, newer = node.older, node.newer
         assert older is not None and newer is not None, "node is not queued"
         older.newer = newer
@@ -176,10 +187,64 @@ class EvictionQueue:
                 del levels[heapq.heappop(order)]
                 continue
             assert isinstance(node, Node)
-            while node.first_child is not None:
-                node = node.first_child
-            return node
+            below = self._below(node, order[0])
+            if below is not None:
+                return below
         return None
+
+    def _below(self, node: Node, level: int) -> Node | None:
+        """The leaf to give up for `node`, or None where one below is above `level`: its parent then joins it there."""
+        child = node.first_child
+        while child is not None:
+            if child.level > level and child.domain.owner is node.domain.owner:
+                self._relevel(node, child.level)
+                return None
+            node, child = child, child.first_child
+        return node
+
+    # -- demotion -----------------------------------------------------------------------------------------------------
+
+    def demote(self, now_us: int) -> None:
+        """Move the nodes whose durations have lapsed to the default priority (E3). Called before victims are chosen."""
+        heap = self._demotions
+        while heap and heap[0][0] <= now_us:
+            due, _, node = heapq.heappop(heap)
+            if node.demote_at_us != due:
+                continue  # attached, ended or released again since
+            node.demote_at_us = node.demote_us = 0
+            self._waiting -= 1
+            node.priority = DEFAULT_PRIORITY
+            self.settle(node)
+
+    def settle(self, node: Node) -> None:
+        """Let a queued node sink to its own level: it was demoted, or has lost the child that kept it up."""
+        wanted = self.policy.level(node)
+        if wanted < node.level:
+            self._relevel(node, wanted)
+
+    def _relevel(self, node: Node, wanted: int) -> None:
+        older, newer = node.older, node.newer
+        assert older is not None and newer is not None
+        older.newer, newer.older = newer, older
+        node.level = wanted
+        _link(node, self._level(wanted).older)
+
+    def _level(self, wanted: int) -> _Level:
+        level = self._levels.get(wanted)
+        if level is None:
+            level = self._levels[wanted] = _Level()
+            heapq.heappush(self._order, wanted)
+        return level
+
+    def _wait(self, node: Node, due_us: int) -> None:
+        heap = self._demotions
+        if len(heap) > 2 * self._waiting + 64:
+            heap[:] = [entry for entry in heap if entry[2].demote_at_us == entry[0]]
+            heapq.heapify(heap)
+        node.demote_at_us = due_us
+        self._serial += 1
+        self._waiting += 1
+        heapq.heappush(heap, (due_us, self._serial, node))
 
 
 def _link(node: Node, before: Node | _Level) -> None:

@@ -52,13 +52,14 @@ class Forks:
             for span in parent.spans:
                 span.keys.clear()
                 span.state = None
-        for first, last in ((parent.published, whole), (max(whole, parent.published), parent.block_count)):
-            if last > first:
-                run = parent.table[first:last].copy()
-                parent.leaf = self.tree.publish(parent.domain, parent.leaf, 0, run, [], now_us)
-                parent.published = last
-                if last > whole:
-                    parent.shared_tail = parent.leaf
+        whole = max(whole, parent.published)
+        parts = [*parent.shares(parent.published, whole), *parent.shares(whole, parent.block_count)]
+        for first, last, domain in parts:
+            run = parent.table[first:last].copy()
+            parent.leaf = self.tree.publish(domain, parent.leaf, 0, run, [], now_us)
+            parent.published = last
+            if last > whole:
+                parent.shared_tail = parent.leaf
 
     def own_tail(self, sequence: Sequence, fresh: Blocks | None, now_us: int) -> None:
         """Before the next write: take the shared tail back, or copy it into `fresh`, one block per tail block (V2)."""
@@ -67,9 +68,13 @@ class Forks:
         sequence.leaf = tail.parent
         sequence.shared_tail = None
         sequence.published -= tail.length
+        # Device work of either side may still touch the tail: the newest fence follows the blocks (L6).
+        fence = max(tail.fence, sequence.fence)
         if fresh is None:
+            sequence.fence = fence
             self.tree.dissolve(tail)
             return
+        tail.fence = fence
         at = sequence.block_count - tail.length
         self.pool.memory.copy(tail.blocks, fresh)
         if at < sequence.hit_blocks:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kvcustody.allocator.chain import Extras, HashState, Match, keys_of, search
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.node import KEY_BYTES, Node
+from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Span
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.allocator.window import reusable
@@ -174,7 +175,7 @@ def _longer(
     match = _match(tree, chain.domain, state, prompt, first, now_us, fresh)
     if match.node is None or (before is not None and match.node.parent is None):
         return best
-    if first + match.blocks <= best.hit_blocks:
+    if first + match.blocks <= best.hit_blocks or not _lends(owner, match.node):
         return best
     own_state = plan.own.state.copy()
     own_state.update(key_at(match.node, match.position))
@@ -185,6 +186,19 @@ def _longer(
         found.position = match.position
     found.via = chain.domain
     return found
+
+
+def _lends(owner: Account, leaf: Node) -> bool:
+    """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee (Q3)."""
+    revived = 0
+    node: Node | None = leaf
+    while node is not None and node.refs == 0:
+        if node.domain.owner is owner:
+            revived += node.block_count
+        node = node.parent
+    partition, over = owner.partition, owner.over_blocks()
+    after = max(0, owner.active_blocks + revived - owner.guaranteed_blocks)
+    return after == over or partition.over_blocks - over + after <= partition.common_blocks
 
 
 def key_at(node: Node, position: int) -> bytes:

@@ -30,10 +30,10 @@ from kvcustody.allocator.publication import Publication
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence
-from kvcustody.allocator.space import Space
+from kvcustody.allocator.space import POOL_FULL, Space
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.allocator.window import EMPTY
-from kvcustody.errors import CapacityError
+from kvcustody.errors import CapacityError, HandleError
 
 
 class PoolOptions(NamedTuple):
@@ -178,6 +178,8 @@ class BlockManager:
         """Attach what was found and allocate the rest; returns the reason where there is no room (B1, B3)."""
         tree = self.tree
         total = -(-(prompt.tokens + lookahead_tokens) // self.options.block_tokens)
+        partition = residency.account.partition
+        over = partition.over_blocks
         sequence = Sequence(id_, residency.account, residency.domain, residency)
         leaf = found.leaf
         parts: list[Blocks] = []
@@ -185,7 +187,10 @@ class BlockManager:
             if found.position < leaf.length:
                 leaf = tree.split(leaf, found.position)
             parts = tree.attach(leaf, now_us)
-        refused = self._allocate(sequence, found, parts, total, now_us, can_preempt)
+        if over < partition.over_blocks > partition.common_blocks and not can_preempt:
+            refused: str | None = POOL_FULL  # reviving this much cache would eat into a guarantee (Q3)
+        else:
+            refused = self._allocate(sequence, found, parts, total, now_us, can_preempt)
         if refused is not None:
             if leaf is not None:
                 tree.release(leaf, None, now_us, "deferred")
@@ -220,15 +225,12 @@ class BlockManager:
                 if min(span.last, total) > span.first
             ]
         groups = 1 + len(self.options.windows)
-        for account, count in wanted:
-            refused = self.space.ensure(account, count * groups, now_us, can_preempt)
-            if refused is not None:
-                return refused
-        if (
-            len(wanted) > 1
-            and sum(count for _, count in wanted) * groups > sequence.account.partition.clean_count
-        ):
-            return "pool-full"
+        if len(wanted) == 1:
+            refused = self.space.ensure(wanted[0][0], wanted[0][1] * groups, now_us, can_preempt)
+        else:
+            refused = self.space.ensure_all(wanted, groups, now_us, can_preempt)
+        if refused is not None:
+            return refused
         parts.reverse()
         for account, count in wanted:
             parts.append(self._take(account, count))
@@ -283,6 +285,8 @@ class BlockManager:
         """
         table, size = self.decode, self.options.block_tokens
         length = table.length[slots]
+        if not length.all():
+            raise HandleError(f"slots `{slots[length == 0].tolist()}` are not running")
         stalled = self._unshare(slots, now_us) if self._forked else []
         stalled += self._grow(slots[length >= table.capacity[slots]], now_us)
         if stalled:
@@ -307,6 +311,8 @@ class BlockManager:
 
     def fork(self, parent: Sequence, id_: object, residency: Residency, now_us: int) -> Sequence:
         """A child on the same blocks; the first divergent write copies the partial tail (V1)."""
+        if self.options.windows:
+            raise CapacityError(f"request `{parent.id}`: a pool with sliding-window groups does not fork")
         computed = int(self.decode.computed[parent.slot])
         self.publication.publish(parent, computed // self.options.block_tokens, now_us)
         before = parent.shared_tail

@@ -28,6 +28,7 @@ class Node:
         "born_us",
         "ceiling_us",
         "deadline_us",
+        "demote_at_us",
         "demote_us",
         "depth",
         "domain",
@@ -73,7 +74,8 @@ class Node:
         self.ceiling_us = NEVER_US
         self.deadline_us = 0
         self.priority = 35
-        self.demote_us = 0
+        self.demote_us = 0  # how long after its release the priority counts; 0: always
+        self.demote_at_us = 0  # when that ends; 0: not waiting
         self.level = 0
         self.first_child: Node | None = None
         self.next_sibling: Node | None = None

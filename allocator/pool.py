@@ -263,7 +263,19 @@ class Pool:
         partition.dirty_blocks -= taken
         if not dirty:
             partition.urgent_us = NEVER_US
-        return sum(self._scrub_batch(partition, share, batch) for (share, _), batch in batches.items())
+        cleaned = 0
+        while batches:
+            (share, owner), batch = next(iter(batches.items()))
+            try:
+                cleaned += self._scrub_batch(partition, share, batch)
+            except Exception:  # the device failed: what is not CLEAN waits, first in line
+                for custodies in batches.values():
+                    dirty.extendleft(custodies)
+                    partition.dirty_blocks += sum(len(custody.blocks) for custody in custodies)
+                partition.urgent_us = 0
+                raise
+            del batches[share, owner]
+        return cleaned
 
     def _scrub_batch(self, partition: Partition, share: float, batch: list[Custody]) -> int:
         blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])
@@ -303,12 +315,14 @@ class Pool:
         """Raise `HandleError` where a (block, generation) handle is stale or out of range (L3)."""
         if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.blocks):
             raise HandleError(f"block `{int(blocks.max())}` is outside the pool of {self.blocks}")
-        stale = np.flatnonzero((self.generation[blocks] != generations) | (self.state[blocks] > CACHED))
+        state = self.state[blocks]
+        held = (state == ACTIVE) | (state == CACHED)
+        stale = np.flatnonzero((self.generation[blocks] != generations) | ~held)
         if len(stale):
             at = int(stale[0])
             raise HandleError(
                 f"handle (block `{int(blocks[at])}`, generation `{int(generations[at])}`) is stale: "
-                f"the block is at generation `{int(self.generation[blocks[at]])}`",
+                f"the block is {BlockState(int(state[at])).name} at generation `{int(self.generation[blocks[at]])}`",
                 block=int(blocks[at]),
                 generation=int(generations[at]),
             )

@@ -60,6 +60,8 @@ class Publication:
             sequence.duplicates.append((blocks[joined : joined + shared], span.domain))
             joined += shared
             canonical = tree.index.get(keys[joined]) if joined < count else None
+        if joined and sequence.windows:
+            self._spare_windows(sequence, span.domain, span.first + joined)
         if joined < count:
             run = blocks[joined:].copy()
             node = tree.publish(span.domain, sequence.leaf, span.start + joined, run, keys[joined:], now_us)
@@ -100,8 +102,12 @@ class Publication:
 
     def _prioritise(self, sequence: Sequence, node: Node, now_us: int) -> None:
         """Cut the node where the retention priority changes; the earlier range wins a shared block (peers.md §3a)."""
-        tail = node
-        for first, last, priority, duration_us in sorted(sequence.priorities, reverse=True):
+        tail, taken = node, 0
+        ranges: list[tuple[int, int, int, int]] = []
+        for first, last, priority, duration_us in sorted(sequence.priorities):
+            ranges.append((max(first, taken), last, priority, duration_us))
+            taken = max(taken, last)
+        for first, last, priority, duration_us in reversed(ranges):
             for edge in (last, first):
                 if tail.depth < edge < tail.depth + tail.length:
                     tree_head = self.tree.split(tail, edge - tail.depth)
@@ -119,18 +125,12 @@ class Publication:
             (blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates
         ]
         sequence.duplicates = []
-        first, count = sequence.published, sequence.block_count
         reason = "partial-or-unpublished" if cause == "finished" else cause
-        for span in sequence.spans:
-            last = min(span.last, count)
-            if last > first:
-                ending.append((sequence.table[first:last].copy(), span.domain, reason, now_us, fence))
-                first = last
-        if first < count:
-            ending.append((sequence.table[first:count].copy(), sequence.domain, reason, now_us, fence))
-        for window in sequence.windows:
-            if len(window):
-                ending.append((window, sequence.domain, reason, now_us, fence))
+        for first, last, domain in sequence.shares(sequence.published, sequence.block_count):
+            ending.append((sequence.table[first:last].copy(), domain, reason, now_us, fence))
+        for at, window in zip(sequence.window_first, sequence.windows, strict=True):
+            for first, last, domain in sequence.shares(at, at + len(window)):
+                ending.append((window[first - at : last - at], domain, reason, now_us, fence))
         sequence.windows = []
         self._end(ending, now_us)
 
@@ -166,6 +166,15 @@ class Publication:
         for group in range(len(sequence.windows)):
             sequence.windows[group] = np.append(sequence.windows[group], blocks[group])
 
+    @staticmethod
+    def _spare_windows(sequence: Sequence, domain: Domain, until: int) -> None:
+        """Own window blocks of a joined part serve this sequence until release, as its other copies do (U2)."""
+        for group, own in enumerate(sequence.windows):
+            spare = until - sequence.window_first[group]
+            sequence.duplicates.append((own[:spare], domain))
+            sequence.windows[group] = own[spare:]
+            sequence.window_first[group] = until
+
     def _hand_windows(self, sequence: Sequence, node: Node, first: int) -> None:
         """Give the node the last window of its run; what slid out of the sequence's window ends (W3)."""
         windows: list[Blocks] = []
@@ -175,8 +184,7 @@ class Publication:
             own, at = sequence.windows[group], sequence.window_first[group]
             keep_from = max(at, first, end - needed)
             windows.append(own[keep_from - at : end - at])
-            if first > at:  # a joined part: its copies serve this sequence until release (U2)
-                sequence.duplicates.append((own[: first - at], node.domain))
+            assert at == first, "windows are handed over as their run is published"
             if keep_from > first:
                 passed = own[first - at : keep_from - at]
                 ending.append((passed, node.domain, "window-passed", node.born_us, fence))

@@ -87,6 +87,18 @@ class Sequence:
         """The block table, in token order (S1)."""
         return self.table[: self.block_count]
 
+    def shares(self, first: int, last: int) -> list[tuple[int, int, Domain]]:
+        """The blocks [first, last) that this sequence wrote, cut by the domain that owns them."""
+        parts: list[tuple[int, int, Domain]] = []
+        for span in self.spans:
+            until = min(span.last, last)
+            if until > first:
+                parts.append((first, until, span.domain))
+                first = until
+        if last > first:
+            parts.append((first, last, self.domain))
+        return parts
+
     def append(self, blocks: Blocks) -> None:
         """Extend the table; capacity doubles, so a decoding sequence copies its table rarely."""
         count = self.block_count + len(blocks)

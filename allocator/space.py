@@ -49,6 +49,34 @@ class Space:
                 return POOL_FULL
         return None
 
+    def ensure_all(
+        self, wanted: list[tuple[Account, int]], groups: int, now_us: int, can_preempt: bool
+    ) -> str | None:
+        """`ensure` for the spans of one request together: nothing is handed out unless all of it fits."""
+        needed: dict[Account, int] = {}
+        for account, count in wanted:
+            needed[account] = needed.get(account, 0) + count * groups
+        over: dict[Partition, int] = {}
+        clean: dict[Partition, int] = {}
+        for account, count in needed.items():
+            partition = account.partition
+            # Making room for one must leave the others' blocks CLEAN, so each asks for all of its partition.
+            clean[partition] = clean.get(partition, 0) + count
+            before = account.over_blocks()
+            after = max(0, account.active_blocks + count - account.guaranteed_blocks)
+            over[partition] = over.get(partition, partition.over_blocks) + after - before
+            refused = self.ensure(account, count, now_us, can_preempt)
+            if refused is not None:
+                return refused
+            if partition.clean_count < clean[partition]:
+                self._make_clean(account, partition, clean[partition], now_us)
+            lacks = partition.clean_count < clean[partition]
+            if lacks or (
+                not can_preempt and partition.over_blocks < over[partition] > partition.common_blocks
+            ):
+                return POOL_FULL
+        return None
+
     @staticmethod
     def _waiting(account: Account, partition: Partition) -> int:
         """Charged blocks that are already on their way to CLEAN."""
@@ -76,7 +104,7 @@ class Space:
             victim = _victim(account, partition)
             if victim is None:
                 return
-            surplus = victim.used_blocks - victim.guaranteed_blocks
+            surplus = _over(victim)
             share = (
                 count if victim is account or len(partition.accounts) == 1 else min(count, max(1, surplus))
             )
@@ -104,13 +132,18 @@ class Space:
             self.pool.scrub(partition, max(self.scrub_batch, partition.reserve_high - partition.clean_count))
 
 
+def _over(account: Account) -> int:
+    """Blocks that `account` has beyond its guarantee, without those it has given up already."""
+    return account.active_blocks + account.cached_blocks - account.guaranteed_blocks
+
+
 def _victim(asking: Account | None, partition: Partition) -> Account | None:
     """The account with cached blocks that is furthest over its guarantee; the asking one may always give up its own."""
     best: Account | None = None
     most = 0
     for account in partition.accounts:
         if account.cached_blocks:
-            over = account.used_blocks - account.guaranteed_blocks
+            over = _over(account)
             if over > most:
                 best, most = account, over
     if best is None and asking is not None and asking.cached_blocks:

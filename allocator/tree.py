@@ -177,7 +177,7 @@ class PrefixTree:
             if node.refs == 0:
                 _charge_active(node.domain.owner, -node.block_count)
                 if node.holds and now_us < node.ceiling_us and node.domain.is_open:
-                    self._cache(node, child)
+                    self._cache(node, child, now_us)
                 else:
                     due = min(now_us, node.ceiling_us)
                     self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, due, now_us)
@@ -185,9 +185,9 @@ class PrefixTree:
             node = parent
         self.flush(now_us)
 
-    def _cache(self, node: Node, child: Node | None) -> None:
+    def _cache(self, node: Node, child: Node | None, now_us: int) -> None:
         account = node.domain.owner
-        account.queue.add(node, child if child is not None and child.older is not None else None)
+        account.queue.add(node, child if child is not None and child.older is not None else None, now_us)
         account.cached_blocks += node.block_count
         self._cached.append(node.blocks)
         self._cached.extend(node.windows)
@@ -288,7 +288,15 @@ class PrefixTree:
         account.queue.remove(node)
         account.cached_blocks -= node.block_count
         self._collect(node, self._ending, cause, due_us)
+        parent = node.parent
         self._detach(node)
+        if (
+            account.queue.policy.by_priority
+            and parent is not None
+            and parent.first_child is None
+            and parent.older is not None
+        ):
+            parent.domain.owner.queue.settle(parent)
 
     def _end_released(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
         while node.first_child is not None:
@@ -309,20 +317,23 @@ class PrefixTree:
         if node.keys:
             self.index.remove(node)
         parent = node.parent
-        self._raise_tips(node, parent)
+        self._raise_tips(node)
         node.leave()
         if parent is None:
             del self.roots[id(node)]
         node.length = 0
         self.node_count -= 1
 
-    def _raise_tips(self, node: Node, parent: Node | None) -> None:
-        """Holds whose leaf ends move to its parent, where they have one; a hold without a block is over (R2)."""
+    def _raise_tips(self, node: Node) -> None:
+        """Holds whose leaf ends move to the nearest ancestor they hold; a hold without a block is over (R2)."""
         hold = node.tip
         node.tip = None
         while hold is not None:
             after = hold.next_at_leaf
-            if parent is not None and _holdable(parent, hold):
+            parent = node.parent
+            while parent is not None and not _holdable(parent, hold):
+                parent = parent.parent
+            if parent is not None:
                 hold.leaf, hold.next_at_leaf, parent.tip = parent, parent.tip, hold
             else:
                 hold.is_held = False
@@ -350,10 +361,14 @@ class PrefixTree:
     def evict(self, account: Account, count: int, now_us: int, reason: str) -> int:
         """Give up at least min(`count`, all) cached blocks of `account`, leaves first; returns how many."""
         queue, given = account.queue, 0
+        queue.demote(now_us)
         while given < count:
             node = queue.front()
             if node is None:
                 break
+            if node.domain.owner is not account:  # what a reader through a grant has added below
+                self._end_cached(node, "unreachable", now_us, now_us)
+                continue
             queue.policy.evicted(node)
             surplus = node.block_count - (count - given)
             if surplus <= 0 or node.windows:
