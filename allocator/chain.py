@@ -147,19 +147,19 @@ def _search_fine(
 
 def keys_of(
     state: HashState, data: bytes, first: int, last: int, block_bytes: int, extras: Extras = _NO_EXTRAS
-) -> list[bytes]:
-    """The keys of blocks [first, last) of `data`; `state` must stand at block `first` and is left at `last` (C1)."""
+) -> bytes:
+    """The keys of blocks [first, last) of `data`, 32 bytes each; `state` stands at block `first` and is left at `last`."""
     update, digest = state.update, state.digest
     count = last - first
     if count <= 0:
-        return []
+        return b""
     if extras:
-        keys: list[bytes] = []
+        keys = bytearray()
         for block in range(first, last):
             update(data[block * block_bytes : (block + 1) * block_bytes])
             if block in extras:
                 update(extras[block])
-            keys.append(digest())
-        return keys
+            keys += digest()
+        return bytes(keys)
     pieces = struct.unpack(f"{block_bytes}s" * count, data[first * block_bytes : last * block_bytes])
-    return [digest() for piece in pieces if update(piece) is None]
+    return b"".join([digest() for piece in pieces if update(piece) is None])

@@ -50,13 +50,13 @@ class Forks:
             whole > parent.published
         ):  # not computed yet: these blocks, and what follows them, are never published
             for span in parent.spans:
-                span.keys.clear()
+                span.keys = b""
                 span.state = None
         whole = max(whole, parent.published)
         parts = [*parent.shares(parent.published, whole), *parent.shares(whole, parent.block_count)]
         for first, last, domain in parts:
             run = parent.table[first:last].copy()
-            parent.leaf = self.tree.publish(domain, parent.leaf, 0, run, [], now_us)
+            parent.leaf = self.tree.publish(domain, parent.leaf, 0, run, b"", now_us)
             parent.published = last
             if last > whole:
                 parent.shared_tail = parent.leaf
@@ -88,4 +88,4 @@ class Forks:
 
 def _copy(span: Span) -> Span:
     state = span.state.copy() if span.state is not None else None
-    return Span(span.domain, span.first, span.last, span.start, list(span.keys), state)
+    return Span(span.domain, span.first, span.last, span.start, span.keys, state)

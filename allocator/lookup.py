@@ -67,7 +67,7 @@ def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found
     own, state = plan.own
     if state is None:
         found = Found(None, 0, 0, None)
-        found.spans.append(Span(own, 0, ENDLESS, 0, [], None))
+        found.spans.append(Span(own, 0, ENDLESS, 0, b"", None))
         return found
     if plan.segment is not None and plan.segment_blocks:
         return _find_from_segment(tree, plan, prompt, now_us)
@@ -84,7 +84,7 @@ def _found(before: Node | None, first: int, match: Match) -> Found:
     leaf = match.node if match.node is not None else before
     position = match.position if match.node is not None else (before.length if before is not None else 0)
     found = Found(leaf, position, hit, match.domain if match.node is not None else None)
-    found.spans.append(Span(match.domain, hit, ENDLESS, match.blocks, [], match.state))
+    found.spans.append(Span(match.domain, hit, ENDLESS, match.blocks, b"", match.state))
     found.pending_key = match.next_key
     return found
 
@@ -128,16 +128,15 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
     blocks = min(plan.segment_blocks, prompt.whole)
     bounded = prompt._replace(limit=min(blocks, prompt.limit))
     match = _match(tree, domain, state.copy(), bounded, 0, now_us, state)
-    keys = [] if match.next_key is None else [match.next_key]
-    keys += keys_of(
-        match.state, prompt.data, match.blocks + len(keys), blocks, prompt.block_bytes, prompt.extras
-    )
+    keys = match.next_key or b""
+    made = match.blocks + len(keys) // KEY_BYTES
+    keys += keys_of(match.state, prompt.data, made, blocks, prompt.block_bytes, prompt.extras)
     if keys:
         found = Found(match.node, match.position, match.blocks, domain if match.node is not None else None)
         found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
         own_state = plan.own.state.copy()
-        own_state.update(keys[-1])
-        found.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, [], own_state))
+        own_state.update(keys[-KEY_BYTES:])
+        found.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, b"", own_state))
         return found
     assert match.node is not None
     seed = key_at(match.node, match.position)

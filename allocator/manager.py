@@ -243,9 +243,7 @@ class BlockManager:
 
     def _take(self, account: Account, count: int) -> Blocks:
         blocks = self.pool.hand_out(account.partition, count, account)
-        before = account.over_blocks()
-        account.active_blocks += count
-        account.partition.over_blocks += account.over_blocks() - before
+        account.charge_active(count)
         return blocks
 
     def _key(self, sequence: Sequence, found: Found, prompt: Prompt) -> None:
@@ -254,11 +252,13 @@ class BlockManager:
         if span.state is None or not span.domain.cacheable:
             span.state = None
             return
-        first = span.first
+        first, keys = span.first, b""
         if found.pending_key is not None:
-            span.keys.append(found.pending_key)
+            keys = found.pending_key
             first += 1
-        span.keys += keys_of(span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras)
+        span.keys = keys + keys_of(
+            span.state, prompt.data, first, prompt.whole, prompt.block_bytes, prompt.extras
+        )
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class BlockManager:
                 span = sequence.spans[-1]
                 if span.state is not None and tokens is not None:
                     span.state.update(table.pending[slot].tobytes())
-                    span.keys.append(span.state.digest())
+                    span.keys += span.state.digest()
                 else:
                     span.state = None
         return stalled
@@ -373,8 +373,11 @@ class BlockManager:
         self.decode.leave(sequence)
         if sequence.shared_tail is not None:
             self._forked -= 1
-        fence = sequence.fence if sequence.fence >= self.pool.fences.oldest_open else 0
-        self.publication.end_private(sequence, cause, now_us, fence)
+        fence = sequence.fence
+        if fence and fence < self.pool.fences.oldest_open:
+            fence = 0
+        if sequence.published < sequence.block_count or sequence.duplicates or sequence.windows:
+            self.publication.end_private(sequence, cause, now_us, fence)
         residency = sequence.residency
         hold = residency if residency.domain.cacheable and residency.domain.is_open else None
         self.tree.release(sequence.leaf, hold, now_us, cause, fence)

@@ -35,10 +35,12 @@ class Publication:
         spans = sequence.spans
         while spans:
             span = spans[0]
-            until = min(computed_blocks, span.last, span.first + len(span.keys))
+            until = min(computed_blocks, span.last, span.first + len(span.keys) // KEY_BYTES)
             if until > span.first and span.domain.cacheable and span.domain.is_open:
                 if not self._publish_run(sequence, span, until - span.first, now_us):
-                    span.keys.clear()  # a key is taken by a node that cannot be attached: the rest stays private
+                    span.keys = (
+                        b""  # a key is taken by a node that cannot be attached: the rest stays private
+                    )
                     span.state = None
                     return
             if span.first < span.last or len(spans) == 1:
@@ -47,36 +49,39 @@ class Publication:
 
     def _publish_run(self, sequence: Sequence, span: Span, count: int, now_us: int) -> bool:
         tree = self.tree
-        keys = span.keys[:count]
+        keys = span.keys[: KEY_BYTES * count]
         blocks = sequence.table[span.first : span.first + count]
         joined = 0
-        canonical = tree.index.get(keys[0])
+        canonical = tree.index.get(keys[:KEY_BYTES])
         while canonical is not None:
-            shared = self._join(sequence, span.domain, canonical, keys[joined:], now_us)
+            shared = self._join(sequence, span.domain, canonical, keys[KEY_BYTES * joined :], now_us)
             if shared < 0:
                 return False
             if shared == 0:
                 break
             sequence.duplicates.append((blocks[joined : joined + shared], span.domain))
             joined += shared
-            canonical = tree.index.get(keys[joined]) if joined < count else None
+            at = KEY_BYTES * joined
+            canonical = tree.index.get(keys[at : at + KEY_BYTES]) if joined < count else None
         if joined and sequence.windows:
             self._spare_windows(sequence, span.domain, span.first + joined)
         if joined < count:
             run = blocks[joined:].copy()
-            node = tree.publish(span.domain, sequence.leaf, span.start + joined, run, keys[joined:], now_us)
+            node = tree.publish(
+                span.domain, sequence.leaf, span.start + joined, run, keys[KEY_BYTES * joined :], now_us
+            )
             sequence.leaf = node
             if sequence.windows:
                 self._hand_windows(sequence, node, span.first + joined)
             if sequence.priorities:
                 self._prioritise(sequence, node, now_us)
-        del span.keys[:count]
+        span.keys = span.keys[KEY_BYTES * count :]
         span.first += count
         span.start += count
         sequence.published += count
         return True
 
-    def _join(self, sequence: Sequence, domain: Domain, node: Node, keys: list[bytes], now_us: int) -> int:
+    def _join(self, sequence: Sequence, domain: Domain, node: Node, keys: bytes, now_us: int) -> int:
         """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares (U2).
 
         0: the node was past its time and has ended, so the keys are free. -1: it cannot be attached nor ended now.
@@ -90,10 +95,13 @@ class Publication:
             return 0
         if node.parent is not sequence.leaf:
             return -1
-        span = min(node.length, len(keys))
-        shared = 0
-        while shared < span and node.keys.startswith(keys[shared], KEY_BYTES * shared):
-            shared += 1
+        span = min(node.length, len(keys) // KEY_BYTES)
+        shared = span if node.keys.startswith(keys[: KEY_BYTES * span]) else 0
+        if not shared:
+            while node.keys.startswith(
+                keys[KEY_BYTES * shared : KEY_BYTES * (shared + 1)], KEY_BYTES * shared
+            ):
+                shared += 1
         if shared < node.length:
             node = tree.split(node, shared)
         tree.refer(node, now_us)
@@ -137,9 +145,7 @@ class Publication:
     def _end(self, ending: Ending, now_us: int) -> None:
         for blocks, domain, *_ in ending:
             account = domain.owner
-            before = account.over_blocks()
-            account.active_blocks -= len(blocks)
-            account.partition.over_blocks += account.over_blocks() - before
+            account.charge_active(-len(blocks))
         if ending:
             self.pool.end(ending, ACTIVE, now_us)
 

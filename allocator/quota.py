@@ -52,6 +52,14 @@ class Account:
         """The most blocks this account may be charged for."""
         return self.cap_blocks if self.borrow else self.guaranteed_blocks
 
+    def charge_active(self, count: int) -> None:
+        """Add `count` (negative: give back) to the ACTIVE blocks, and keep the partition's sum over guarantees."""
+        before = self.active_blocks - self.guaranteed_blocks
+        after = before + count
+        self.active_blocks += count
+        if after > 0 or before > 0:
+            self.partition.over_blocks += (after if after > 0 else 0) - (before if before > 0 else 0)
+
     def over_blocks(self) -> int:
         """ACTIVE blocks beyond the guarantee (Q3)."""
         over = self.active_blocks - self.guaranteed_blocks

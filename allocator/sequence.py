@@ -23,7 +23,7 @@ class Span:
     __slots__ = ("domain", "first", "keys", "last", "start", "state")
 
     def __init__(
-        self, domain: Domain, first: int, last: int, start: int, keys: list[bytes], state: HashState | None
+        self, domain: Domain, first: int, last: int, start: int, keys: bytes, state: HashState | None
     ) -> None:
         self.domain = domain
         self.first = first  # prompt depth of keys[0]

@@ -120,7 +120,10 @@ class Space:
 
     def keep_reserve(self, partition: Partition, now_us: int) -> None:
         """The background half: reclaim, scrub what is due or worth a launch, and refill the clean reserve (L9)."""
-        self.pool.reclaim(partition, now_us, self.fence_bound_us)
+        if partition.fenced or partition.stuck:
+            self.pool.reclaim(partition, now_us, self.fence_bound_us)
+        elif partition.clean_count >= partition.reserve_low and not partition.dirty_blocks:
+            return
         missing = partition.reserve_high - partition.clean_count - partition.dirty_blocks
         if partition.clean_count < partition.reserve_low and missing > 0:
             self._evict_from(None, partition, missing, now_us)
@@ -146,6 +149,8 @@ def _victim(asking: Account | None, partition: Partition) -> Account | None:
             over = _over(account)
             if over > most:
                 best, most = account, over
-    if best is None and asking is not None and asking.cached_blocks:
-        return asking
-    return best
+    if best is not None:
+        return best
+    if asking is None and len(partition.accounts) == 1:
+        asking = partition.accounts[0]  # the reserve of a partition that one tenant has to itself
+    return asking if asking is not None and asking.cached_blocks else None

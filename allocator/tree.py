@@ -96,7 +96,7 @@ class PrefixTree:
         count = node.block_count
         account.queue.remove(node)
         account.cached_blocks -= count
-        _charge_active(account, count)
+        account.charge_active(count)
         self._revived.append(node.blocks)
         self._revived.extend(node.windows)
 
@@ -136,7 +136,7 @@ class PrefixTree:
     # -- publish ------------------------------------------------------------------------------------------------------
 
     def publish(
-        self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: list[bytes], now_us: int
+        self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: bytes, now_us: int
     ) -> Node:
         """Enter a run under `parent`, referred to by its writer. An unindexed run (no keys) is shared but never found."""
         depth = parent.depth + parent.length if parent is not None else 0
@@ -151,7 +151,7 @@ class PrefixTree:
             self.roots[id(node)] = node
         node.ceiling_us = ceiling
         if keys:
-            node.keys = b"".join(keys)
+            node.keys = keys
             self.index.enter(node)
         self.node_count += 1
         return node
@@ -173,9 +173,10 @@ class PrefixTree:
             parent = node.parent
             node.refs -= 1
             assert node.refs >= 0, "negative references"
-            node.fence = max(node.fence, fence)
+            if node.fence < fence:
+                node.fence = fence
             if node.refs == 0:
-                _charge_active(node.domain.owner, -node.block_count)
+                node.domain.owner.charge_active(-node.block_count)
                 if node.holds and now_us < node.ceiling_us and node.domain.is_open:
                     self._cache(node, child, now_us)
                 else:
@@ -197,12 +198,13 @@ class PrefixTree:
             leaf = leaf.parent
         if leaf is None:
             return
-        idle, last = leaf.domain.idle_us, leaf.domain
+        account, last = hold.account, leaf.domain
+        idle = last.idle_us
         node: Node | None = leaf.parent
         while node is not None:
             if node.domain is not last:
                 last = node.domain
-                if _holdable(node, hold) and last.idle_us < idle:
+                if last.idle_us < idle and (last.owner is account or last.is_segment):
                     idle = last.idle_us
             node = node.parent
         deadline = now_us + idle if now_us + idle < leaf.ceiling_us else leaf.ceiling_us
@@ -210,22 +212,22 @@ class PrefixTree:
         self._replace_extended(leaf, hold, now_us)
         node = leaf
         while node is not None:
-            if _holdable(node, hold):
+            if node.domain.owner is account or node.domain.is_segment:
                 node.holds += 1
-                node.deadline_us = max(node.deadline_us, deadline)
+                if node.deadline_us < deadline:
+                    node.deadline_us = deadline
             node = node.parent
         hold.next_at_leaf, leaf.tip = leaf.tip, hold
-        hold.account.residencies[hold.id] = hold
+        account.residencies[hold.id] = hold
         self.wheel.add(hold)
 
     def _replace_extended(self, leaf: Node, hold: Residency, now_us: int) -> None:
         """Drop the ended residency of the same principal and domain that `hold` extends (design §2)."""
         node: Node | None = leaf
         while node is not None:
-            tip = node.tip
-            for _ in range(8):
-                if tip is None:
-                    break
+            tip, tries = node.tip, 8
+            while tip is not None and tries:
+                tries -= 1
                 if tip.domain is hold.domain and tip.principal == hold.principal:
                     self._forget(tip)
                     self._drop_holds(tip)
@@ -406,13 +408,6 @@ def _can_hold(leaf: Node, hold: Residency, now_us: int) -> bool:
         and _holdable(leaf, hold)
         and bool(leaf.keys)
     )
-
-
-def _charge_active(account: Account, count: int) -> None:
-    partition = account.partition
-    before = account.over_blocks()
-    account.active_blocks += count
-    partition.over_blocks += account.over_blocks() - before
 
 
 def _split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:

@@ -46,7 +46,9 @@ def erase(governor: Governor, selector: Selector) -> Erased:
     if (selector.subject or selector.session) and not selector.tenant:
         raise ConfigError("an erasure by subject or session needs its tenant")
     aborted = [
-        request_id for request_id, live in governor.running.items() if _matches_plan(selector, live.plan)
+        request_id
+        for request_id, live in governor.running.items()
+        if _matches_plan(selector, _plan_of(live.residency))
     ]
     for request_id in aborted:
         governor.release(request_id, "erased")
@@ -130,8 +132,12 @@ def _matches_plan(selector: Selector, plan: Plan) -> bool:
 
 
 def _matches_hold(selector: Selector, hold: Residency) -> bool:
-    assert isinstance(hold.facts, Plan)
-    return _matches_plan(selector, hold.facts)
+    return _matches_plan(selector, _plan_of(hold))
+
+
+def _plan_of(residency: Residency) -> Plan:
+    assert isinstance(residency.facts, Plan)
+    return residency.facts
 
 
 def _matches_label(selector: Selector, label: DomainLabel) -> bool:

@@ -28,7 +28,7 @@ from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.audit.events import Event, HitCounted, KeyEvent, PolicyActivated
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.errors import ConfigError, HandleError
+from kvcustody.errors import CapacityError, ConfigError, HandleError
 from kvcustody.governance import evidence
 from kvcustody.governance.domain import DomainSpec
 from kvcustody.governance.erasure import Erased, Selector, erase
@@ -84,12 +84,6 @@ class Stats(NamedTuple):
     running: int
 
 
-class _Live(NamedTuple):
-    sequence: Running
-    plan: Plan
-    pool: int
-
-
 class Governor:
     """Custody of every block of one engine process. Not thread-safe, except `call`."""
 
@@ -109,7 +103,7 @@ class Governor:
         self.block_tokens = pools.options.block_tokens
         self._keep_last = pools.options.keep_last_token
         self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
-        self._live: dict[object, _Live] = {}
+        self._live: dict[object, Running] = {}
         self._commands: deque[tuple[Callable[[Governor], object], Future[object]]] = deque()
         self._outbox: list[Event] = []
         self._launch = 0
@@ -145,13 +139,20 @@ class Governor:
             return Refused(request_id, "request id is in use")
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         now_us, utc_us = self._clock.now_us(), self._clock.utc_us()
-        plan = self._book.plan(key, utc_us)
+        try:
+            plan = self._book.plan(key, utc_us)
+        except (
+            CapacityError
+        ) as error:  # no partition or pool is left for a tenant that the policy admits by default
+            return Refused(request_id, error.message)
         if plan is None:
             return Refused(request_id, "tenant is not in the policy")
         tally = self.tallies.get(plan.tenant)
         if tally is None:
             tally = self.tallies[plan.tenant] = Tally()
-        if request_id is None:  # numbered by tenant: one counter for all would tell each of the others' requests
+        if (
+            request_id is None
+        ):  # numbered by tenant: one counter for all would tell each of the others' requests
             tally.numbered += 1
             request_id = ("request", tally.numbered)
             if (plan.tenant, request_id) in self._live:
@@ -198,7 +199,7 @@ class Governor:
         if plan.priorities:
             self._prioritise(begun, plan)
         pool = manager.number
-        self._live[plan.tenant, request_id] = _Live(begun, plan, pool)
+        self._live[plan.tenant, request_id] = begun
         self._record(tally, plan, begun, found, count, reuse.reasons, pool, now_us)
         return Admission(
             (plan.tenant, request_id), begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot
@@ -280,19 +281,19 @@ class Governor:
         """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
         now_us = self._clock.now_us()
         for request_id, computed in zip(request_ids, computed_tokens, strict=True):
-            live = self._get(request_id)
-            live.plan.manager.commit(live.sequence, computed, now_us)
+            sequence = self._get(request_id)
+            _plan(sequence).manager.commit(sequence, computed, now_us)
 
     def slots(self, request_ids: Sequence[object]) -> NDArray[np.int64]:
         """Decode slots of running requests, for `extend_slots`. They stay valid until release."""
         live = self._live
-        return np.array([live[request_id].sequence.slot for request_id in request_ids], dtype=np.int64)
+        return np.array([live[request_id].slot for request_id in request_ids], dtype=np.int64)
 
     def extend_many(self, request_ids: Sequence[object], tokens: Tokens | None) -> tuple[object, ...]:
         """Room for one more accepted token in each request; returns the ids that got none (preempt or retry them)."""
         by_pool: dict[int, list[int]] = {}
         for at, request_id in enumerate(request_ids):
-            by_pool.setdefault(self._get(request_id).pool, []).append(at)
+            by_pool.setdefault(_plan(self._get(request_id)).manager.number, []).append(at)
         ids = np.asarray(tokens, dtype=np.int32) if tokens is not None else None
         stalled: list[object] = []
         for pool, places in by_pool.items():
@@ -309,35 +310,37 @@ class Governor:
 
     def fork(self, request_id: object, child_id: object) -> Admission:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
-        live = self._get(request_id)
-        plan, manager, now_us = live.plan, live.plan.manager, self._clock.now_us()
+        parent = self._get(request_id)
+        plan = _plan(parent)
+        manager, now_us = plan.manager, self._clock.now_us()
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
         residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
-        child = manager.fork(live.sequence, key, residency, now_us)
-        self._live[key] = _Live(child, plan, live.pool)
+        child = manager.fork(parent, key, residency, now_us)
+        self._live[key] = child
         self._outbox.append(
-            evidence.opened(plan, child, manager, live.pool, ("fork",), self.table.revision, now_us)
+            evidence.opened(plan, child, manager, manager.number, ("fork",), self.table.revision, now_us)
         )
         return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
 
     def blocks(self, request_id: object) -> NDArray[np.int64]:
         """The block table of a running request."""
-        return self._get(request_id).sequence.blocks
+        return self._get(request_id).blocks
 
     # -- release ------------------------------------------------------------------------------------------------------
 
     def release(self, request_id: object, cause: str = "finished") -> bool:
         """End a request, whatever its state; False where it had ended already (L4)."""
-        live = self._live.pop(request_id, None)
-        if live is None:
+        sequence = self._live.pop(request_id, None)
+        if sequence is None:
             return False
         now_us = self._clock.now_us()
-        manager = live.plan.manager
-        runs = evidence.written(live.sequence, manager, live.pool)
-        manager.release(live.sequence, now_us, cause)
-        self._outbox.append(evidence.released(live.sequence, runs, live.plan.tenant, cause, now_us))
+        plan = _plan(sequence)
+        manager = plan.manager
+        runs = evidence.written(sequence, manager, manager.number)
+        manager.release(sequence, now_us, cause)
+        self._outbox.append(evidence.released(sequence, runs, plan.tenant, cause, now_us))
         return True
 
     def abort(self, request_id: object) -> bool:
@@ -350,12 +353,11 @@ class Governor:
 
     def fence(self, request_ids: Sequence[object]) -> int:
         """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
-        managers = {self._get(request_id).pool for request_id in request_ids}
-        now_us = self._clock.now_us()
-        opened = self._pools.open_fence(managers, now_us)
+        pools = {_plan(self._get(request_id)).manager.number for request_id in request_ids}
+        opened = self._pools.open_fence(pools, self._clock.now_us())
         for request_id in request_ids:
-            live = self._get(request_id)
-            live.sequence.fence = opened.by_pool[live.pool]
+            sequence = self._get(request_id)
+            sequence.fence = opened.by_pool[_plan(sequence).manager.number]
         return opened.number
 
     def retire(self, fence: int) -> None:
@@ -400,6 +402,8 @@ class Governor:
         outbox, self._outbox = self._outbox, []
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
+            if not (pool.ended or pool.receipts):
+                continue
             if pool.ended:
                 custodies, pool.ended = pool.ended, []
                 outbox += [evidence.ended(custody, number, now_us) for custody in custodies]
@@ -462,7 +466,7 @@ class Governor:
 
     def scan(self) -> list[Finding]:
         """Compare the allocator with live requests, holds and queues; every disagreement is a finding."""
-        return scan(self._pools.managers, {live.sequence for live in self._live.values()})
+        return scan(self._pools.managers, set(self._live.values()))
 
     def check(self) -> list[str]:
         """Recompute every invariant (L1–L10) from scratch; an empty list when all hold."""
@@ -480,7 +484,7 @@ class Governor:
         return self._pools.managers
 
     @property
-    def running(self) -> Mapping[object, _Live]:
+    def running(self) -> Mapping[object, Running]:
         """Requests between admission and release."""
         return self._live
 
@@ -503,11 +507,17 @@ class Governor:
         self._drain(now_us)
         self._first_uses.close()
 
-    def _get(self, request_id: object) -> _Live:
+    def _get(self, request_id: object) -> Running:
         live = self._live.get(request_id)
         if live is None:
             raise HandleError(f"request `{request_id}` is not running here", request_id=request_id)
         return live
+
+
+def _plan(sequence: Running) -> Plan:
+    plan = sequence.residency.facts
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def _pool_stats(manager: BlockManager, now_us: int) -> PoolStats:

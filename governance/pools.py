@@ -46,6 +46,7 @@ class Pools:
         self._fences: dict[int, dict[int, int]] = {}
         self._next_fence = 0
         self._unassigned = blocks
+        self._unlisted: set[str] = set()
 
     def boot(self, table: DecisionTable) -> None:
         """Make the pools of the policy's profile and zero every block in them."""
@@ -98,6 +99,14 @@ class Pools:
         tenant = table.tenant(name)
         if tenant is None:
             raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
+        if tenant is table.policy.default and tenant.tenants_max is not None:
+            self._unlisted.add(name)
+            if len(self._unlisted) > tenant.tenants_max:
+                self._unlisted.discard(name)
+                raise CapacityError(
+                    f"tenant `{name}`: the policy admits {tenant.tenants_max} unlisted tenants, and they are here",
+                    tenant=name,
+                )
         if self._profile is Profile.DEDICATED:
             if manager is None:
                 manager = self._dedicate(name, tenant, table.policy)
