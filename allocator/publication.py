@@ -113,8 +113,9 @@ class Publication:
         tail, taken = node, 0
         ranges: list[tuple[int, int, int, int]] = []
         for first, last, priority, duration_us in sorted(sequence.priorities):
-            ranges.append((max(first, taken), last, priority, duration_us))
-            taken = max(taken, last)
+            if last > taken:
+                ranges.append((max(first, taken), last, priority, duration_us))
+                taken = last
         for first, last, priority, duration_us in reversed(ranges):
             for edge in (last, first):
                 if tail.depth < edge < tail.depth + tail.length:
