@@ -37,7 +37,7 @@ from kvcustody.policies.loader import load_policy
 from kvcustody.policies.table import DecisionTable
 
 ISSUER, READER = "idp", "reader"
-RESERVE_LOW, RESERVE_HIGH = 0.01, 0.02  # of the pool
+RESERVE_LOW, RESERVE_HIGH = 1024, 2048  # blocks, at any size of pool
 MODEL = ModelIdentity(
     weights_digest="sha256:aa",
     weights_epoch=1,
@@ -204,8 +204,8 @@ def govern(
     )
     options = PoolOptions(
         block_tokens=block_tokens,
-        reserve_low=int(RESERVE_LOW * pool_blocks),
-        reserve_high=int(RESERVE_HIGH * pool_blocks),
+        reserve_low=RESERVE_LOW,
+        reserve_high=RESERVE_HIGH,
         sweep_batch=sweep_batch,
     )
     pools = Pools(lambda blocks: UnbackedMemory(blocks, 0, clock=clock), pool_blocks, options)
@@ -215,7 +215,7 @@ def govern(
 @cache
 def key_folder() -> tempfile.TemporaryDirectory[str]:
     """Where this process keeps its throw-away keys; gone with the process."""
-    return tempfile.TemporaryDirectory(prefix="kvcustody-bench-")
+    return tempfile.TemporaryDirectory()
 
 
 def policy_table(read_domains: int, clock: Clock) -> DecisionTable:
