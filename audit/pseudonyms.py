@@ -9,19 +9,25 @@ P3 A session's row also names its subject, so that erasing a subject unlinks its
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable
 
-from sqlalchemy import Connection, delete, insert, select, tuple_
+from sqlalchemy import Connection, delete, select
 
 from kvcustody.audit.events import Event
 from kvcustody.audit.schema import subjects
 from kvcustody.errors import LedgerError
 
 Who = tuple[str, str, str]  # tenant, subject, session
+Row = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CACHED_MAX = 1 << 18
-_LOOKUP_ROWS = 200
+_LOOKUP_ROWS = 100
+_WANTED = ", ".join(["(?, ?, ?)"] * _LOOKUP_ROWS)
+_LOOKUP = f"SELECT * FROM subjects WHERE (tenant, subject, session) IN (VALUES {_WANTED})"  # noqa: S608 - our own
+_INSERT = "INSERT INTO subjects (pseudonym, tenant, subject, session) VALUES (?, ?, ?, ?)"
 
 
 class SubjectDirectory:
@@ -48,30 +54,32 @@ class SubjectDirectory:
         wanted = [who for who in _named(events) if who not in self._known and all(map(_storable, who))]
         for start in range(0, len(wanted), _LOOKUP_ROWS):
             chunk = wanted[start : start + _LOOKUP_ROWS]
-            key = tuple_(subjects.c.tenant, subjects.c.subject, subjects.c.session)
-            for row in connection.execute(select(subjects).where(key.in_(chunk))):
-                self._known[(row.tenant, row.subject, row.session)] = row.pseudonym
+            chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
+            values = tuple([part for who in chunk for part in who])
+            for name, *who in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
+                self._known[(who[0], who[1], who[2])] = name
 
-    def fresh(self) -> list[tuple[str, str, str, str]]:
+    def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session) not known to be durable yet."""
         return [(name, *who) for who, name in self._fresh.items()]
 
-    def settle(self, rows: Iterable[tuple[str, str, str, str]]) -> None:
+    def settle(self, rows: Iterable[Row]) -> None:
         """These rows are durable."""
         for _, *who in rows:
             self._fresh.pop((who[0], who[1], who[2]), None)
 
 
-def store_names(connection: Connection, rows: list[tuple[str, str, str, str]]) -> None:
-    """Insert the rows that are not there yet (a replay may bring them twice)."""
-    for start in range(0, len(rows), _LOOKUP_ROWS):
-        chunk = rows[start : start + _LOOKUP_ROWS]
-        names = [row[0] for row in chunk]
-        there = set(connection.scalars(select(subjects.c.pseudonym).where(subjects.c.pseudonym.in_(names))))
-        missing = [row for row in chunk if row[0] not in there]
-        if missing:
-            columns = ("pseudonym", "tenant", "subject", "session")
-            connection.execute(insert(subjects), [dict(zip(columns, row, strict=True)) for row in missing])
+def store_names(connection: Connection, rows: list[Row], *, skip_known: bool = False) -> None:
+    """Insert rows; those of a replay may be there already and are skipped."""
+    if skip_known and rows:
+        there: set[str] = set()
+        for start in range(0, len(rows), _LOOKUP_ROWS):
+            names = [row[0] for row in rows[start : start + _LOOKUP_ROWS]]
+            query = select(subjects.c.pseudonym).where(subjects.c.pseudonym.in_(names))
+            there.update(connection.scalars(query))
+        rows = [row for row in dict.fromkeys(rows) if row[0] not in there]
+    if rows:
+        connection.exec_driver_sql(_marked(connection, _INSERT), rows)
 
 
 def names_of(connection: Connection, tenant: str, subject: str) -> list[str]:
@@ -86,9 +94,13 @@ def unlink(connection: Connection, tenant: str, subject: str) -> int:
     return connection.execute(delete(subjects).where(where)).rowcount
 
 
+def _marked(connection: Connection, statement: str) -> str:
+    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+
+
 def _storable(text: str) -> bool:
     """No NUL (PostgreSQL refuses it) and no lone surrogate (UTF-8 has none)."""
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return "\0" not in text and (text.isascii() or _SURROGATE.search(text) is None)
 
 
 def _named(events: Iterable[Event]) -> dict[Who, None]:

@@ -135,6 +135,7 @@ class EventWriter:
         self._spilled = False
         self._full = ""
         self._retry_at = 0.0
+        self._retried = False
         check_store(engine)
         self._identity = file_identity(engine)
         self._spill = Spill(spill_directory, self.incarnation, limit_bytes=self._settings.spill_bytes)
@@ -386,7 +387,7 @@ class EventWriter:
             return []
         for number, entry in enumerate(entries):
             try:
-                self._write(entry.leaves)
+                self._write(entry.leaves, skip_known=True)  # a commit that failed may have arrived
             except (SQLAlchemyError, StoreGoneError) as problem:
                 if not _refused(problem):
                     self._lost(problem)
@@ -400,15 +401,17 @@ class EventWriter:
 
     def _write(self, made: list[Leaf], *, skip_known: bool = False) -> int:
         names = self._directory.fresh()
+        retried = self._retried
         self._guard()
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                if names:
-                    store_names(connection, names)
+                store_names(connection, names, skip_known=retried)
                 added = self._appender.append(connection, made, skip_known=skip_known).added
         except BaseException:
             self._appender.forget()
+            self._retried = True  # the commit may have arrived all the same
             raise
+        self._retried = False
         self._directory.settle(names)
         return added
 
@@ -532,12 +535,22 @@ class EventWriter:
             for segment in segments:
                 new, known = self._replay_one(segment)
                 added, duplicates, torn = added + new, duplicates + known, torn + segment.torn_bytes
+            if segments:  # on record before the evidence of the outage goes
+                with self._lock:
+                    self._sequence += 1
+                    sequence = self._sequence
+                done = ReplayCompleted(self._clock.now_us(), len(segments), added, duplicates, torn)
+                try:
+                    self._write(leaves(done, self._context, sequence))
+                except BaseException:
+                    self._queue.append((sequence, done))
+                    raise
+                self._advance([sequence])
+            for segment in segments:
                 segment.retire()
         finally:
             for segment in segments:
                 segment.close()
-        if segments:
-            self._emit(ReplayCompleted(self._clock.now_us(), len(segments), added, duplicates, torn))
 
     def _replay_one(self, segment: Segment) -> tuple[int, int]:
         added = total = 0
@@ -547,7 +560,7 @@ class EventWriter:
             rows = [tuple(orjson.loads(record[1:])) for record in chunk if record[:1] == b"P"]
             made = [parse(record[1:]) for record in chunk if record[:1] == b"L"]
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-                store_names(connection, rows)
+                store_names(connection, rows, skip_known=True)
             return self._write(made, skip_known=True)
 
         for record in segment.records():
