@@ -25,7 +25,7 @@ class PoolCounts(NamedTuple):
     """
 
     allocated_total: int  # how often the generation counter moved
-    unreported: int  # blocks allocated by open residencies, which no release leaf lists yet
+    unreported: int  # blocks that open residencies were handed since admission: no leaf lists them yet
     live_blocks: int
     fenced: int
     dirty: int
@@ -56,7 +56,8 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
     def number(table: Any, what: Any, *where: Any) -> int:
         return int(connection.scalar(select(what).where(table.c.incarnation == life, *where)) or 0)
 
-    written = number(releases, func.sum(releases.c.written_blocks))
+    written = number(residencies, func.sum(residencies.c.written_blocks))
+    written += number(releases, func.sum(releases.c.written_blocks))
     opened = number(residencies, func.count(), residencies.c.part == 1)
     released = number(releases, func.count(), releases.c.part == 1, releases.c.final)
     ends = func.sum(custody_ends.c.blocks)
@@ -65,7 +66,7 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
     waiting = counts.fenced + counts.dirty + counts.quarantined
     found = [
         Identity(
-            "allocated = written in release leaves + not yet reported by open residencies",
+            "allocated = written, as openings and releases list + not yet listed by open residencies",
             counts.allocated_total,
             written + counts.unreported,
         ),

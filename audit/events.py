@@ -4,7 +4,7 @@ E1 Emitting an event costs one tuple. `leaves()` turns it into canonical bytes, 
 thread.
 E2 A leaf is JCS (RFC 8785) for our closed schema: ASCII keys in order, no floats, integers below 2^53 (else
 decimal strings), at most 8 KiB. The bytes are the truth; every column elsewhere is derived from them.
-E3 A run list too long for one leaf continues in numbered leaves (`part` of `parts`, each repeating the head
+E3 Run lists too long for one leaf continue in numbered leaves (`part` of `parts`, each repeating the head
 and `blocks`, the total over all parts). A set that lacks a part is a gap.
 E4 A subject or session appears only as a random pseudonym. No leaf carries token ids, prompt text, a bare
 hash of either, or a key.
@@ -115,7 +115,10 @@ class DecisionRecorded(NamedTuple):
 
 
 class ResidencyOpened(NamedTuple):
-    """A request entered the cache: who, why, until when, and which existing blocks it attached (class B)."""
+    """A request entered the cache: who, why, until when, what it attached and what it was handed (class B).
+
+    `attached` existed before; `written` is what admission handed out, on record before anything is computed.
+    """
 
     at_us: int
     residency: int
@@ -129,12 +132,14 @@ class ResidencyOpened(NamedTuple):
     reasons: tuple[str, ...]
     revision: int
     absolute_us: int
+    written: Runs = ()
 
 
 class ResidencyReleased(NamedTuple):
-    """A request left: the blocks it wrote, and until when it holds them (0: not held) (class B).
+    """A request left: what it wrote since admission, and until when it holds its blocks (0: not held) (class B).
 
-    `written` is every block it had allocated, whatever became of them, less those of its `BlocksReleased`.
+    `written` is every block it had allocated that no earlier leaf of it lists: growth and copies, whatever
+    became of them.
     """
 
     at_us: int
@@ -149,7 +154,8 @@ class ResidencyReleased(NamedTuple):
 class BlocksReleased(NamedTuple):
     """A request that goes on let go of some blocks, as a sliding window does (class B).
 
-    `own`: it had allocated them itself, else it had attached them. Its `ResidencyReleased` leaves them out.
+    `own`: it had allocated them itself and no leaf lists them yet; its `ResidencyReleased` leaves them out.
+    Else it had attached them, or was handed them at admission.
     """
 
     at_us: int
@@ -409,7 +415,7 @@ class Leaf(NamedTuple):
     data: bytes
 
 
-_RUN_FIELDS = ("attached", "written", "runs")
+_RUN_FIELDS = ("attached", "runs")  # and "written", where the event has no other list
 _DURATIONS = ("scrub_within_us", "age_us")
 _HEAD_KEYS = (
     "schema",
@@ -425,9 +431,9 @@ _HEAD_KEYS = (
 )
 
 
-def _key(field: str) -> str:
-    """The leaf key of an event field: boot times say so, run lists share one name."""
-    if field in _RUN_FIELDS:
+def _key(field: str, kind: type) -> str:
+    """The leaf key of an event field: boot times say so, an event's first run list is `runs`."""
+    if field in _RUN_FIELDS or (field == "written" and kind is not ResidencyOpened):
         return "runs"
     if field == "incarnation":
         return "of_incarnation"
@@ -442,12 +448,13 @@ def _key(field: str) -> str:
     return field
 
 
+_TOTALS = {"runs": "blocks", "written": "written_blocks"}  # run lists and the keys of their sizes
 _KEYS: dict[type, tuple[str, ...]] = {
-    kind: tuple(_key(field) for field in kind._fields)  # type: ignore[attr-defined]
+    kind: tuple(_key(field, kind) for field in kind._fields)  # type: ignore[attr-defined]
     for kind in KINDS
 }
 LEAF_KEYS: dict[str, frozenset[str]] = {
-    KINDS[kind].name: frozenset({*_HEAD_KEYS, *keys} | ({"blocks"} if "runs" in keys else set()))
+    KINDS[kind].name: frozenset({*_HEAD_KEYS, *keys, *(_TOTALS[key] for key in keys if key in _TOTALS)})
     for kind, keys in _KEYS.items()
 }
 
@@ -475,7 +482,7 @@ def leaf(event: Event, context: Context, sequence: int = 0) -> bytes:
 
 def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
     """Every leaf of an event, for each of its logs: usually one."""
-    body, runs = _body(event, context, sequence)
+    body, lists = _body(event, context, sequence)
     made: list[Leaf] = []
     for log in logs_of(event):
         whole = {**body, "log": log} if made else body
@@ -484,7 +491,7 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
         if len(data) <= LEAF_BYTES_MAX:
             made.append(Leaf(log, whole, data))
         else:
-            made += _continued(whole, runs, log)
+            made += _continued(whole, lists, log)
     return made
 
 
@@ -514,7 +521,7 @@ class _Shape(NamedTuple):
 
     keys: tuple[str, ...]
     head: dict[str, Any]
-    runs: bool
+    lists: tuple[str, ...]  # keys of run lists
     share: bool
     subject: bool
     about: bool  # may be about another incarnation
@@ -525,22 +532,27 @@ def _shape(kind: type) -> _Shape:
     name, outage = KINDS[kind]
     head = {"schema": SCHEMA, "kind": name, "outage": outage, "part": 1, "parts": 1}
     return _Shape(
-        keys, head, "runs" in keys, "share_ppm" in keys, "subject" in keys, "of_incarnation" in keys
+        keys,
+        head,
+        tuple(key for key in _TOTALS if key in keys),
+        "share_ppm" in keys,
+        "subject" in keys,
+        "of_incarnation" in keys,
     )
 
 
 _SHAPES = {kind: _shape(kind) for kind in KINDS}
 
 
-def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any], Runs]:
+def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any], dict[str, Runs]]:
     shape = _SHAPES[event.__class__]
     body = shape.head.copy()
     body.update(zip(shape.keys, event, strict=True))
-    runs: Runs = ()
-    if shape.runs:
-        runs = body["runs"]
-        body["runs"] = [encode(run) for run in runs if len(run.blocks)]
-        body["blocks"] = count(runs)
+    lists: dict[str, Runs] = {}
+    for key in shape.lists:
+        runs = lists[key] = body[key]
+        body[key] = [encode(run) for run in runs if len(run.blocks)]
+        body[_TOTALS[key]] = count(runs)
     if shape.share:
         body["share_ppm"] = round(body["share_ppm"] * 1_000_000)
     if shape.about and not body["of_incarnation"]:
@@ -551,7 +563,7 @@ def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any]
     body["sequence"] = sequence
     body["at_us"] = body["boot_us"] + context.offset_us
     _refuse_floats(body.values(), body["kind"])
-    return body, runs
+    return body, lists
 
 
 def _refuse_floats(values: Iterable[Any], kind: str) -> None:
@@ -567,23 +579,24 @@ def _pseudonymise(body: dict[str, Any], pseudonym: Pseudonyms) -> None:
         body["subject"] = pseudonym(tenant, subject)
 
 
-def _continued(body: dict[str, Any], runs: Runs, log: str) -> list[Leaf]:
+def _continued(body: dict[str, Any], lists: dict[str, Runs], log: str) -> list[Leaf]:
     """The same event over several leaves, each filled close to the limit."""
-    room = LEAF_BYTES_MAX - len(canonical({**body, "runs": []})) - _PARTS_DIGITS
-    parts: list[list[Any]] = [[]]
+    empty: dict[str, Any] = {key: [] for key in lists}
+    room = LEAF_BYTES_MAX - len(canonical({**body, **empty})) - _PARTS_DIGITS
+    parts: list[dict[str, list[Any]]] = [{key: [] for key in lists}]
     used = 0
-    for run in filter(lambda run: len(run.blocks), runs):
+    for key, run in [(key, run) for key, runs in lists.items() for run in runs if len(run.blocks)]:
         for piece in split(run, _PIECE_TOKENS):
             item = encode(piece)
             size = len(orjson.dumps(item)) + 1
-            if used + size > room and parts[-1]:
-                parts.append([])
+            if used + size > room and used:
+                parts.append({key: [] for key in lists})
                 used = 0
-            parts[-1].append(item)
+            parts[-1][key].append(item)
             used += size
     made = []
     for number, items in enumerate(parts, 1):
-        whole = {**body, "runs": items, "part": number, "parts": len(parts)}
+        whole = {**body, **items, "part": number, "parts": len(parts)}
         data = canonical(whole)
         if len(data) > LEAF_BYTES_MAX:
             raise LedgerError(

@@ -13,7 +13,7 @@ import orjson
 from sqlalchemy import Column, ColumnElement, Connection, Table, select
 
 from kvcustody.audit.runs import Int64s, Pairs, decode_flat
-from kvcustody.audit.schema import events
+from kvcustody.audit.schema import events, residencies
 
 
 class Evidence(NamedTuple):
@@ -32,6 +32,24 @@ def read(
     connection: Connection, table: Table, columns: Sequence[Column[Any]], where: ColumnElement[bool]
 ) -> Evidence:
     """Rows of a projection with the runs of their leaves, in ledger order."""
+    return _read(connection, table, columns, where, ("runs",))[0]
+
+
+def read_opened(
+    connection: Connection, columns: Sequence[Column[Any]], where: ColumnElement[bool]
+) -> tuple[Evidence, Evidence]:
+    """Openings of residencies with the runs that they attached, and with those that they were handed."""
+    attached, written = _read(connection, residencies, columns, where, ("runs", "written"))
+    return attached, written
+
+
+def _read(
+    connection: Connection,
+    table: Table,
+    columns: Sequence[Column[Any]],
+    where: ColumnElement[bool],
+    lists: tuple[str, ...],
+) -> list[Evidence]:
     query = (
         select(*columns, events.c.leaf)
         .join(events, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
@@ -39,14 +57,20 @@ def read(
         .order_by(table.c.log, table.c.idx)
     )
     rows: Sequence[Any] = connection.execute(query).all()
-    items: list[Any] = []
-    runs = np.empty(len(rows), np.int64)
+    items: list[list[Any]] = [[] for _ in lists]
+    runs = np.empty((len(lists), len(rows)), np.int64)
     for number, row in enumerate(rows):
-        found = orjson.loads(row.leaf)["runs"]
-        runs[number] = len(found)
-        items += found
-    pairs, lengths = decode_flat(items)
-    return Evidence(rows, np.repeat(np.repeat(np.arange(len(rows)), runs), lengths), pairs)
+        body = orjson.loads(row.leaf)
+        for which, key in enumerate(lists):
+            found = body.get(key, ())
+            runs[which, number] = len(found)
+            items[which] += found
+    made = []
+    for which in range(len(lists)):
+        pairs, lengths = decode_flat(items[which])
+        owner = np.repeat(np.repeat(np.arange(len(rows)), runs[which]), lengths)
+        made.append(Evidence(rows, owner, pairs))
+    return made
 
 
 _POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools

@@ -45,7 +45,12 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "decision": (schema.decisions, {}),
     "residency-opened": (
         schema.residencies,
-        {"opened_us": "at_us", "opened_boot_us": "boot_us", "attached_blocks": "_blocks"},
+        {
+            "opened_us": "at_us",
+            "opened_boot_us": "boot_us",
+            "attached_blocks": "_blocks",
+            "written_blocks": "_written_blocks",
+        },
     ),
     "residency-released": (
         schema.releases,
@@ -97,7 +102,11 @@ def project(body: Body, ids: Ids) -> tuple[Table, tuple[Any, ...]] | None:
     row["_incarnation"] = of.id
     if "runs" in body:
         row["_blocks"], row["_low"], row["_high"] = extent(body["runs"])
-    if kind == "custody-ended":
+    if kind == "residency-opened":
+        written = body.get("written", [])  # leaves of earlier versions have none
+        row["_written_blocks"] = extent(written)[0]
+        _, row["_low"], row["_high"] = extent(body["runs"] + written)
+    elif kind == "custody-ended":
         row["_due_us"] = int(body["due_boot_us"]) + of.offset_us
     elif kind == "receipt":
         # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.

@@ -107,6 +107,7 @@ def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
         residencies,
         func.count().filter(residencies.c.part == 1),
         func.sum(residencies.c.attached_blocks),
+        func.sum(residencies.c.written_blocks),
     )
     released = _grouped(
         connection,
@@ -119,11 +120,11 @@ def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
     leaves = {row.name.removeprefix("tenant/"): row.size for row in connection.execute(names)}
     made = []
     for tenant in sorted(leaves):
-        residency, attached = opened.get(tenant, (0, 0))
-        left, written = released.get(tenant, (0, 0))
+        residency, attached, handed = opened.get(tenant, (0, 0, 0))
+        left, later = released.get(tenant, (0, 0))
         made.append(
             TenantTotals(
-                tenant, residency, left, attached, written, ended.get(tenant, (0,))[0], leaves[tenant]
+                tenant, residency, left, attached, handed + later, ended.get(tenant, (0,))[0], leaves[tenant]
             )
         )
     return tuple(made)
@@ -142,11 +143,12 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
             into.revision,
             into.opened_us,
             into.absolute_boot_us,
-            into.attached_blocks,
+            _over_parts(residencies, residencies.c.attached_blocks).label("attached_blocks"),
+            _over_parts(residencies, residencies.c.written_blocks).label("handed_blocks"),
+            _over_parts(releases, releases.c.written_blocks).label("later_blocks"),
             out.released_us,
             out.cause,
             out.hold_boot_us,
-            out.written_blocks,
         )
         .join(incarnations, life.id == into.incarnation)
         .outerjoin(
@@ -173,7 +175,7 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
             cause=row.cause,
             hold_us=row.hold_boot_us + row.offset_us if row.hold_boot_us else None,
             attached_blocks=row.attached_blocks,
-            written_blocks=row.written_blocks or 0,
+            written_blocks=row.handed_blocks + (row.later_blocks or 0),
         )
         for row in connection.execute(query)
     )
@@ -194,7 +196,7 @@ def block_history(
         )
         for row in connection.execute(query):
             body = orjson.loads(row.leaf)
-            if _names(body["runs"], block, generation, pool):
+            if _names(body["runs"] + body.get("written", []), block, generation, pool):
                 found.append(BlockEvent(row.at_us, row.kind, row.name, row.idx, body))
     return tuple(sorted(found, key=lambda item: (item.at_us, item.body["sequence"], item.body["part"])))
 

@@ -1,7 +1,9 @@
 """What a dead process leaves behind: its open custody, closed by its successor as unproven.
 
 D1 Custody of a dead incarnation never counts as covered: its end has no receipt, and says so in its cause.
-D2 Closing is idempotent: what an interrupted closing recorded is not recorded again, and `WorkerDied` comes
+D2 Blocks handed out at admission are known from the opening leaf. What a running request was handed later
+(growth, copies) is listed at its release only, so a death leaves those few to the counts of allocation alone.
+D3 Closing is idempotent: what an interrupted closing recorded is not recorded again, and `WorkerDied` comes
 last.
 """
 
@@ -14,8 +16,8 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import PROCESS_DEATH, CustodyEnded, Event, ResidencyReleased, WorkerDied
-from kvcustody.audit.evidence import read, unit_keys
-from kvcustody.audit.runs import Run, gather
+from kvcustody.audit.evidence import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.runs import Pairs, Run, gather
 from kvcustody.audit.schema import custody_ends, incarnations, releases, residencies, workers
 
 TEARDOWN = "process exit: device memory went back to the driver and was not re-read"
@@ -64,14 +66,16 @@ def _open_residencies(connection: Connection, incarnation: int) -> Sequence[Any]
 
 
 def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, str], tuple[Run, ...]]:
-    """Blocks recorded as written whose end was never recorded, by owner and classification."""
+    """Blocks recorded as handed out whose end was never recorded, by owner and classification (D2)."""
     query = select(residencies.c.residency, residencies.c.classification).where(
         residencies.c.incarnation == incarnation, residencies.c.part == 1
     )
     classes = {row.residency: row.classification for row in connection.execute(query)}
     columns = (releases.c.residency, releases.c.tenant)
     mine = (releases.c.incarnation == incarnation) & releases.c.written
-    written = read(connection, releases, columns, mine)
+    columns_in = (residencies.c.residency, residencies.c.tenant)
+    _, handed = read_opened(connection, columns_in, residencies.c.incarnation == incarnation)
+    written = _joined(handed, read(connection, releases, columns, mine))
     ended = read(
         connection, custody_ends, (custody_ends.c.tenant,), custody_ends.c.incarnation == incarnation
     )
@@ -93,3 +97,10 @@ def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, s
             runs = gather(written.pairs.blocks[chosen], written.pairs.generations[chosen], pool)
             made[who] = made.get(who, ()) + runs
     return made
+
+
+def _joined(first: Evidence, second: Evidence) -> Evidence:
+    """Two readings as one: the rows of the first, then those of the second."""
+    pairs = Pairs(*map(np.concatenate, zip(first.pairs, second.pairs, strict=True)))
+    owner = np.concatenate((first.owner, second.owner + len(first.rows)))
+    return Evidence([*first.rows, *second.rows], owner, pairs)

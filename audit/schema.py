@@ -147,6 +147,7 @@ residencies = Table(
     _big("opened_boot_us"),
     _big("absolute_boot_us"),
     _big("attached_blocks"),
+    _big("written_blocks"),
     _big("low"),
     _big("high"),
     PrimaryKeyConstraint("log", "idx"),

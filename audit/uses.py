@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, and_, select, true
 
-from kvcustody.audit.evidence import Evidence, read, unit_keys
+from kvcustody.audit.evidence import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.schema import erasures, receipts, releases, residencies
 
@@ -60,9 +60,8 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
         and_(column.incarnation == life.id, window),
     )
     column_in = residencies.c
-    opened = read(
+    opened, handed = read_opened(
         connection,
-        residencies,
         (column_in.residency, column_in.tenant),
         and_(column_in.incarnation == life.id, _window(residencies, ends)),
     )
@@ -92,10 +91,11 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
     opened_released = np.fromiter((pair[0] for pair in pairs), np.int64, len(pairs))
     opened_hold = np.fromiter((pair[1] for pair in pairs), np.int64, len(pairs))
 
-    keys = np.concatenate((unit_keys_of(wrote), unit_keys_of(opened)))
-    residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[opened.owner]))
-    released = np.concatenate((wrote_released[wrote.owner], opened_released[opened.owner]))
-    hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[opened.owner]))
+    both = np.concatenate((opened.owner, handed.owner))  # they share their rows
+    keys = np.concatenate((unit_keys_of(wrote), unit_keys_of(opened), unit_keys_of(handed)))
+    residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[both]))
+    released = np.concatenate((wrote_released[wrote.owner], opened_released[both]))
+    hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[both]))
     if not wrote_flag.all():
         released, hold = _dropped(
             wrote, wrote_flag, keys=keys, residency=residency, released=released, hold=hold
@@ -105,8 +105,9 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
         ids, where = np.unique(residency, return_inverse=True)
         limit = np.array([erased.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
     hold_end = np.maximum(released, np.minimum(hold, limit))
-    written = np.concatenate((wrote_flag[wrote.owner], np.zeros(len(opened.owner), np.bool_)))
-    blocks = np.concatenate((wrote.pairs.blocks, opened.pairs.blocks))
+    no, yes = np.zeros(len(opened.owner), np.bool_), np.ones(len(handed.owner), np.bool_)
+    written = np.concatenate((wrote_flag[wrote.owner], no, yes))
+    blocks = np.concatenate((wrote.pairs.blocks, opened.pairs.blocks, handed.pairs.blocks))
     return Uses(keys, blocks, written, released, hold_end, residency, tenants)
 
 
