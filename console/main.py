@@ -10,6 +10,7 @@ import typer
 import kvcustody
 from kvcustody.console import size as size_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
+from kvcustody.console.replay import command as replay_command
 
 app = typer.Typer(
     cls=CustodyGroup,
@@ -21,6 +22,7 @@ app = typer.Typer(
     "and proof that it is gone.",
     epilog="Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
 )
+app.command(name="replay", epilog=replay_command.EPILOG)(replay_command.replay)
 app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
 
 

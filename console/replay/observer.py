@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
 from kvcustody.console.replay.report import Weighted
 
+SHUTDOWN = "shutdown"
+
 
 class Observer:
     """Counts over one run's events, by tenant and classification. Times are boot-time microseconds."""
@@ -56,6 +58,8 @@ class Observer:
             self.released_blocks += count
             self.ended[event.tenant][event.cause] += count
             self._ended_us[run.blocks] = event.ended_us
+            if event.cause == SHUTDOWN:
+                continue  # the replay's own end says nothing about retention
             born = self._born_us[run.blocks]
             known = (born >= 0) & (self._generation[run.blocks] == _generations(run.blocks, run.generation))
             for value, times in zip(*np.unique(born[known], return_counts=True), strict=True):

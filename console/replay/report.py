@@ -22,6 +22,7 @@ class TenantResult:
     requests: int = 0
     refused: int = 0
     deferred: int = 0
+    preempted: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     hit_requests: int = 0
@@ -31,6 +32,7 @@ class TenantResult:
     first_request_hits: int = 0
     first_request_hit_tokens: int = 0
     denials: Counter[str] = field(default_factory=Counter)
+    deferrals: Counter[str] = field(default_factory=Counter)
     ended_blocks: Counter[str] = field(default_factory=Counter)
     scrubbed_blocks: int = 0
 
@@ -75,19 +77,23 @@ class Sample(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """Deletion coverage, both figures, in (block, generation, shard) units."""
+    """Deletion coverage as the ledger proves it, in units of (block, generation, shard), and bytes by level."""
 
-    due: int
-    covered: int
-    late: int
-    pending: int
-    by_level: dict[str, int]
+    due: int = 0
+    in_time: int = 0
+    late: int = 0
+    failed: int = 0
+    missing: int = 0
     unproven: int = 0
+    overdue: int = 0
+    disputed: int = 0
+    reread_blocks: int = 0
+    bytes_by_level: tuple[tuple[str, int], ...] = ()
 
     @property
     def share(self) -> float | None:
         """Custody ended in time with evidence, of all that was due."""
-        return self.covered / self.due if self.due else None
+        return self.in_time / self.due if self.due else None
 
 
 @dataclass(slots=True)
@@ -109,9 +115,18 @@ class ReplayReport:
     read_tokens: int
     wrong_tokens: int
     drift_blocks: int
+    expired_residencies: int
+    evicted_blocks: dict[str, int]
     seconds: float
     virtual_seconds: float
-    stopped: str | None = None
+    error: BaseException | None = None
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the replay ended early; None where it did not."""
+        if self.error is None:
+            return None
+        return "interrupted" if isinstance(self.error, KeyboardInterrupt) else str(self.error)
 
     @property
     def totals(self) -> TenantResult:
@@ -121,6 +136,7 @@ class ReplayReport:
             for name in _SUMMED:
                 setattr(total, name, getattr(total, name) + getattr(row, name))
             total.denials.update(row.denials)
+            total.deferrals.update(row.deferrals)
             total.ended_blocks.update(row.ended_blocks)
         return total
 
@@ -134,13 +150,19 @@ class ReplayReport:
             "virtual_seconds": round(self.virtual_seconds, 3),
             "tenants": [_tenant_json(row) for row in self.tenants],
             "totals": _tenant_json(self.totals),
-            "coverage": {**self.coverage._asdict(), "share": self.coverage.share},
+            "coverage": {
+                **self.coverage._asdict(),
+                "bytes_by_level": dict(self.coverage.bytes_by_level),
+                "share": self.coverage.share,
+            },
             "identities": [{**row._asdict(), "holds": row.holds} for row in self.identities],
             "scrub_lag": self.scrub_lag._asdict(),
             "retention_age": {name: spread._asdict() for name, spread in self.retention_age.items()},
             "residue": {"blocks_checked": self.residue_checked_blocks, "nonzero_bytes": self.residue_bytes},
             "found": {"tokens_read_back": self.read_tokens, "wrong_tokens": self.wrong_tokens},
             "drift_blocks": self.drift_blocks,
+            "expired_residencies": self.expired_residencies,
+            "evicted_blocks": self.evicted_blocks,
         }
 
 
@@ -148,6 +170,7 @@ _SUMMED = (
     "requests",
     "refused",
     "deferred",
+    "preempted",
     "input_tokens",
     "output_tokens",
     "hit_requests",
@@ -166,6 +189,7 @@ def _tenant_json(row: TenantResult) -> dict[str, Any]:
         **{name: getattr(row, name) for name in _SUMMED},
         "prefill_avoided": round(row.prefill_avoided, 6),
         "denials": dict(sorted(row.denials.items())),
+        "deferrals": dict(sorted(row.deferrals.items())),
         "ended_blocks": dict(sorted(row.ended_blocks.items())),
     }
 

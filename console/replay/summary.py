@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from kvcustody.console.replay.charts import Bar, Series, environment, histogram, stacked_areas, stacked_bars
-from kvcustody.console.replay.report import ReplayReport, Spread, TenantResult
+from kvcustody.console.replay.report import Coverage, ReplayReport, Spread, TenantResult
 from kvcustody.errors import ConfigError
 
 AGE_EDGES_US = [s * 1_000_000 for s in (1, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)]
@@ -42,6 +42,7 @@ def render_summary(report: ReplayReport) -> str:
         percent=percent,
         duration=duration,
         count=lambda value: "not observed" if value is None else f"{value:,}",
+        coverage_fields=Coverage._fields,
         age_rows=[(name, spread) for name, spread in sorted(report.retention_age.items())],
     )
 

@@ -108,7 +108,7 @@ def report(**changes) -> ReplayReport:
         "settings": {"policy": "<regulated>"},
         "tenants": rows,
         "samples": [Sample(i * 10**6, 1, 2, 0, 0, 0) for i in range(3)],
-        "coverage": Coverage(10, 9, 1, 0, {"full": 9}),
+        "coverage": Coverage(due=10, in_time=9, late=1, bytes_by_level=(("full", 9),)),
         "identities": [Identity("released = scrubbed", 4, 5, "ledger; device")],
         "scrub_lag": Spread(9, 10, 20_000, 3_000_000),
         "retention_age": {"internal": Spread(9, 10, 20, None)},
@@ -119,6 +119,8 @@ def report(**changes) -> ReplayReport:
         "read_tokens": 40,
         "wrong_tokens": 0,
         "drift_blocks": 0,
+        "expired_residencies": 3,
+        "evicted_blocks": {"pressure": 2},
         "seconds": 1.0,
         "virtual_seconds": 60.0,
     }
@@ -126,7 +128,7 @@ def report(**changes) -> ReplayReport:
 
 
 def test_the_page_is_one_file_without_scripts_or_requests() -> None:
-    page = render_summary(report(stopped="interrupted"))
+    page = render_summary(report(error=KeyboardInterrupt()))
     assert "<script" not in page and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page and "url(" not in page and "<link" not in page
     assert "a &amp; b" in page and "&lt;regulated&gt;" in page and "no-&lt;restricted&gt;" in page

@@ -1,0 +1,147 @@
+"""`kvcustody replay`: a multi-tenant workload through the Governor, on real tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.console.command import EXIT_INTERRUPTED, Json, print_json, progress_bar, stdout
+from kvcustody.console.replay import golden
+from kvcustody.console.replay.job import run_job
+from kvcustody.console.replay.labels import Unit
+from kvcustody.console.replay.printing import print_golden, print_report
+from kvcustody.console.replay.runner import RunnerOptions
+from kvcustody.console.replay.sources import FORMATS, GENERATED, Choice, block_tokens_of, load_workload
+from kvcustody.console.replay.stand import StandOptions, read_policy
+from kvcustody.console.replay.summary import write_summary
+from kvcustody.errors import ConfigError
+
+EPILOG = """
+Examples:
+
+    kvcustody replay
+
+    kvcustody replay --policy single-org --tenants 1 --seed 7 --json
+
+    kvcustody replay conversation_trace.jsonl --format mooncake --tenants 32 --pool-blocks 16000
+
+    kvcustody replay agentic_v6_dev.jsonl.gz --format agentic --unit lineage --limit 1000
+
+    kvcustody replay --golden
+"""
+
+_POOL_BLOCKS = {"mooncake": 16_000, "agentic": 64_000, "kv-cache-tester": 64_000}
+
+
+def replay(
+    trace: Annotated[
+        Path | None, typer.Argument(help="A recorded trace, plain or gzip; none: a generated workload.")
+    ] = None,
+    *,
+    format: Annotated[str | None, typer.Option(help=f"What the trace is: {', '.join(FORMATS)}.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="A library policy (regulated-saas, single-org, public-api) or a YAML file.")
+    ] = "regulated-saas",
+    tenants: Annotated[int, typer.Option(help="How many tenants share the requests.")] = 8,
+    seed: Annotated[int, typer.Option(help="Draws the workload, or the labels of a trace.")] = 1,
+    unit: Annotated[
+        str, typer.Option(help="What belongs to one tenant: session, lineage or project.")
+    ] = "session",
+    skew: Annotated[
+        Path | None, typer.Option(help="Client weights (a ServeGen summary); without it Zipf, exponent 1.1.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Replay only the first requests.")] = None,
+    pool_blocks: Annotated[int | None, typer.Option(min=8, help="Blocks of the pool.")] = None,
+    block_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens a block, for a generated workload; a trace has its own.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the tensors live: cpu or cuda.")] = "cpu",
+    db: Annotated[Path, typer.Option(help="The ledger; an existing one is appended to.")] = Path(
+        "kvcustody.db"
+    ),
+    html: Annotated[Path, typer.Option(help="The summary page to write.")] = Path("kvcustody-summary.html"),
+    show_golden: Annotated[
+        bool, typer.Option("--golden", help="Compare recorded traces with their reference figures instead.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
+
+    Without a trace, a multi-turn workload is generated from the seed (docs/workload.md). Every request is
+    admitted under the policy, looks up its prefix, writes a pattern into real KV tensors, decodes and is
+    released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/replay.md
+    explains every figure.
+    """
+    if show_golden:
+        _golden(as_json, policy)
+        return
+    choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
+    size = block_tokens_of(choice, block_tokens)
+    options = StandOptions(
+        policy=policy,
+        pool_blocks=pool_blocks or _POOL_BLOCKS.get(format or GENERATED, 8192),
+        block_tokens=size,
+        device=device,
+        database=db,
+    )
+    workload = load_workload(choice, size, read_policy(policy).name)
+    with _progress() as progress:
+        advance = progress(workload.title, workload.requests)
+        report = run_job(workload, options, RunnerOptions(seed=seed), progress=advance)
+    write_summary(report, html)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        console = stdout()
+        print_report(report, console)
+        console.print(f"{report.seconds:.1f} s; ledger in {db}, summary in {html}")
+    if isinstance(report.error, KeyboardInterrupt):
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if report.error is not None:
+        raise report.error
+
+
+def _golden(as_json: bool, policy: str) -> None:
+    """Every reference figure of both recorded traces; exit code 1 where one differs."""
+    folder = golden.find_traces()
+    if folder is None:
+        raise ConfigError(
+            "no recorded traces here; set KVCUSTODY_TRACES to the folder of golden_metrics.json"
+        )
+    with _progress() as progress:
+        rows = [
+            row
+            for trace in golden.TRACES
+            for row in golden.golden_rows(folder, trace, beside=policy, progress=progress)
+        ]
+    if as_json:
+        print_json([{**row._asdict(), "agrees": row.agrees} for row in rows])
+    else:
+        print_golden(rows, stdout())
+    if not all(row.agrees for row in rows):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int | None], Callable[[], None]]]:
+    """One bar at a time on stderr."""
+    with progress_bar() as bar:
+
+        def start(name: str, steps: int | None) -> Callable[[], None]:
+            for task in bar.task_ids:
+                bar.remove_task(task)
+            task = bar.add_task(name, total=steps)
+            return lambda: bar.advance(task)
+
+        yield start
+
+
+def _unit(name: str) -> Unit:
+    units: dict[str, Unit] = {"session": "session", "lineage": "lineage", "project": "project"}
+    if name not in units:
+        raise ConfigError(f"--unit `{name}`: use session, lineage or project")
+    return units[name]

@@ -1,0 +1,95 @@
+"""A replay's report on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+
+from kvcustody.console.command import make_table
+from kvcustody.console.replay.golden import Row
+from kvcustody.console.replay.report import ReplayReport
+from kvcustody.console.replay.summary import causes, percent, spread_text
+
+
+def print_report(report: ReplayReport, console: Console) -> None:
+    """Tables by tenant, then custody, coverage and conservation."""
+    rows = [*report.tenants, report.totals]
+    table = make_table(
+        report.title,
+        *("tenant", "requests", "prompt tokens", "hit tokens", "prefill avoided", "shared hits"),
+        *("first requests hit", "refused", "deferred", "blocks scrubbed"),
+    )
+    for row in rows:
+        table.add_row(
+            row.tenant,
+            f"{row.requests:,}",
+            f"{row.input_tokens:,}",
+            f"{row.hit_tokens:,}",
+            percent(row.prefill_avoided),
+            f"{row.shared_hit_tokens:,}",
+            f"{row.first_request_hits:,} of {row.first_requests:,}",
+            f"{row.refused:,}",
+            f"{row.deferred:,}",
+            f"{row.scrubbed_blocks:,}",
+        )
+    console.print(table)
+    ends = causes(report.totals.ended_blocks)
+    rules = sorted(report.totals.denials)
+    if ends:
+        table = make_table("Blocks whose custody ended, by cause", "tenant", *ends)
+        for row in rows:
+            table.add_row(row.tenant, *(f"{row.ended_blocks[cause]:,}" for cause in ends))
+        console.print(table)
+    if rules:
+        table = make_table("Denied reuse, by rule (a denial is a miss)", "tenant", *rules)
+        for row in rows:
+            table.add_row(row.tenant, *(f"{row.denials[rule]:,}" for rule in rules))
+        console.print(table)
+    _print_custody(report, console)
+    _print_proofs(report, console)
+
+
+def _print_custody(report: ReplayReport, console: Console) -> None:
+    table = make_table("Custody", "figure", "value", left=2)
+    for name, ages in sorted(report.retention_age.items()):
+        table.add_row(f"age at end, {name} (p50 / p99)", spread_text(ages))
+    table.add_row("scrub lag, due to zeroed (p50 / p99)", spread_text(report.scrub_lag))
+    table.add_row("residencies expired", f"{report.expired_residencies:,}")
+    for reason, blocks in sorted(report.evicted_blocks.items()):
+        table.add_row(f"blocks evicted, {reason}", f"{blocks:,}")
+    table.add_row(
+        "non-zero bytes at hand-out", f"{report.residue_bytes:,} in {report.residue_checked_blocks:,} blocks"
+    )
+    table.add_row("wrong tokens found", f"{report.wrong_tokens:,} in {report.read_tokens:,} read back")
+    table.add_row("memory drift", f"{report.drift_blocks:,} blocks")
+    console.print(table)
+
+
+def _print_proofs(report: ReplayReport, console: Console) -> None:
+    found = report.coverage
+    table = make_table("Deletion coverage, from the ledger", "figure", "value", left=2)
+    table.add_row("custody ended in time, with evidence", f"{percent(found.share)} of {found.due:,} due")
+    table.add_row(
+        "not covered",
+        f"{found.late:,} late, {found.failed:,} failed, {found.missing:,} missing, "
+        f"{found.unproven:,} unproven, {found.overdue:,} overdue; {found.disputed:,} disputed",
+    )
+    levels = ", ".join(f"{size:,} {level}" for level, size in found.bytes_by_level if size)
+    table.add_row("bytes destroyed, by verification", levels or "none")
+    console.print(table)
+    table = make_table("Conservation", "identity", "left", "right", "holds")
+    for row in report.identities:
+        holds = "[green]yes" if row.holds else "[bold red]no"
+        table.add_row(row.name, f"{row.left:,}", f"{row.right:,}", holds)
+    console.print(table)
+
+
+def print_golden(rows: Iterable[Row], console: Console) -> None:
+    """Reference figures beside the Governor's."""
+    table = make_table("Recorded traces", "trace", "figure", "expected", "measured", "agrees", left=2)
+    for row in rows:
+        expected = "" if row.expected is None else f"{row.expected:,.{row.digits}f}"
+        verdict = "" if row.expected is None else "[green]yes" if row.agrees else "[bold red]no"
+        table.add_row(row.trace, row.figure, expected, f"{row.measured:,.{row.digits}f}", verdict)
+    console.print(table)
