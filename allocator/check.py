@@ -106,6 +106,7 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
         expected[BlockState.ACTIVE].append(sequence.table[sequence.published : sequence.block_count])
         expected[BlockState.ACTIVE].extend(blocks for blocks, _ in sequence.duplicates)
         expected[BlockState.ACTIVE].extend(sequence.windows)
+        _check_table(sequence, problems)
     for partition in pool.partitions:
         expected[BlockState.FENCED].extend(custody.blocks for custody in partition.fenced)
         expected[BlockState.DIRTY].extend(custody.blocks for custody in partition.dirty)
@@ -127,6 +128,25 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
     lost = int(np.count_nonzero(placed & (owners == 0)))
     if lost:
         problems.append(f"U3: {lost} blocks are held by nobody")
+
+
+def _check_table(sequence: Sequence, problems: list[str]) -> None:
+    """A table is its path, except where its own duplicate serves it (S1, U2)."""
+    parts: list[NDArray[np.int64]] = []
+    node = sequence.leaf
+    while node is not None:
+        parts.append(node.blocks)
+        node = node.parent
+    path = np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.int64)
+    table = sequence.table[: sequence.published]
+    if len(path) != sequence.published:
+        problems.append(f"S1: a path of {len(path)} blocks under {sequence.published} published ones")
+        return
+    own = table[table != path]
+    if len(own):
+        spare = np.concatenate([blocks for blocks, _ in sequence.duplicates] or [own[:0]])
+        if not np.isin(own, spare).all():
+            problems.append("S1: a block table names blocks that are neither on its path nor its own duplicates")
 
 
 def _check_accounts(manager: BlockManager, nodes: list[Node], problems: list[str]) -> None:

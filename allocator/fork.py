@@ -28,10 +28,11 @@ class Forks:
         """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)
         child = Sequence(id_, parent.account, parent.domain, residency)
-        if parent.leaf is not None:
-            self.tree.attach(parent.leaf, now_us)
+        assert parent.leaf is not None, "a running sequence has at least one block"
+        path = self.tree.attach(parent.leaf, now_us)
         child.leaf, child.shared_tail = parent.leaf, parent.shared_tail
-        child.table = parent.blocks.copy()
+        # The path, not the parent's table: where the parent has a duplicate, the block ends with the parent (U2).
+        child.table = np.concatenate(path[::-1])
         child.block_count = child.hit_blocks = child.published = parent.block_count
         child.active_until_us = parent.active_until_us
         child.spans = [_copy(span) for span in parent.spans]

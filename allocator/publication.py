@@ -206,7 +206,8 @@ class Publication:
         """Earlier runs that only this sequence ever used keep no more of a window than it still needs (W3)."""
         needed = [window - node.length for window in node.domain.windows]
         at = node.parent
-        while at is not None and at.refs == 1 and at.hits == 0 and at.windows:
+        # A run of another domain keeps its window: its other readers start from there.
+        while at is not None and at.domain is node.domain and at.refs == 1 and at.hits == 0 and at.windows:
             kept = tuple(w[max(0, len(w) - max(0, n)) :] for w, n in zip(at.windows, needed, strict=True))
             for window, keep in zip(at.windows, kept, strict=True):
                 if len(keep) < len(window):

@@ -20,7 +20,7 @@ from world import SIZE, World, run, state_of
 
 
 def test_entered_positions_are_the_first_block_and_the_coarse_ends():
-    """Exhaustive: a position p of a run that starts at s is entered when it is 0, or when s + p + 1 is a coarse step."""
+    """Exhaustive: position p of a run from s is entered when it is 0, or when s + p + 1 is a coarse step."""
     for start in range(2 * COARSE_BLOCKS + 1):
         for length in range(3 * COARSE_BLOCKS):
             for first in range(length + 2):

@@ -103,7 +103,7 @@ def test_positive_control_a_bare_index_is_accepted_after_reuse():
     """Without the generation, every kept index of a reused block would be served."""
     world = World(4)
     old = world.start("a", run(1, 3, 1)).blocks.copy()
-    victim = [s for s in world.m.decode.sequences if s is not None][0]
+    victim = next(s for s in world.m.decode.sequences if s is not None)
     world.m.release(victim, world.now, "aborted")
     world.m.tree.evict(world.m.accounts["a"], 4, world.now, "test")
     world.scrub()
