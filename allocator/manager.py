@@ -394,20 +394,27 @@ class BlockManager:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def sweep(self, now_us: int, at_most: int | None = None) -> int:
-        """Lapse holds that are past their deadline, a bounded number at a time; returns how many lapsed."""
-        wheel, tree = self.tree.wheel, self.tree
-        limit = self.options.sweep_batch if at_most is None else at_most
+        """Lapse holds that are past their deadline, a bounded number at a time; returns how many lapsed.
+
+        Each partition has its share of the number, whatever falls due elsewhere.
+        """
+        limit, blocks = self.options.sweep_batch if at_most is None else at_most, self.pool.blocks
         lapsed = 0
-        while lapsed < limit:
-            residency = wheel.take_due(now_us)
-            if residency is None:
-                break
-            tree.lapse(residency, "expired", now_us)
-            lapsed += 1
+        for partition in self.pool.partitions:
+            share = limit if partition.size == blocks else -(-limit * partition.size // blocks)
+            lapsed += self._sweep(partition, share, now_us)
         if lapsed:
-            tree.flush(now_us)
+            self.tree.flush(now_us)
             self.expired_residencies += lapsed
         return lapsed
+
+    def _sweep(self, partition: Partition, at_most: int, now_us: int) -> int:
+        for lapsed in range(at_most):
+            residency = partition.wheel.take_due(now_us)
+            if residency is None:
+                return lapsed
+            self.tree.lapse(residency, "expired", now_us)
+        return at_most
 
     def step(self, now_us: int) -> list[Sequence]:
         """Expiry, reclaim, scrub and reserve; returns sequences that have been ACTIVE longer than allowed."""

@@ -31,6 +31,7 @@ from kvcustody.allocator.fence import Fences
 from kvcustody.allocator.memory import Memory, ScrubResult
 from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
+from kvcustody.allocator.residency import DeadlineWheel
 from kvcustody.errors import HandleError, IsolationError
 
 _ALLOWED = frozenset((int(source), int(target)) for source, target in TRANSITIONS)
@@ -87,7 +88,7 @@ class Scrubbed(NamedTuple):
 
 
 class Partition:
-    """A range of blocks with its own clean reserve and scrub queue: one for all tenants, or one per tenant in `strict`."""
+    """A range of blocks with its own clean reserve, scrub queue and deadlines: one for all, or one a tenant (`strict`)."""
 
     __slots__ = (
         "accounts",
@@ -105,6 +106,7 @@ class Partition:
         "size",
         "stuck",
         "urgent_us",
+        "wheel",
     )
 
     def __init__(self, first: int, size: int, reserve_low: int, reserve_high: int) -> None:
@@ -120,6 +122,7 @@ class Partition:
         self.dirty_blocks = 0
         self.stuck: list[Custody] = []
         self.urgent_us = NEVER_US  # when waiting for a fuller launch would risk a scrub deadline
+        self.wheel = DeadlineWheel()  # of the holds of its accounts
         self.accounts: list[Account] = []
         self.common_blocks = size  # what no guarantee has claimed
         self.over_blocks = 0  # ACTIVE blocks beyond guarantees

@@ -9,6 +9,7 @@ R3  No deadline is later than the ceiling of the leaf.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -100,3 +101,19 @@ class DeadlineWheel:
 
     def __len__(self) -> int:
         return sum(map(len, self._ticks.values()))
+
+
+class DeadlineWheels:
+    """Every partition's wheel, read as one. Each is swept by itself: no tenant's expiries delay another's."""
+
+    __slots__ = ("_wheels",)
+
+    def __init__(self, wheels: Iterable[DeadlineWheel]) -> None:
+        self._wheels = tuple(wheels)
+
+    def overdue(self, now_us: int) -> int:
+        """How many holds are past their deadline and not yet swept."""
+        return sum(wheel.overdue(now_us) for wheel in self._wheels)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._wheels))

@@ -16,7 +16,7 @@ from kvcustody.allocator.index import PrefixIndex
 from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
 from kvcustody.allocator.pool import Pool
 from kvcustody.allocator.quota import Account
-from kvcustody.allocator.residency import DeadlineWheel, Residency
+from kvcustody.allocator.residency import DeadlineWheels, Residency
 from kvcustody.errors import IsolationError
 
 
@@ -26,7 +26,6 @@ class PrefixTree:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.index = PrefixIndex(pool.blocks)
-        self.wheel = DeadlineWheel()
         self.roots: dict[int, Node] = {}
         self.node_count = 0
         self.evicted: dict[str, int] = {}
@@ -34,6 +33,11 @@ class PrefixTree:
         self._cached: list[Blocks] = []
         self._ending: list[tuple[Blocks, Domain, str, int, int]] = []
         self._ending_active: list[tuple[Blocks, Domain, str, int, int]] = []
+
+    @property
+    def wheel(self) -> DeadlineWheels:
+        """The deadlines of every hold, over all partitions."""
+        return DeadlineWheels(partition.wheel for partition in self.pool.partitions)
 
     # -- attach -------------------------------------------------------------------------------------------------------
 
@@ -219,7 +223,7 @@ class PrefixTree:
             node = node.parent
         hold.next_at_leaf, leaf.tip = leaf.tip, hold
         account.residencies[hold.id] = hold
-        self.wheel.add(hold)
+        hold.account.partition.wheel.add(hold)
 
     def _replace_extended(self, leaf: Node, hold: Residency, now_us: int) -> None:
         """Drop the ended residency of the same principal and domain that `hold` extends (design §2)."""
@@ -258,7 +262,7 @@ class PrefixTree:
 
     def _forget(self, hold: Residency) -> None:
         hold.is_held = False
-        self.wheel.remove(hold)
+        hold.account.partition.wheel.remove(hold)
         hold.account.residencies.pop(hold.id, None)
         leaf = hold.leaf
         assert leaf is not None
@@ -339,7 +343,7 @@ class PrefixTree:
                 hold.leaf, hold.next_at_leaf, parent.tip = parent, parent.tip, hold
             else:
                 hold.is_held = False
-                self.wheel.remove(hold)
+                hold.account.partition.wheel.remove(hold)
                 hold.account.residencies.pop(hold.id, None)
             hold = after
 

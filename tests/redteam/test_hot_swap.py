@@ -162,7 +162,9 @@ def test_a_revision_that_changes_the_domain_reaches_nothing_of_before(what: str)
     )
 
 
-@pytest.mark.xfail(strict=True, reason="a domain that is alive keeps the limits of the revision it was made under")
+@pytest.mark.xfail(
+    strict=True, reason="a domain that is alive keeps the limits of the revision it was made under"
+)
 def test_a_revision_that_shortens_retention_binds_what_is_cached() -> None:
     """A12 by policy: a narrower deadline is not outlived by blocks of before."""
     world = World(table(idle="30m"))
