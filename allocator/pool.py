@@ -88,7 +88,7 @@ class Scrubbed(NamedTuple):
 
 
 class Partition:
-    """A range of blocks with its own clean reserve, scrub queue and deadlines: one for all, or one a tenant (`strict`)."""
+    """Blocks with a clean reserve, scrub queue and deadlines of their own: one for all, or one per tenant in `strict`."""
 
     __slots__ = (
         "accounts",
