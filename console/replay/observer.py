@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased, Runs
 from kvcustody.console.replay.report import Weighted
 
 SHUTDOWN = "shutdown"
@@ -46,11 +46,14 @@ class Observer:
                 self._receipt(event)
             elif isinstance(event, ResidencyOpened):
                 self._opened_us[event.residency] = event.at_us
+                self._written(event.written, event.at_us)
             elif isinstance(event, ResidencyReleased):
-                opened = self._opened_us.pop(event.residency, event.at_us)
-                for run in event.written:
-                    self._born_us[run.blocks] = opened
-                    self._generation[run.blocks] = _generations(run.blocks, run.generation)
+                self._written(event.written, self._opened_us.pop(event.residency, event.at_us))
+
+    def _written(self, runs: Runs, born_us: int) -> None:
+        for run in runs:
+            self._born_us[run.blocks] = born_us
+            self._generation[run.blocks] = _generations(run.blocks, run.generation)
 
     def _custody_ended(self, event: CustodyEnded) -> None:
         for run in event.runs:

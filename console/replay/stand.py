@@ -46,7 +46,7 @@ from kvcustody.policies.loader import load_policy
 from kvcustody.policies.table import DecisionTable
 
 WORKER = "replay"
-PLACEHOLDER = "hmac:" + 64 * "0"
+PLACEHOLDER = 64 * "0"
 """The digest of a library policy's example segment; a replay declares its house prompt in its place."""
 
 
@@ -191,7 +191,7 @@ def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: Mode
             owner = tenant_owner(ISSUER, segment.owner)
             keyring.ensure([owner])
             made = declare(keyring, owner, text, model=model.digest, block_tokens=model.block_tokens)
-            segments.append(replace(segment, digest="hmac:" + made.digest, tokens=made.tokens))
+            segments.append(replace(segment, digest=made.digest, tokens=made.tokens))
         else:
             segments.append(segment)
     return replace(policy, segments=tuple(segments))
