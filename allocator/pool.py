@@ -88,7 +88,7 @@ class Scrubbed(NamedTuple):
 
 
 class Partition:
-    """Blocks with a clean reserve, scrub queue and deadlines of their own: one for all, or one per tenant in `strict`."""
+    """Blocks with a clean reserve, scrub queue and deadlines of their own: for all tenants, or one each in `strict`."""
 
     __slots__ = (
         "accounts",
