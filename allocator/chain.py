@@ -36,6 +36,7 @@ Extras = Mapping[int, bytes]
 """Framed extra content by block position in the prompt."""
 
 _NO_EXTRAS: Extras = {}
+_STRIDES = (8, 4, 2, 1)  # within one coarse step: at most 15 blocks are left, found in four digests
 
 
 class Match:
@@ -121,8 +122,19 @@ def _search_fine(
     node, matched = match.node, match.blocks
     assert node is not None
     position = matched - node.start
-    update, digest = match.state.update, match.state.digest
+    state = match.state
     at = (first + matched) * block_bytes
+    if not extras:
+        for stride in _STRIDES:
+            if position + stride <= node.length and first + matched + stride <= last:
+                mark = state.copy()
+                state.update(data[at : at + stride * block_bytes])
+                if node.keys.startswith(state.digest(), KEY_BYTES * (position + stride - 1)):
+                    matched, position, at = matched + stride, position + stride, at + stride * block_bytes
+                else:
+                    state = mark
+        match.state = state
+    update, digest = state.update, state.digest
     for block in range(first + matched, last):
         update(data[at : at + block_bytes])
         if extras and block in extras:

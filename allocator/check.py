@@ -146,7 +146,9 @@ def _check_table(sequence: Sequence, problems: list[str]) -> None:
     if len(own):
         spare = np.concatenate([blocks for blocks, _ in sequence.duplicates] or [own[:0]])
         if not np.isin(own, spare).all():
-            problems.append("S1: a block table names blocks that are neither on its path nor its own duplicates")
+            problems.append(
+                "S1: a block table names blocks that are neither on its path nor its own duplicates"
+            )
 
 
 def _check_accounts(manager: BlockManager, nodes: list[Node], problems: list[str]) -> None:

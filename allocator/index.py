@@ -46,6 +46,11 @@ class PrefixIndex:
             key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
             stripes[hash(key) & mask][key] = node
 
+    def enter_first(self, node: Node) -> None:
+        """Enter `node` under its first key alone."""
+        key = node.keys[:KEY_BYTES]
+        self.stripes[hash(key) & self.mask][key] = node
+
     def remove(self, node: Node, first: int = 0) -> None:
         """Remove the entries of `node` from its block `first` on."""
         stripes, mask, keys = self.stripes, self.mask, node.keys

@@ -369,7 +369,8 @@ class BlockManager:
         if slot < 0:
             return False
         computed = int(self.decode.computed[slot])
-        self.publication.publish(sequence, computed // self.options.block_tokens, now_us)
+        if sequence.spans and sequence.spans[0].keys:
+            self.publication.publish(sequence, computed // self.options.block_tokens, now_us)
         self.decode.leave(sequence)
         if sequence.shared_tail is not None:
             self._forked -= 1
@@ -387,7 +388,8 @@ class BlockManager:
 
     def _lapse_oldest(self, account: Account, now_us: int) -> None:
         """Live residencies are capped per tenant; the oldest lapses first."""
-        oldest = next(iter(account.residencies.values()))
+        oldest = account.residencies.oldest
+        assert oldest is not None
         self.tree.lapse(oldest, "residency-cap", now_us)
         self.tree.flush(now_us)
 

@@ -24,6 +24,7 @@ class Node:
     """A run of `length` blocks. `windows` holds, per sliding-window group, the blocks at the run's end (or nothing)."""
 
     __slots__ = (
+        "block_count",
         "blocks",
         "born_us",
         "ceiling_us",
@@ -62,6 +63,7 @@ class Node:
         self.depth = depth  # depth of the first block in the prompt
         self.blocks = blocks
         self.length = length
+        self.block_count = len(blocks)  # over all layer groups
         self.keys = b""
         self.windows: tuple[Blocks, ...] = ()
         self.refs = 0
@@ -105,10 +107,9 @@ class Node:
             after.previous_sibling = before
         self.previous_sibling = self.next_sibling = None
 
-    @property
-    def block_count(self) -> int:
-        """Blocks of every layer group."""
+    def recount(self) -> None:
+        """Set `block_count` after the runs or windows have changed."""
         count = len(self.blocks)
         for window in self.windows:
             count += len(window)
-        return count
+        self.block_count = count

@@ -198,6 +198,7 @@ class Publication:
             sequence.windows[group] = own[end - at :]
             sequence.window_first[group] = end
         node.windows = tuple(windows)
+        node.recount()
         self._slide(node, ending, fence)
         self._end(ending, node.born_us)
 
@@ -214,6 +215,7 @@ class Publication:
                     passed = window[: len(window) - len(keep)]
                     ending.append((passed, at.domain, "window-passed", node.born_us, fence))
             at.windows = kept
+            at.recount()
             needed = [n - at.length for n in needed]
             at = at.parent
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcustody.allocator.eviction import EvictionQueue
+from kvcustody.allocator.residency import HoldList
 
 if TYPE_CHECKING:
     from kvcustody.allocator.pool import Partition
-    from kvcustody.allocator.residency import Residency
 
 
 class Account:
@@ -42,7 +42,7 @@ class Account:
         self.cap_blocks = 0
         self.borrow = True
         self.residency_cap = 1 << 30
-        self.residencies: dict[int, Residency] = {}  # held, oldest first
+        self.residencies = HoldList()
         self.used_blocks = 0
         self.active_blocks = 0
         self.cached_blocks = 0

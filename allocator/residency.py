@@ -9,7 +9,7 @@ R3  No deadline is later than the ceiling of the leaf.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ class Residency:
         "id",
         "is_held",
         "leaf",
+        "newer",
         "next_at_leaf",
+        "older",
         "opened_us",
         "principal",
         "tick",
@@ -51,6 +53,55 @@ class Residency:
         self.tick = 0
         self.is_held = False
         self.next_at_leaf: Residency | None = None
+        self.older: Residency | None = None  # among the account's holds
+        self.newer: Residency | None = None
+
+
+class HoldList:
+    """The holds of one account, oldest first: a linked list through the residencies, so that it never resizes."""
+
+    __slots__ = ("_count", "_newest", "oldest")
+
+    def __init__(self) -> None:
+        self.oldest: Residency | None = None
+        self._newest: Residency | None = None
+        self._count = 0
+
+    def add(self, hold: Residency) -> None:
+        """Enter `hold` as the newest."""
+        newest = self._newest
+        hold.older, hold.newer = newest, None
+        if newest is None:
+            self.oldest = hold
+        else:
+            newest.newer = hold
+        self._newest = hold
+        self._count += 1
+
+    def remove(self, hold: Residency) -> None:
+        """Take `hold` out; it must be in."""
+        older, newer = hold.older, hold.newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self._newest = older
+        else:
+            newer.older = older
+        hold.older = hold.newer = None
+        self._count -= 1
+
+    def values(self) -> Iterator[Residency]:
+        """Every hold, oldest first; the one at hand may be removed while iterating."""
+        hold = self.oldest
+        while hold is not None:
+            newer = hold.newer
+            yield hold
+            hold = newer
+
+    def __len__(self) -> int:
+        return self._count
 
 
 class DeadlineWheel:

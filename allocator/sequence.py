@@ -49,6 +49,7 @@ class Sequence:
         "leaf",
         "priorities",
         "published",
+        "recorded_until",
         "residency",
         "shared_tail",
         "slot",
@@ -63,6 +64,7 @@ class Sequence:
         self.account = account
         self.domain = domain
         self.residency = residency
+        self.recorded_until = 0  # what it was handed with earlier generations is on record
         self.leaf: Node | None = None
         self.slot = -1
         self.table: Blocks = np.empty(0, dtype=np.int64)

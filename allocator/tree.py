@@ -8,6 +8,8 @@ T3  No hold, renewal or attach moves a ceiling (L8); at its ceiling a node ends 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
@@ -20,13 +22,44 @@ from kvcustody.allocator.residency import DeadlineWheels, Residency
 from kvcustody.errors import IsolationError
 
 
+class Roots:
+    """Nodes without a parent: a linked list through their sibling links, so that it never resizes."""
+
+    __slots__ = ("first",)
+
+    def __init__(self) -> None:
+        self.first: Node | None = None
+
+    def add(self, node: Node) -> None:
+        """Enter `node`."""
+        head = self.first
+        node.previous_sibling, node.next_sibling = None, head
+        if head is not None:
+            head.previous_sibling = node
+        self.first = node
+
+    def remove(self, node: Node) -> None:
+        """Take `node` out."""
+        if self.first is node:
+            self.first = node.next_sibling
+        node.leave()
+
+    def values(self) -> Iterator[Node]:
+        """Every root."""
+        node = self.first
+        while node is not None:
+            after = node.next_sibling
+            yield node
+            node = after
+
+
 class PrefixTree:
     """Nodes over one pool. `now_us` is always passed in; nothing here reads a clock."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.index = PrefixIndex(pool.blocks)
-        self.roots: dict[int, Node] = {}
+        self.roots = Roots()
         self.node_count = 0
         self.evicted: dict[str, int] = {}
         self._revived: list[Blocks] = []
@@ -82,6 +115,12 @@ class PrefixTree:
         node.hits += 1
         node.used_us = now_us
 
+    def _unlink(self, node: Node) -> None:
+        if node.parent is None:
+            self.roots.remove(node)
+        else:
+            node.leave()
+
     def unrefer(self, node: Node) -> None:
         """Give back one of several references to a shared tail; it stays ACTIVE."""
         assert node.refs > 1, "the last reference takes the tail back instead"
@@ -90,9 +129,7 @@ class PrefixTree:
     def dissolve(self, node: Node) -> None:
         """Take an unindexed leaf apart: its blocks go back to the one sequence that refers to it, still ACTIVE."""
         assert node.refs == 1 and node.first_child is None and not node.keys
-        node.leave()
-        if node.parent is None:
-            del self.roots[id(node)]
+        self._unlink(node)
         self.node_count -= 1
 
     def _revive(self, node: Node) -> None:
@@ -115,23 +152,22 @@ class PrefixTree:
         head.priority, head.demote_us = node.priority, node.demote_us
         head.windows, tail_windows = _split_windows(node, position)
         parent = node.parent
-        if node.keys:
-            self.index.remove(node)
-        node.leave()
+        self._unlink(node)
         if parent is not None:
             parent.adopt(head)
         else:
-            del self.roots[id(node)]
-            self.roots[id(head)] = head
+            self.roots.add(head)
         node.blocks, node.keys = node.blocks[position:], node.keys[KEY_BYTES * position :]
         node.windows = tail_windows
+        node.recount()
+        head.recount()
         node.start += position
         node.depth += position
         node.length -= position
         head.adopt(node)
-        if node.keys:
+        if node.keys:  # the coarse entries of the tail stand already
             self.index.enter(head)
-            self.index.enter(node)
+            self.index.enter_first(node)
         if node.older is not None:
             node.domain.owner.queue.insert_after(head, node)
         self.node_count += 1
@@ -152,7 +188,7 @@ class PrefixTree:
             ceiling = min(ceiling, parent.ceiling_us)
             parent.adopt(node)
         else:
-            self.roots[id(node)] = node
+            self.roots.add(node)
         node.ceiling_us = ceiling
         if keys:
             node.keys = keys
@@ -222,7 +258,7 @@ class PrefixTree:
                     node.deadline_us = deadline
             node = node.parent
         hold.next_at_leaf, leaf.tip = leaf.tip, hold
-        account.residencies[hold.id] = hold
+        account.residencies.add(hold)
         hold.account.partition.wheel.add(hold)
 
     def _replace_extended(self, leaf: Node, hold: Residency, now_us: int) -> None:
@@ -263,7 +299,7 @@ class PrefixTree:
     def _forget(self, hold: Residency) -> None:
         hold.is_held = False
         hold.account.partition.wheel.remove(hold)
-        hold.account.residencies.pop(hold.id, None)
+        hold.account.residencies.remove(hold)
         leaf = hold.leaf
         assert leaf is not None
         tip = leaf.tip
@@ -324,9 +360,7 @@ class PrefixTree:
             self.index.remove(node)
         parent = node.parent
         self._raise_tips(node)
-        node.leave()
-        if parent is None:
-            del self.roots[id(node)]
+        self._unlink(node)
         node.length = 0
         self.node_count -= 1
 
@@ -344,7 +378,7 @@ class PrefixTree:
             else:
                 hold.is_held = False
                 hold.account.partition.wheel.remove(hold)
-                hold.account.residencies.pop(hold.id, None)
+                hold.account.residencies.remove(hold)
             hold = after
 
     def flush(self, now_us: int) -> None:
@@ -393,7 +427,7 @@ class PrefixTree:
             node.keys = node.keys[: KEY_BYTES * keep]
         self._ending.append((node.blocks[keep:], node.domain, reason, now_us, node.fence))
         node.blocks = node.blocks[:keep]
-        node.length = keep
+        node.length = node.block_count = keep
         node.domain.owner.cached_blocks -= count
         return count
 
