@@ -438,6 +438,7 @@ class Governor:
             )
         )
         self.table = table
+        self._book.drop()
         self._book = self._new_book(table)
         self._first_uses.forget()
         self._pools.limit(table)

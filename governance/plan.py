@@ -7,6 +7,7 @@ G1  A plan holds primed states only of domains that the policy opens to this rea
 G2  Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
 G3  A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
 G4  Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
+G5  A plan that has left the book holds no primed state, whoever still refers to it (docs/keys.md).
 """
 
 from __future__ import annotations
@@ -103,6 +104,14 @@ class Plan:
         self.reuse_reasons: tuple[str, ...] = ()
         self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
 
+    def forget_keys(self) -> None:
+        """Drop every primed state. What a residency keeps of a plan names its holder and keys nothing."""
+        self.own = Chain(self.own.domain, None)
+        self.own_plan = ReadPlan(self.own)
+        self.grants = ()
+        self.segments = {}
+        self.matcher = None
+
 
 PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
 
@@ -142,17 +151,23 @@ class PlanBook:
         return plan
 
     def drop(self) -> None:
-        """Forget every plan, as a key rotation or destruction demands."""
+        """Forget every plan and its primed states, as a key rotation or destruction demands."""
+        for plan in self._by_key.values():
+            plan.forget_keys()
         self._plans.clear()
         self._by_key.clear()
         self._key_changes = self._keyring.changes
 
     def _keep(self, key: PlanKey, plan: Plan) -> None:
         own = self._plans.setdefault(plan.tenant, OrderedDict())
+        known = own.get(key)
+        if known is not None:
+            known.forget_keys()
         own[key] = plan
         self._by_key[key] = plan
         if len(own) > PLANS_PER_TENANT_MAX:
-            oldest, _ = own.popitem(last=False)
+            oldest, passed = own.popitem(last=False)
+            passed.forget_keys()
             self._by_key.pop(oldest, None)
 
     def _make(self, key: PlanKey, now_utc_us: int) -> Plan | None:

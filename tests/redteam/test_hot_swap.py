@@ -174,3 +174,26 @@ def test_a_revision_that_shortens_retention_binds_what_is_cached() -> None:
     world.ask("acme", prompt)
     world.step(5 * 60_000_000)
     assert world.hit("acme", prompt) == 0
+
+
+def _primed_after_destruction() -> int:
+    """Plans under a destroyed epoch that still hold a primed state: in the book, in requests and in residencies."""
+    world = World(table())
+    for n in range(20):
+        world.ask("acme", tokens(Random(n), BLOCK + 1), subject=f"s{n}")
+    world.admit("acme", tokens(Random(99), BLOCK + 1))
+    owner = tenant_owner(ISSUER, "acme")
+    world.keyring.rotate(owner)
+    world.keyring.destroy(owner, 1)
+    world.governor.reload_keys()
+    held = [r.facts for r in world.governor.managers[0].accounts["acme"].residencies.values()]
+    held += [sequence.residency.facts for sequence in world.governor.running.values()]
+    assert len(held) >= 20
+    return sum(plan.own.state is not None for plan in held)  # type: ignore[attr-defined]
+
+
+def test_a_destroyed_epoch_leaves_no_primed_state_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A12, E5: what outlives the destruction names its holder and keys nothing."""
+    assert _primed_after_destruction() == 0
+    monkeypatch.setattr("kvcustody.governance.plan.Plan.forget_keys", lambda self: None)
+    assert _primed_after_destruction() >= 20, "void: a plan that is kept must keep its state otherwise"
