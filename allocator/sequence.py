@@ -38,12 +38,14 @@ class Sequence:
 
     __slots__ = (
         "account",
+        "admitted_blocks",
         "active_until_us",
         "block_count",
         "domain",
         "duplicates",
         "extra_written",
         "fence",
+        "first_generation",
         "hit_blocks",
         "id",
         "leaf",
@@ -64,7 +66,9 @@ class Sequence:
         self.account = account
         self.domain = domain
         self.residency = residency
-        self.recorded_until = 0  # what it was handed with earlier generations is on record
+        self.first_generation = 0  # of its own blocks at admission, which have consecutive ones
+        self.recorded_until = 0  # the generation after them: what was handed out later is another record's
+        self.admitted_blocks = 0  # its block count at admission
         self.leaf: Node | None = None
         self.slot = -1
         self.table: Blocks = np.empty(0, dtype=np.int64)

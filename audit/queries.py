@@ -143,9 +143,9 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
             into.revision,
             into.opened_us,
             into.absolute_boot_us,
-            _over_parts(residencies, residencies.c.attached_blocks).label("attached_blocks"),
-            _over_parts(residencies, residencies.c.written_blocks).label("handed_blocks"),
-            _over_parts(releases, releases.c.written_blocks).label("later_blocks"),
+            _over_parts(residencies, "attached_blocks").label("attached_blocks"),
+            _over_parts(residencies, "written_blocks").label("handed_blocks"),
+            _over_parts(releases, "written_blocks").label("later_blocks"),
             out.released_us,
             out.cause,
             out.hold_boot_us,
@@ -174,8 +174,8 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
             released_us=row.released_us,
             cause=row.cause,
             hold_us=row.hold_boot_us + row.offset_us if row.hold_boot_us else None,
-            attached_blocks=row.attached_blocks,
-            written_blocks=row.handed_blocks + (row.later_blocks or 0),
+            attached_blocks=int(row.attached_blocks),
+            written_blocks=int(row.handed_blocks) + int(row.later_blocks or 0),
         )
         for row in connection.execute(query)
     )
@@ -294,6 +294,13 @@ def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
 def _grouped(connection: Connection, table: Table, *what: ColumnElement[Any]) -> dict[str, tuple[int, ...]]:
     query = select(table.c.tenant, *what).group_by(table.c.tenant)
     return {row[0]: tuple(int(value or 0) for value in row[1:]) for row in connection.execute(query)}
+
+
+def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
+    """The sum over all leaves that `table` has of a residency (a long run list continues)."""
+    of = table.alias()
+    same = and_(of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency)
+    return select(func.sum(of.c[column])).where(same).correlate(residencies).scalar_subquery()
 
 
 def _names(runs: list[Any], block: int, generation: int, pool: int) -> bool:

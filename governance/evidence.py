@@ -1,6 +1,7 @@
 """From what the allocator did to events for the ledger.
 
-V1  Every block handed out appears once as written, once as ended, and once per shard in a receipt.
+V1  Every block handed out appears once as written (at admission, or at release for what came after), once as ended,
+    and once per shard in a receipt.
 V2  Building an event costs a tuple; runs are gathered on the writer's thread.
 V3  A launch that covers several owners is one receipt per owner, so that each tenant's log is complete by itself.
 """
@@ -31,7 +32,7 @@ def opened(
     revision: int,
     now_us: int,
 ) -> ResidencyOpened:
-    """The residency as it began: who, under which decision, which blocks it attached."""
+    """The residency as it began: who, under which decision, which blocks it attached and which it was handed."""
     principal = plan.principal
     residency = sequence.residency
     attached = sequence.table[: sequence.hit_blocks]
@@ -52,20 +53,41 @@ def opened(
         reasons,
         revision,
         now_us + residency.domain.absolute_us if residency.domain.cacheable else 0,
+        _handed_out(sequence, pool),
     )
 
 
-def written(sequence: Sequence, manager: BlockManager, pool: int) -> FlatRuns:
-    """Every block the sequence was handed; to be taken before its release, while the generations stand."""
+def _handed_out(sequence: Sequence, pool: int) -> Runs:
+    """The blocks of the admission itself: one hand-out, so one run, without a look at any block."""
+    first = sequence.hit_blocks
+    if first == sequence.block_count:
+        return ()
+    return (Run(sequence.table[first : sequence.block_count], sequence.first_generation, pool),)
+
+
+def written(sequence: Sequence, manager: BlockManager, pool: int) -> Runs:
+    """Every block the sequence was handed after its admission: growth, copies, windows.
+
+    To be taken before its release, while the generations stand.
+    """
+    if sequence.block_count == sequence.admitted_blocks and not sequence.extra_written:
+        return ()
+    blocks, generations = unlisted(sequence, manager)
+    return FlatRuns(blocks, generations, pool)
+
+
+def unlisted(sequence: Sequence, manager: BlockManager) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Blocks and generations the sequence was handed since its admission: generations only rise (L3)."""
     blocks = sequence.table[sequence.hit_blocks : sequence.block_count]
     generations = manager.pool.generation[blocks]
     if sequence.extra_written:
         blocks = np.concatenate([blocks, *(more for more, _ in sequence.extra_written)])
         generations = np.concatenate([generations, *(numbers for _, numbers in sequence.extra_written)])
-    return FlatRuns(blocks, generations, pool)
+    new = generations >= sequence.recorded_until
+    return blocks[new], generations[new]
 
 
-def released(sequence: Sequence, runs: FlatRuns, tenant: str, cause: str, now_us: int) -> ResidencyReleased:
+def released(sequence: Sequence, runs: Runs, tenant: str, cause: str, now_us: int) -> ResidencyReleased:
     """The residency as it left: what it wrote, and until when it holds."""
     residency = sequence.residency
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US

@@ -196,6 +196,7 @@ class World:
                 ("own-scope",),
                 1,
                 self.now + 8_000_000,
+                self._runs(written[::2]),
             )
         )
         return self.residency
@@ -209,7 +210,7 @@ class World:
             self.holds[block][residency] = hold
         held = hold if hold > self.now else 0
         self.events.append(
-            ResidencyReleased(self.now, residency, tenant, "finish", self._runs(written), held)
+            ResidencyReleased(self.now, residency, tenant, "finish", self._runs(written[1::2]), held)
         )
         self.expire()
 
@@ -249,7 +250,7 @@ class World:
     def counts(self) -> PoolCounts:
         return PoolCounts(
             allocated_total=self.generation,
-            unreported=sum(len(written) for _, _, written in self.open.values()),
+            unreported=sum(len(written[1::2]) for _, _, written in self.open.values()),
             live_blocks=len(self.held) - len(self.dirty),
             fenced=0,
             dirty=len(self.dirty),

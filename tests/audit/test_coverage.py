@@ -203,7 +203,8 @@ def second_reading(events: list[Event], shards: int) -> dict[str, int]:
 
     for event in events:
         if isinstance(event, ResidencyOpened):
-            for unit in pairs(event.attached):
+            written.update(pairs(event.written))
+            for unit in pairs(event.attached) + pairs(event.written):
                 uses.setdefault(unit, []).append(release.get(event.residency, (2**62, 0)))
         elif isinstance(event, ResidencyReleased):
             written.update(pairs(event.written))

@@ -128,6 +128,24 @@ def test_a_million_scattered_tokens_continue_over_leaves_and_come_back_exactly()
         leaf(ResidencyReleased(1, 1, "acme", "finish", (run,), 0), CONTEXT)
 
 
+def test_both_run_lists_of_an_opening_continue_over_leaves() -> None:
+    scattered = np.random.default_rng(2).permutation(5_000)
+    attached, written = (Run(scattered[:2_000], 7),), (Run(scattered[2_000:], 9_000), Run(scattered[:1], 50))
+    event = ResidencyOpened(
+        1, 1, "acme", None, None, False, "internal", (), attached, ("own",), 1, 9, written
+    )
+    made = leaves(event, CONTEXT, 1)
+    bodies = [orjson.loads(one.data) for one in made]
+    assert len(made) > 2 and max(len(item.data) for item in made) <= LEAF_BYTES_MAX
+    assert {(body["blocks"], body["written_blocks"], body["parts"]) for body in bodies} == {
+        (2_000, 3_001, len(made))
+    }
+    for key, runs in (("runs", attached), ("written", written)):
+        pairs, _ = decode_flat([item for body in bodies for item in body[key]])
+        assert pairs.blocks.tolist() == flatten(runs).blocks.tolist()
+        assert pairs.generations.tolist() == flatten(runs).generations.tolist()
+
+
 def test_a_head_that_no_leaf_can_hold_is_refused() -> None:
     with pytest.raises(LedgerError, match="does not fit"):
         leaves(KeyEvent(1, None, "x" * 9000, 1, "operator"), CONTEXT, 1)

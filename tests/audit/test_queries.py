@@ -36,7 +36,7 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
         for tenant in played.tenants:
             opened = [e for e in played.events if isinstance(e, ResidencyOpened) and e.tenant == tenant]
             left = [e for e in played.events if isinstance(e, ResidencyReleased) and e.tenant == tenant]
-            written = sum(len(run.blocks) for e in left for run in e.written)
+            written = sum(len(run.blocks) for e in opened + left for run in e.written)
             assert (totals[tenant].residencies, totals[tenant].released) == (len(opened), len(left))
             assert totals[tenant].written_blocks == written
 
@@ -46,8 +46,8 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
         history = queries.block_history(connection, writer.incarnation, block, generation)
         expected = []
         for event in played.events:
-            runs = getattr(event, "attached", getattr(event, "written", getattr(event, "runs", ())))
-            flat = flatten(runs)
+            lists = [getattr(event, name, ()) for name in ("attached", "written", "runs")]
+            flat = flatten([run for runs in lists for run in runs])
             if generation and ((flat.blocks == block) & (flat.generations == generation)).any():
                 expected.append(type(event).__name__)
         kinds = {

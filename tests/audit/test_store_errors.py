@@ -15,7 +15,7 @@ from sqlalchemy import Engine, event, func, select
 
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.schema import events
-from kvcustody.audit.store import VERSION_TABLE, check_store, open_store
+from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, check_store, open_store
 from kvcustody.errors import CustodyError, LedgerError, LedgerUnavailable
 from kvcustody.migrations.upgrade import upgrade
 
@@ -98,7 +98,7 @@ def test_a_writer_on_a_bad_store_is_refused_in_one_line(
 def test_an_upgrade_of_a_bad_store_is_refused_in_one_line(tmp_path: Path, condition: Any) -> None:
     engine = condition(tmp_path)
     if condition is read_only:
-        assert upgrade(engine) == "0002"  # nothing to do is nothing to refuse
+        assert upgrade(engine) == SCHEMA_REVISION  # nothing to do is nothing to refuse
         engine = open_store(tmp_path / "other.db", read_only=True)
     with pytest.raises(CustodyError) as caught:
         upgrade(engine)

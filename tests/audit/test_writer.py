@@ -361,7 +361,7 @@ def test_a_dead_incarnation_is_closed_as_unproven(any_store: Engine, make_writer
         [
             WorkerStarted(1, "worker-1", 8, 2, 4096, "cpu", "test"),
             opened(1),
-            opened(2),
+            opened(2)._replace(written=(Run(np.array([9, 4]), 20),)),
             ResidencyReleased(5, 1, "acme", "finish", blocks, 900),
             CustodyEnded(6, "acme", "internal", (Run(np.array([3]), 5),), "evicted", 6, 6, 5, 1000),
         ]
@@ -377,7 +377,8 @@ def test_a_dead_incarnation_is_closed_as_unproven(any_store: Engine, make_writer
         causes = pairs(connection.execute(select(releases.c.residency, releases.c.cause)))
         assert causes == {1: "finish", 2: "unproven: process death"}
         row = coverage(connection).total
-        assert (row.due, row.unproven, row.missing) == (8, 6, 2)
+        # Two shards: three released blocks and the two that residency 2 held when the process died.
+        assert (row.due, row.unproven, row.missing) == (12, 10, 2)
     second.submit([WorkerStopped(9, "worker-1", "shutdown", 0, (0, 0))])
     second.close()
     third = make_writer(any_store)

@@ -12,7 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, MetaData, insert, inspect, select
 
-from kvcustody.audit.schema import custody_ends, events, incarnations, metadata
+from kvcustody.audit.schema import custody_ends, events, incarnations, metadata, residencies
 from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import current, upgrade
@@ -97,6 +97,7 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
         kept = [{key: row[key] for key in rows[0]} for row in after[name]]
         assert kept == rows, name
     with empty.connect() as connection:
+        assert connection.scalars(select(residencies.c.written_blocks)).all() == 300 * [0]
         query = select(custody_ends.c.due_us, custody_ends.c.due_boot_us, incarnations.c.offset_us).join(
             incarnations, incarnations.c.id == custody_ends.c.incarnation
         )
