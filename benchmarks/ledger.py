@@ -42,7 +42,7 @@ def workload(residencies: int, blocks: int, *, scattered: bool, tenants: int = 3
     events: list[Event] = [WorkerStarted(1, "bench", 1 << 20, 1, 65536, "cpu", "bench")]
     generation = 1
     for number in range(1, residencies + 1):
-        indices = chance.permutation(1 << 20)[:blocks] if scattered else np.arange(blocks) + number
+        indices = chance.integers(0, 1 << 20, blocks) if scattered else np.arange(blocks) + number
         run = (Run(indices, generation),)
         generation += blocks
         tenant = f"tenant-{number % tenants}"
