@@ -77,6 +77,7 @@ class Forks:
             return
         tail.fence = fence
         at = sequence.block_count - tail.length
+        sequence.admitted_blocks = -1
         self.pool.memory.copy(tail.blocks, fresh)
         if at < sequence.hit_blocks:
             sequence.hit_blocks = at

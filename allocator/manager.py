@@ -232,12 +232,14 @@ class BlockManager:
         if refused is not None:
             return refused
         parts.reverse()
+        sequence.first_generation = self.pool.next_generation
         for account, count in wanted:
             parts.append(self._take(account, count))
         sequence.table = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else EMPTY
-        sequence.block_count = len(sequence.table)
+        sequence.block_count = sequence.admitted_blocks = len(sequence.table)
         if self.options.windows:
             self.publication.open_windows(sequence, wanted, found.hit_blocks, self._take)
+        sequence.recorded_until = self.pool.next_generation
         sequence.spans = found.spans
         return None
 

@@ -68,7 +68,7 @@ class Sequence:
         self.residency = residency
         self.first_generation = 0  # of its own blocks at admission, which have consecutive ones
         self.recorded_until = 0  # the generation after them: what was handed out later is another record's
-        self.admitted_blocks = 0  # its block count at admission
+        self.admitted_blocks = 0  # its block count at admission, while it was handed nothing more
         self.leaf: Node | None = None
         self.slot = -1
         self.table: Blocks = np.empty(0, dtype=np.int64)

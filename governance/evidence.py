@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.pool import Custody, Scrubbed
 from kvcustody.allocator.sequence import Sequence
-from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.events import (
+    CustodyEnded,
+    Event,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    Runs,
+)
+from kvcustody.audit.runs import Run
 from kvcustody.governance.flat_runs import FlatRuns
 from kvcustody.governance.plan import DomainLabel, Plan
 
@@ -58,11 +66,17 @@ def opened(
 
 
 def _handed_out(sequence: Sequence, pool: int) -> Runs:
-    """The blocks of the admission itself: one hand-out, so one run, without a look at any block."""
+    """The blocks of the admission itself: one hand-out a layer group, so one run, without a look at any block."""
     first = sequence.hit_blocks
     if first == sequence.block_count:
         return ()
-    return (Run(sequence.table[first : sequence.block_count], sequence.first_generation, pool),)
+    own = Run(sequence.table[first : sequence.block_count], sequence.first_generation, pool)
+    if not sequence.extra_written:
+        return (own,)
+    return (
+        own,
+        *(Run(blocks, int(numbers[0]), pool) for blocks, numbers in sequence.extra_written if len(blocks)),
+    )
 
 
 def written(sequence: Sequence, manager: BlockManager, pool: int) -> Runs:
@@ -70,7 +84,7 @@ def written(sequence: Sequence, manager: BlockManager, pool: int) -> Runs:
 
     To be taken before its release, while the generations stand.
     """
-    if sequence.block_count == sequence.admitted_blocks and not sequence.extra_written:
+    if sequence.block_count == sequence.admitted_blocks:
         return ()
     blocks, generations = unlisted(sequence, manager)
     return FlatRuns(blocks, generations, pool)
