@@ -55,7 +55,7 @@ def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
     nodes: list[Node] = []
     stack = list(manager.tree.roots.values())
     entries = 0
-    get = manager.tree.index.get
+    stripes, mask = manager.tree.index.stripes, manager.tree.index.mask
     while stack:
         node = stack.pop()
         nodes.append(node)
@@ -77,10 +77,12 @@ def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
             problems.append("L7: a node without references and holds is still in the tree")
         if (node.refs == 0) != (node.older is not None):
             problems.append(f"E1: node with refs {node.refs} is queued: {node.older is not None}")
-        if node.keys:
+        keys = node.keys
+        if keys:
             for at in entered_positions(node.start, 0, node.length):
                 entries += 1
-                if get(node.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]) is not node:
+                key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
+                if stripes[hash(key) & mask].get(key) is not node:
                     problems.append(f"X1: position {at} of a node at depth {node.depth} is not entered")
     if entries != len(manager.tree.index):
         problems.append(f"X2: {entries} entries expected, {len(manager.tree.index)} in the index")
@@ -98,10 +100,12 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
     pool = manager.pool
     owners = np.zeros(pool.blocks, dtype=np.int32)
     expected: dict[BlockState, list[NDArray[np.int64]]] = {state: [] for state in BlockState}
+    active, cached = expected[BlockState.ACTIVE], expected[BlockState.CACHED]
     for node in nodes:
-        state = BlockState.ACTIVE if node.refs else BlockState.CACHED
-        expected[state].append(node.blocks)
-        expected[state].extend(node.windows)
+        held = active if node.refs else cached
+        held.append(node.blocks)
+        if node.windows:
+            held.extend(node.windows)
     for sequence in _sequences(manager):
         expected[BlockState.ACTIVE].append(sequence.table[sequence.published : sequence.block_count])
         expected[BlockState.ACTIVE].extend(blocks for blocks, _ in sequence.duplicates)
@@ -118,7 +122,7 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
         wrong = int(np.count_nonzero(pool.state[blocks] != state))
         if wrong:
             problems.append(f"L1: {wrong} of {len(blocks)} blocks held as {state.name} are in another state")
-        owners += np.bincount(blocks, minlength=pool.blocks).astype(np.int32)
+        np.add(owners, np.bincount(blocks, minlength=pool.blocks), out=owners, casting="unsafe")
     if owners.max(initial=0) > 1:
         problems.append(f"L5: {int(np.count_nonzero(owners > 1))} blocks have more than one holder")
     placed = (pool.state != BlockState.CLEAN) & (pool.state != BlockState.QUARANTINED)

@@ -41,6 +41,7 @@ class PoolOptions(NamedTuple):
 
     reserve_low, reserve_high: the clean reserve is refilled to `high` when it falls below `low`.
     evict_ahead: under pressure at least this many are evicted at once (one scrub launch).
+    refill_batch: at most this many are evicted in one step to refill the reserve.
     scrub_batch: DIRTY blocks worth a launch before their deadline asks for one.
     sweep_batch: residencies lapsed per step at most; a count, so that replays are deterministic.
     """
@@ -49,6 +50,7 @@ class PoolOptions(NamedTuple):
     reserve_low: int = 0
     reserve_high: int = 0
     evict_ahead: int = 1024
+    refill_batch: int = 1024
     scrub_batch: int = 1024
     sweep_batch: int = 256
     fence_bound_us: int = 30_000_000
@@ -79,7 +81,12 @@ class BlockManager:
         self.pool = Pool(memory, blocks, list(self._partitions.values()))
         self.tree = PrefixTree(self.pool)
         self.space = Space(
-            self.pool, self.tree, options.evict_ahead, options.scrub_batch, options.fence_bound_us
+            self.pool,
+            self.tree,
+            options.evict_ahead,
+            options.refill_batch,
+            options.scrub_batch,
+            options.fence_bound_us,
         )
         self.decode = DecodeTable(options.block_tokens)
         self.publication = Publication(self.pool, self.tree)

@@ -19,11 +19,18 @@ class Space:
     """Finds blocks for an account. Counts are blocks."""
 
     def __init__(
-        self, pool: Pool, tree: PrefixTree, evict_ahead: int, scrub_batch: int, fence_bound_us: int
+        self,
+        pool: Pool,
+        tree: PrefixTree,
+        evict_ahead: int,
+        refill_batch: int,
+        scrub_batch: int,
+        fence_bound_us: int,
     ) -> None:
         self.pool = pool
         self.tree = tree
         self.evict_ahead = evict_ahead
+        self.refill_batch = refill_batch
         self.scrub_batch = scrub_batch
         self.fence_bound_us = fence_bound_us
 
@@ -126,7 +133,7 @@ class Space:
             return
         missing = partition.reserve_high - partition.clean_count - partition.dirty_blocks
         if partition.clean_count < partition.reserve_low and missing > 0:
-            self._evict_from(None, partition, missing, now_us)
+            self._evict_from(None, partition, min(missing, self.refill_batch), now_us)
             self.pool.reclaim(partition, now_us, self.fence_bound_us)
         short = partition.clean_count < partition.reserve_low
         if partition.dirty_blocks and (

@@ -57,7 +57,7 @@ def opened(
         principal.subject_asserted or principal.session_asserted,
         plan.classification,
         domains,
-        FlatRuns(attached, manager.pool.generation[attached], pool),
+        FlatRuns(attached, manager.pool.generation[attached], pool) if len(attached) else (),
         reasons,
         revision,
         now_us + residency.domain.absolute_us if residency.domain.cacheable else 0,

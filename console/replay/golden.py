@@ -222,7 +222,11 @@ class Replay:
         """A pool of `capacity` blocks and, outside it, a reserve for the longest request."""
         reserve = self._longest
         options = PoolOptions(
-            block_tokens=self.block_tokens, reserve_low=reserve, reserve_high=reserve, evict_ahead=1
+            block_tokens=self.block_tokens,
+            reserve_low=reserve,
+            reserve_high=reserve,
+            evict_ahead=1,
+            refill_batch=reserve,
         )
         pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=clock), capacity + reserve, options)
         return Governor(pools, compile_policy(policy, revision=1), keyring, CountingLedger(), clock=clock)
