@@ -26,10 +26,12 @@ from kvcustody.allocator.lookup import Chain, Found, Prompt, ReadPlan
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence as Running
+from kvcustody.audit.conservation import PoolCounts
 from kvcustody.audit.events import Event, HitCounted, KeyEvent, PolicyActivated
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, HandleError
 from kvcustody.governance import evidence
+from kvcustody.governance.counts import pool_counts
 from kvcustody.governance.domain import DomainSpec
 from kvcustody.governance.erasure import Erased, Selector, erase
 from kvcustody.governance.first_use import FirstUses
@@ -37,6 +39,7 @@ from kvcustody.governance.identity import Principal
 from kvcustody.governance.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.narrowing import bind
 from kvcustody.governance.outcome import Admission, Deferred, Refused
 from kvcustody.governance.plan import Opened, Plan, PlanBook
 from kvcustody.governance.pools import Pools
@@ -442,6 +445,7 @@ class Governor:
         self._book = self._new_book(table)
         self._first_uses.forget()
         self._pools.limit(table)
+        bind(self._pools.managers, list(self._domains.items()), table, self._clock.now_us())
 
     def _new_book(self, table: DecisionTable) -> PlanBook:
         return PlanBook(
@@ -478,6 +482,12 @@ class Governor:
         now_us = self._clock.now_us()
         pools = tuple(_pool_stats(manager, now_us) for manager in self._pools.managers)
         return Stats(dict(self.tallies), pools, len(self._live))
+
+    def counts(self) -> PoolCounts:
+        """The pools' own counters for conservation, after everything that happened has been handed to the ledger."""
+        self._drain(self._clock.now_us())
+        running = ((_plan(sequence).manager, sequence) for sequence in self._live.values())
+        return pool_counts(self._pools.managers, running)
 
     @property
     def managers(self) -> list[BlockManager]:

@@ -49,6 +49,18 @@ class DomainLabel(NamedTuple):
     grant_or_segment: str = ""
 
 
+def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
+    """A tenant's obligations for a domain; where publishing or retaining is not permitted, blocks are never CACHED.
+
+    The same for every reader, so that a domain's limits do not depend on who came first.
+    """
+    owed = table.obligations(tenant, level)
+    for action in (Action.PUBLISH, Action.RETAIN):
+        if not table.decide(action, tenant, tenant, level, Scope.SESSION, Via.OWN, 0).permitted:
+            return owed._replace(idle_us=0, absolute_us=0)
+    return owed
+
+
 class Opened(NamedTuple):
     """A grant or segment that the policy lists for the reader; decided again at each use (G2)."""
 
@@ -216,20 +228,11 @@ class PlanBook:
             plan.own = Chain(domain, None)
         else:
             plan.owner_scope = _LEVELS[spec.scope]
-            owed = self._publishable(plan, owed)
+            owed = owed_by(self.table, plan.tenant, plan.level)
             domain = self._domain(spec, plan.account, plan.manager, plan, owed)
             state = self._keyring.domains.state(spec) if owed.cacheable else None
             plan.own = Chain(domain, state)
         plan.own_plan = ReadPlan(plan.own)
-
-    def _publishable(self, plan: Plan, owed: Obligations) -> Obligations:
-        """Where publishing or retaining is not permitted, blocks are never CACHED."""
-        for action in (Action.PUBLISH, Action.RETAIN):
-            if not self.table.decide(
-                action, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN, 0
-            ).permitted:
-                return owed._replace(idle_us=0, absolute_us=0)
-        return owed
 
     def _domain(
         self,
@@ -299,7 +302,7 @@ class PlanBook:
             model=model,
             key_epoch=epoch,
         )
-        owed = self.table.obligations(grant.owner, plan.level)
+        owed = owed_by(self.table, grant.owner, plan.level)
         if not owed.cacheable:
             return None
         domain = self._domain(spec, account, manager, plan, owed, tenant=grant.owner)
@@ -336,7 +339,7 @@ class PlanBook:
             model=model,
             key_epoch=epoch,
         )
-        owed = self.table.obligations(rule.owner, rule.level)
+        owed = owed_by(self.table, rule.owner, rule.level)
         if not owed.cacheable:
             return None
         domain = self._domain(

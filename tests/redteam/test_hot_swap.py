@@ -162,18 +162,59 @@ def test_a_revision_that_changes_the_domain_reaches_nothing_of_before(what: str)
     )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a domain that is alive keeps the limits of the revision it was made under"
-)
-def test_a_revision_that_shortens_retention_binds_what_is_cached() -> None:
-    """A12 by policy: a narrower deadline is not outlived by blocks of before."""
+def _outlived(after: dict[str, Any], wait_us: int) -> tuple[int, int]:
+    """Hit tokens, and blocks still CACHED, once `wait_us` has passed under a narrower revision."""
     world = World(table(idle="30m"))
     prompt = tokens(Random(1), 4 * BLOCK + 3)
-    world.hit("acme", prompt)
-    world.governor.activate(table(idle="1m", revision=2), actor="test")
+    for at in range(5):
+        world.hit("acme", prompt, subject=f"s{at}")
+    running = world.admit("acme", prompt)
+    world.governor.activate(table(revision=2, **after), actor="test")
     world.ask("acme", prompt)
-    world.step(5 * 60_000_000)
-    assert world.hit("acme", prompt) == 0
+    world.governor.release(running.request_id)
+    world.clock.advance(wait_us)
+    hit = world.admit("acme", prompt)
+    world.governor.abort(hit.request_id)
+    for _ in range(3):
+        world.step(20_000)
+    assert not world.governor.check() and not world.governor.scan()
+    return hit.hit_tokens, world.governor.stats().pools[0].by_state["cached"]
+
+
+NARROWER = {
+    "shorter": ({"idle": "1m"}, 61_000_000),
+    "never": ({"rules": "  - {id: keep-nothing, effect: forbid, action: retain}"}, 0),
+    "unlisted": ({"tenants": "  victim: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}"}, 0),
+}
+
+
+@pytest.mark.parametrize("what", ["shorter", "never"])
+def test_a_narrower_revision_binds_what_is_cached(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A12 by policy: shorter retention, or none, is not outlived by what was cached before, swept or not."""
+    assert _outlived(*NARROWER[what]) == (0, 0)
+    monkeypatch.setattr("kvcustody.governance.governor.bind", lambda *facts: 0)
+    assert _outlived(*NARROWER[what]) != (0, 0), "void: unbound, what was cached must live on"
+
+
+def test_a_tenant_that_is_no_longer_listed_keeps_nothing() -> None:
+    """A12 by policy: its blocks lapse at once, though nobody asks for them any more."""
+    world = World(table())
+    world.ask("acme", tokens(Random(1), 4 * BLOCK + 3))
+    world.governor.activate(table(revision=2, **NARROWER["unlisted"][0]), actor="test")
+    for _ in range(3):
+        world.step(20_000)
+    assert world.governor.stats().pools[0].by_state["cached"] == 0 and not world.governor.check()
+
+
+def test_a_readers_plan_does_not_widen_the_owners_limits() -> None:
+    """A12 by policy: where the owner may retain nothing, a reader that comes first through a grant changes nothing."""
+    sharing = "grants:\n  - {id: g, owner: victim, reader: attacker, at_most: high, until: 2027-01-01, reason: test}"
+    rules = "  - {id: keep-nothing, effect: forbid, action: retain, when: {owner: victim}}"
+    world = World(table(sharing=sharing, rules=rules))
+    prompt = tokens(Random(1), 4 * BLOCK + 3)
+    world.ask("attacker", tokens(Random(2), 4 * BLOCK + 3))
+    world.ask("victim", prompt)
+    assert world.hit("victim", prompt) == 0
 
 
 def _primed_after_destruction() -> int:

@@ -1,0 +1,49 @@
+"""A new revision binds what is cached already.
+
+W1  From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
+W2  What the revision does not admit or classify any more is closed: it serves no attach and lapses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.limits import Limits, limits_of, set_limits
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.errors import PolicyError
+from kvcustody.governance.domain import DomainSpec
+from kvcustody.governance.plan import owed_by
+from kvcustody.policies.table import DecisionTable
+
+
+def bind(
+    managers: Iterable[BlockManager],
+    domains: Iterable[tuple[tuple[DomainSpec, int], Domain]],
+    table: DecisionTable,
+    now_us: int,
+) -> int:
+    """Give every domain, interned by spec and pool, its limits under `table`; returns how many changed."""
+    changed: dict[int, dict[Domain, Limits]] = {}
+    for (spec, pool), domain in domains:
+        limits = _limits(spec, table)
+        if limits is None:
+            domain.is_open = False
+            limits = limits_of(domain)._replace(idle_us=0, absolute_us=0)
+        if limits != limits_of(domain):
+            changed.setdefault(pool, {})[domain] = limits
+    for manager in managers:
+        if id(manager) in changed:
+            set_limits(manager, changed[id(manager)], now_us)
+    return sum(map(len, changed.values()))
+
+
+def _limits(spec: DomainSpec, table: DecisionTable) -> Limits | None:
+    if spec.tenant is None or table.tenant(spec.tenant) is None:
+        return None
+    try:
+        level = table.level(spec.classification)
+    except PolicyError:
+        return None
+    owed = owed_by(table, spec.tenant, level)
+    return Limits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share)
