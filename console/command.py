@@ -8,7 +8,12 @@ X3. stdout carries the result alone; with `--json` it is one JSON document.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import orjson
@@ -39,6 +44,34 @@ class CustodyGroup(typer.core.TyperGroup):
         except KeyboardInterrupt:
             print("error: interrupted", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Turn Ctrl-C into a `KeyboardInterrupt` at the next call of what this yields, never in the middle of an
+    act.
+
+    A second Ctrl-C interrupts at once.
+    """
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def checkpoint() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield checkpoint
+        return
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield checkpoint
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_json(value: Any) -> None:

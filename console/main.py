@@ -53,3 +53,7 @@ def versions() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: installed(name) for name in names},
     }
+
+
+if __name__ == "__main__":
+    app()

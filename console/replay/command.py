@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.console.command import EXIT_INTERRUPTED, Json, print_json, progress_bar, stdout
+from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
 from kvcustody.console.replay import golden
 from kvcustody.console.replay.job import run_job
 from kvcustody.console.replay.labels import Unit
@@ -79,6 +79,8 @@ def replay(
     if show_golden:
         _golden(as_json, policy)
         return
+    if not html.parent.is_dir():
+        raise ConfigError(f"cannot write summary `{html}`: no such folder", path=str(html))
     choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
     size = block_tokens_of(choice, block_tokens)
     options = StandOptions(
@@ -129,13 +131,18 @@ def _golden(as_json: bool, policy: str) -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int | None], Callable[[], None]]]:
     """One bar at a time on stderr."""
-    with progress_bar() as bar:
+    with interruptible() as checkpoint, progress_bar() as bar:
 
         def start(name: str, steps: int | None) -> Callable[[], None]:
             for task in bar.task_ids:
                 bar.remove_task(task)
             task = bar.add_task(name, total=steps)
-            return lambda: bar.advance(task)
+
+            def advance() -> None:
+                checkpoint()
+                bar.advance(task)
+
+            return advance
 
         yield start
 

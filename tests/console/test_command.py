@@ -1,0 +1,135 @@
+"""The command line: help that teaches, JSON, one-line errors, exit codes (X1-X3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.console.main import app
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+    "intermediate_size": 14336,
+}
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_help_shows_examples() -> None:
+    assert "kvcustody replay" in run("--help").stdout
+    for command in ("replay", "size", "version"):
+        result = run(command, "--help")
+        assert result.exit_code == 0
+        assert "Example" in result.stdout and f"kvcustody {command}" in result.stdout
+
+
+def test_version_is_json_on_request() -> None:
+    assert json.loads(run("version", "--json").stdout)["kvcustody"] == run("version").stdout.split()[1]
+
+
+def test_size_reports_exact_figures(config: Path) -> None:
+    document = json.loads(run("size", config, "--gpu-memory", "80GiB", "--weights", "15GiB", "--json").stdout)
+    assert document["bytes_per_token"] == 2 * 32 * 8 * 128 * 2
+    assert document["kv_bytes"] == int(80 * 2**30 * 0.9) - 15 * 2**30
+    assert document["blocks"] == document["kv_bytes"] // (16 * document["bytes_per_token"])
+    text = run("size", config, "--gpu-memory", "80GiB").stdout
+    assert "131,072 bytes a token" in text and "estimate" in text
+    mixed = run("size", config, "--gpu-memory", "80GiB", "--context", "4096:3", "--context", "8192", "--json")
+    assert json.loads(mixed.stdout)["context_mix"] == [[4096, 0.75], [8192, 0.25]]
+
+
+BAD = [
+    (("size", "absent.json", "--gpu-memory", "80GiB"), "KVC100: cannot read config `absent.json`"),
+    (("size", "CONFIG", "--gpu-memory", "lots"), "KVC100: `lots` is not a size"),
+    (("size", "CONFIG", "--gpu-memory", "1GiB"), "KVC100: no memory is left"),
+    (("size", "CONFIG", "--gpu-memory", "80GiB", "--context", "long"), "KVC100: context `long`"),
+    (("replay", "--policy", "nobody"), "KVC100: cannot read policy `nobody`"),
+    (("replay", "--format", "parquet"), "KVC100: unknown format `parquet`"),
+    (("replay", "absent.gz", "--format", "mooncake"), "KVC120: cannot read trace `absent.gz`"),
+    (("replay", "--unit", "person"), "KVC100: --unit `person`"),
+    (("replay", "--html", "absent/page.html"), "KVC100: cannot write summary"),
+    (("replay", "--db", "absent/ledger.db", "--limit", "1"), "KVC600:"),
+    (("replay", "--db", "CONFIG", "--limit", "1"), "KVC600:"),
+    (("replay", "--device", "tpu", "--limit", "1"), "KVC100: unknown device `tpu`"),
+    (("replay", "--skew", "CONFIG", "CONFIG", "--format", "mooncake"), "KVC100:"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(a)[:40] for a, _ in BAD])
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], message: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(config.parent)
+    result = run(*(config if argument == "CONFIG" else argument for argument in arguments))
+    assert result.exit_code == 2
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith(f"error: {message}"), result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_replay_writes_its_ledger_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("replay", "--limit", "20", "--pool-blocks", "2048", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["totals"]["requests"] == 20
+    assert all(row["holds"] for row in document["identities"])
+    assert Path("kvcustody.db").stat().st_size > 0
+    assert "</html>" in Path("kvcustody-summary.html").read_text()
+    text = run("replay", "--limit", "5", "--pool-blocks", "2048").stdout
+    assert "Conservation" in text and "memory drift" in text and "first requests hit" in text
+
+
+def test_a_bad_line_prints_what_ran_then_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
+    Path("t.jsonl").write_text(row + "{]\n")
+    result = run(
+        "replay", "t.jsonl", "--format", "mooncake", "--pool-blocks", "64", "--policy", "regulated-saas"
+    )
+    assert result.exit_code == 2
+    assert "Conservation" in result.stdout
+    assert result.stderr.startswith("error: KVC120: t.jsonl:2:")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_exits_130_with_everything_closed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kvcustody.console.main", "replay", "--json"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        ledger = tmp_path / "kvcustody.db-wal"
+        deadline = time.monotonic() + 60
+        while not (ledger.exists() and ledger.stat().st_size > 200_000) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    document = json.loads(out)
+    assert document["stopped"] == "interrupted"
+    assert all(row["holds"] for row in document["identities"])
+    assert "Traceback" not in err
