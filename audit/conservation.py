@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, Table, and_, func, select
 
 from kvcustody.audit.events import PROCESS_DEATH
+from kvcustody.audit.evidence import read, unit_keys
 from kvcustody.audit.schema import custody_ends, incarnations, receipts, releases, residencies
 from kvcustody.errors import LedgerError
 
@@ -29,7 +31,7 @@ class PoolCounts(NamedTuple):
     live_blocks: int
     fenced: int
     dirty: int
-    quarantined: int
+    quarantined: int  # overwritten, and some shard did not verify
     scrubbed: tuple[int, ...]  # per shard, kept on the device, boot scrubs and repeats included
     open_residencies: int
 
@@ -47,6 +49,13 @@ class Identity(NamedTuple):
         return self.left - self.right
 
 
+_FAILED = and_(receipts.c.result == "failed", receipts.c.high > 0)
+
+
+def _of(table: Table, life: int) -> ColumnElement[bool]:
+    return table.c.incarnation == life
+
+
 def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -> tuple[Identity, ...]:
     """Every identity of one incarnation."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
@@ -54,7 +63,7 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
         raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
 
     def number(table: Any, what: Any, *where: Any) -> int:
-        return int(connection.scalar(select(what).where(table.c.incarnation == life, *where)) or 0)
+        return int(connection.scalar(select(what).where(_of(table, life), *where)) or 0)
 
     written = number(residencies, func.sum(residencies.c.written_blocks))
     written += number(releases, func.sum(releases.c.written_blocks))
@@ -63,7 +72,9 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
     ends = func.sum(custody_ends.c.blocks)
     ended = number(custody_ends, ends)
     unproven = number(custody_ends, ends, custody_ends.c.cause == PROCESS_DEATH)
-    waiting = counts.fenced + counts.dirty + counts.quarantined
+    pending = counts.fenced + counts.dirty
+    bad = read(connection, receipts, (receipts.c.shard,), and_(_of(receipts, life), _FAILED))
+    doubtful = len(np.unique(unit_keys(bad.pairs.pools, bad.pairs.generations)))
     found = [
         Identity(
             "allocated = written, as openings and releases list + not yet listed by open residencies",
@@ -72,17 +83,19 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
         ),
         Identity("allocated = custody ended + live", counts.allocated_total, ended + counts.live_blocks),
         Identity("residencies opened = released + open", opened, released + counts.open_residencies),
+        Identity("blocks that failed to verify on any shard = quarantined", doubtful, counts.quarantined),
     ]
     scrubs = func.sum(receipts.c.blocks)
     for shard, counter in enumerate(counts.scrubbed):
         of_shard = receipts.c.shard == shard
         proved = number(receipts, scrubs, of_shard, receipts.c.result == "ok", receipts.c.high > 0)
+        failed = number(receipts, scrubs, of_shard, _FAILED)
         every = number(receipts, scrubs, of_shard)
         found.append(
             Identity(
-                f"custody ended = scrubbed on shard {shard} + pending + quarantined + unproven",
+                f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven",
                 ended,
-                proved + waiting + unproven,
+                proved + failed + pending + unproven,
             )
         )
         found.append(Identity(f"receipts of shard {shard} = its device's counter", every, counter))

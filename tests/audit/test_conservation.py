@@ -34,7 +34,7 @@ def test_everything_recorded_holds(store: Engine, make_writer: Any, world: Any, 
     played = world(seed).run(250)
     assert played.dirty or played.open  # a moment with work in hand
     found = identities(store, make_writer(store), played, played.events)
-    assert len(found) == 3 + 2 * played.shards
+    assert len(found) == 4 + 2 * played.shards
     assert [item for item in found if item.difference] == []
     assert found[0].left > 50
 
