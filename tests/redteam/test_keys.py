@@ -47,18 +47,14 @@ PIECES = [None, "1", "12", "123", "2", "23", "3", "a", "A", "a1", "1a", ":", "1:
           "001", "None", "null", "|", "é", "e\u0301", "1|a", "", " 1", "1\x00", "\uff11", "0", "-", "a/b"]  # fmt: skip
 
 
-def _identities(count: int) -> Iterator[tuple[Any, Any, Any, Any]]:
+def _identities() -> Iterator[tuple[Any, Any, Any, Any]]:
     """Distinct (tenant, subject, session, salt) made of pieces that joining confuses, the short ones first."""
     pieces, length = list(PIECES), 0
-    produced = 0
     while True:
         for tuple_ in itertools.product(pieces[1:], pieces, (None, "1", "12"), pieces):
             if length and not any(piece is not None and len(piece) > length for piece in tuple_):
                 continue
             yield tuple_
-            produced += 1
-            if produced == count:
-                return
         length = max(len(p) for p in pieces if p is not None)
         pieces += sorted({a + b for a in pieces if a for b in pieces if b} - set(pieces))[:200]
 
@@ -68,7 +64,9 @@ def _salt_confusion(count: int) -> tuple[int, int, int]:
     world = World(table(scope="subject", tenants=OPEN), blocks=count + 1024)
     first = hits = lost = 0
     seen: set[tuple[Any, ...]] = set()
-    for tenant, subject, session, salt in _identities(count):
+    for tenant, subject, session, salt in _identities():
+        if first == count:
+            break
         try:
             principal = Principal(ISSUER, tenant, subject, session)
             key = Hints(None, salt)
@@ -106,22 +104,21 @@ def _confused(count: int, separator: str, monkeypatch: pytest.MonkeyPatch) -> in
 
 def _check_salt_confusion(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first, hits, lost = _salt_confusion(count)
-    assert first > count // 4
-    assert (hits, lost) == (0, 0)
-    small = min(count, 3_000)
+    assert (first, hits, lost) == (count, 0, 0)
+    small = min(count, 1_000)
     assert _confused(small, "", monkeypatch) > small // 20, "void: joined ids must collide"
     assert _confused(small, ":", monkeypatch) > small // 200, "void: ids joined by a separator must collide"
 
 
 def test_confusable_identities_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A4, small: 3,000 identities made to be confused, end to end (10^6 tuples by encoding: governance/test_tlv)."""
-    _check_salt_confusion(3_000, monkeypatch)
+    """A4, small: 1,000 identities made to be confused, end to end (10^6 tuples by encoding: governance/test_tlv)."""
+    _check_salt_confusion(1_000, monkeypatch)
 
 
 @pytest.mark.soak
 def test_confusable_identities_at_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A4, full: 2 * 10^5 identities through the Governor."""
-    _check_salt_confusion(200_000, monkeypatch)
+    """A4, full: 10^5 identities through the Governor."""
+    _check_salt_confusion(100_000, monkeypatch)
 
 
 # -- A5 -------------------------------------------------------------------------------------------------------
