@@ -1,0 +1,73 @@
+"""A Governor over a virtual clock and an inline policy: tenants, subjects, and a classification never kept."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.memory import Memory, UnbackedMemory
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.governor import Governor
+from kvcustody.governance.identity import Principal, identify
+from kvcustody.governance.key_store import FileKeyStore
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.ledger_port import CountingLedger
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.pools import Pools
+from kvcustody.governance.wrapping import open_wrapping
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+
+MODEL = ModelIdentity(
+    weights_digest="sha256:aa",
+    weights_epoch=1,
+    tokenizer_digest="sha256:bb",
+    chat_template="v1",
+    quantization="none",
+    kv_dtype="bf16",
+    kv_layout="NHD",
+    block_tokens=4,
+    rope={"base": 10000},
+    attention={"heads": 8},
+)
+POLICY = """
+schema: kvcustody/policy@1
+name: simulated
+profile: shared
+scope: subject
+classifications: [low, high]
+classify:
+  - {tenant: "*", as: low}
+  - {tenant: "*", route: /v1/high, as: high}
+tenants:
+  a: {quota: {guaranteed: 25%, cap: 60%, borrow: true}}
+  b: {quota: {guaranteed: 25%, cap: 60%, borrow: true}}
+rules:
+  - {id: own, effect: permit, action: reuse, when: {reader: owner}}
+retention:
+  low:  {idle: 20s, absolute: 90s, active_max: 5m}
+  high: {idle: 0s, absolute: 0s, active_max: 5m}
+scrub:
+  default: {within: 1s, verify: 1/64}
+offload: {low: never, high: never}
+audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
+eviction: {policy: lru}
+"""
+LOW_IDLE_US, LOW_ABSOLUTE_US = 20_000_000, 90_000_000
+
+
+def governor(
+    blocks: int, clock: VirtualClock, memory: Memory | None = None, policy: str = POLICY, **options: Any
+) -> Governor:
+    folder = Path(tempfile.mkdtemp())
+    ring = Keyring(FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root.key"), clock)
+    chosen = PoolOptions(block_tokens=4, **{"evict_ahead": 4, "scrub_batch": 4, **options})
+    pools = Pools(lambda n: memory or UnbackedMemory(n, 0, clock=clock), blocks, chosen)
+    table = compile_policy(load_policy(policy, name="simulated.yaml"), revision=1)
+    return Governor(pools, table, ring, CountingLedger(), clock=clock)
+
+
+def person(tenant: str, subject: str) -> Principal:
+    return identify(issuer="idp", tenant=tenant, verified={"subject": subject})
