@@ -11,12 +11,11 @@ import typer
 
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
 from kvcustody.console.replay import golden
-from kvcustody.console.replay.job import run_job
 from kvcustody.console.replay.labels import Unit
+from kvcustody.console.replay.options import RunnerOptions, StandOptions, read_policy
 from kvcustody.console.replay.printing import print_golden, print_report
-from kvcustody.console.replay.runner import RunnerOptions
+from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.sources import FORMATS, GENERATED, Choice, block_tokens_of, load_workload
-from kvcustody.console.replay.stand import StandOptions, read_policy
 from kvcustody.console.replay.summary import write_summary
 from kvcustody.errors import ConfigError
 
@@ -90,6 +89,7 @@ def replay(
         device=device,
         database=db,
     )
+    run_job = _import_job()
     workload = load_workload(choice, size, read_policy(policy).name)
     with _progress() as progress:
         advance = progress(workload.title, workload.requests)
@@ -105,6 +105,17 @@ def replay(
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.error is not None:
         raise report.error
+
+
+def _import_job() -> Callable[..., ReplayReport]:
+    """The part that needs torch, which is an extra of the package."""
+    try:
+        from kvcustody.console.replay.job import run_job
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a replay needs `{error.name}`: install kvcustody with the extra `torch`", missing=error.name
+        ) from None
+    return run_job
 
 
 def _golden(as_json: bool, policy: str) -> None:

@@ -7,36 +7,21 @@ J1. However the replay ends, the Governor is closed, the ledger flushed, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvcustody.audit.conservation import PoolCounts, conservation
 from kvcustody.audit.coverage import CoverageRow, coverage
 from kvcustody.audit.events import WorkerStopped
+from kvcustody.console.replay.options import RunnerOptions, StandOptions
 from kvcustody.console.replay.population import Population
 from kvcustody.console.replay.report import Coverage, Identity, ReplayReport, Spread
-from kvcustody.console.replay.runner import Job, Runner, RunnerOptions
-from kvcustody.console.replay.stand import WORKER, Stand, StandOptions, open_stand, shape_for
+from kvcustody.console.replay.runner import Runner
+from kvcustody.console.replay.stand import WORKER, Stand, open_stand, shape_for
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
-from kvcustody.console.replay.tokens import Tokens
+from kvcustody.console.replay.workload import Workload
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.governor import PoolStats, Stats
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What to replay: labelled requests in time order. `house_prompt` is the text that a policy's segment
-    declares.
-    """
-
-    title: str
-    jobs: Iterable[Job]
-    tenants: int
-    span_us: int
-    origin_us: int = 0
-    requests: int | None = None
-    house_prompt: Tokens | None = None
-    notes: tuple[tuple[str, str], ...] = ()
 
 
 def run_job(

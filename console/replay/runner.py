@@ -9,42 +9,32 @@ D3. Whatever ends a replay (its end, a bad trace line, Ctrl-C), every running re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.console.replay.cache import PatternCache
 from kvcustody.console.replay.clock import ReplayClock
 from kvcustody.console.replay.draws import draw
 from kvcustody.console.replay.labels import Label
+from kvcustody.console.replay.options import RunnerOptions
 from kvcustody.console.replay.population import Population
 from kvcustody.console.replay.report import Sample, TenantResult
 from kvcustody.console.replay.tokens import expand
 from kvcustody.console.replay.trace import Key, TraceRequest
+from kvcustody.console.replay.workload import Job
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.outcome import Admission, Refused
+
+if TYPE_CHECKING:
+    from kvcustody.console.replay.cache import PatternCache
 
 TICK_US = 50_000
 DECODE_US = 20_000
 RETRY_US = 500_000
 RETRIES_MAX = 40
 STALLS_MAX = 50
-
-Job = tuple[TraceRequest, Label]
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerOptions:
-    """How a replay is driven. Shares are of requests."""
-
-    seed: int = 1
-    abort_share: float = 0.02
-    checked_share: float = 0.25
-    samples: int = 160
-    outputs_in_trace: bool = True
 
 
 class _Waiting(NamedTuple):

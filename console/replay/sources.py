@@ -11,13 +11,12 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.console.replay.formats import READERS, open_trace
 from kvcustody.console.replay.generator import WorkloadSpec, generate
 from kvcustody.console.replay.golden import find_traces
-from kvcustody.console.replay.job import Workload
 from kvcustody.console.replay.labels import Labeller, Unit, load_weights, zipf_weights
-from kvcustody.console.replay.runner import Job
 from kvcustody.console.replay.statistics import expected, measure
 from kvcustody.console.replay.timeline import arrivals_us, stagger
 from kvcustody.console.replay.tokens import expand
 from kvcustody.console.replay.trace import Trace, TraceRequest
+from kvcustody.console.replay.workload import Job, Workload
 from kvcustody.errors import ConfigError
 
 GENERATED = "generated"

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from sqlalchemy import Engine, func, select
@@ -28,9 +27,9 @@ from kvcustody.console.replay.clock import ReplayClock
 from kvcustody.console.replay.keys import TemporaryKeys
 from kvcustody.console.replay.model import replay_model
 from kvcustody.console.replay.observer import Observer
+from kvcustody.console.replay.options import StandOptions, read_policy
 from kvcustody.console.replay.population import ISSUER
 from kvcustody.console.replay.tokens import Tokens
-from kvcustody.errors import ConfigError
 from kvcustody.governance.domain import tenant_owner
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.keyring import Keyring
@@ -39,26 +38,13 @@ from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.pools import Pools
 from kvcustody.governance.segments import declare
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies import library
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Policy
-from kvcustody.policies.loader import load_policy
 from kvcustody.policies.table import DecisionTable
 
 WORKER = "replay"
 PLACEHOLDER = 64 * "0"
 """The digest of a library policy's example segment; a replay declares its house prompt in its place."""
-
-
-@dataclass(frozen=True, slots=True)
-class StandOptions:
-    """Where and under which policy a replay runs."""
-
-    policy: str = "regulated-saas"
-    pool_blocks: int = 8192
-    block_tokens: int = 16
-    device: str = "cpu"
-    database: Path = Path("kvcustody.db")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +122,6 @@ def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Ite
         )
         since_us = clock.utc_us() if last_utc_us else None
         yield Stand(governor, policy, model, clock, cache, observer, writer, engine, since_us)
-
-
-def read_policy(name: str) -> Policy:
-    """A library policy by name, or a policy file; raises `PolicyError` or `ConfigError`."""
-    if name in library.names():
-        return library.load(name)
-    path = Path(name)
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        known = ", ".join(library.names())
-        reason = error.strerror or error
-        raise ConfigError(
-            f"cannot read policy `{name}`: {reason}; the library has {known}", path=name
-        ) from None
-    return load_policy(text, name=path.name)
 
 
 def shape_for(block_tokens: int) -> CacheShape:

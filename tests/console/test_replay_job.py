@@ -13,11 +13,11 @@ from kvcustody.allocator.memory import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.tensor_memory import TensorMemory
 from kvcustody.clock import SystemClock
 from kvcustody.console.replay.cache import CacheShape, PatternCache
-from kvcustody.console.replay.job import Workload, run_job
+from kvcustody.console.replay.job import run_job
+from kvcustody.console.replay.options import RunnerOptions, StandOptions
 from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.runner import RunnerOptions
 from kvcustody.console.replay.sources import Choice, block_tokens_of, load_workload
-from kvcustody.console.replay.stand import StandOptions
+from kvcustody.console.replay.workload import Workload
 from kvcustody.errors import ConfigError, TraceError
 
 POLICY = """\

@@ -1,0 +1,48 @@
+"""What a replay can be told; importable without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcustody.errors import ConfigError
+from kvcustody.policies import library
+from kvcustody.policies.ir import Policy
+from kvcustody.policies.loader import load_policy
+
+
+@dataclass(frozen=True, slots=True)
+class StandOptions:
+    """Where and under which policy a replay runs."""
+
+    policy: str = "regulated-saas"
+    pool_blocks: int = 8192
+    block_tokens: int = 16
+    device: str = "cpu"
+    database: Path = Path("kvcustody.db")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How a replay is driven. Shares are of requests."""
+
+    seed: int = 1
+    abort_share: float = 0.02
+    checked_share: float = 0.25
+    samples: int = 160
+
+
+def read_policy(name: str) -> Policy:
+    """A library policy by name, or a policy file; raises `PolicyError` or `ConfigError`."""
+    if name in library.names():
+        return library.load(name)
+    path = Path(name)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        known = ", ".join(library.names())
+        reason = error.strerror or error
+        raise ConfigError(
+            f"cannot read policy `{name}`: {reason}; the library has {known}", path=name
+        ) from None
+    return load_policy(text, name=path.name)
