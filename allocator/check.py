@@ -190,6 +190,8 @@ def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) 
     for account in manager.accounts.values():
         for residency in account.residencies.values():
             node = residency.leaf
+            if node is not None and residency.deadline_us > node.ceiling_us:
+                problems.append(f"R3: a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}")
             while node is not None:
                 if node.domain.owner is account or node.domain.is_segment:
                     counted[id(node)] = counted.get(id(node), 0) + 1

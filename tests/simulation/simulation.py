@@ -55,6 +55,7 @@ class Simulation:
             blocks = inner(partition, count, account)
             generations = self.world.m.pool.generation[blocks].tolist()
             assert min(generations) > self.last_generation, "L3: a generation was given twice"
+            assert len(set(generations)) == count, "L3: one generation for several blocks"
             self.last_generation = max(generations)
             self.handed += count
             for fence, touched in self.open.items():
@@ -189,7 +190,7 @@ class Simulation:
         assert not manager.decode.pending[free].any(), "Y2: tokens outlive their sequence"
         for name, limits in DOMAINS.items():
             account = manager.accounts[name]
-            assert account.used_blocks <= account.limit_blocks, "Q2"
+            assert account.used_blocks <= account.cap_blocks, "Q2"
             assert limits.idle_us or not account.cached_blocks, "a domain of `0s` has CACHED blocks"
         for partition in manager.pool.partitions:
             assert partition.over_blocks <= partition.common_blocks, "Q3"
