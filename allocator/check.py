@@ -180,6 +180,9 @@ def _check_accounts(manager: BlockManager, nodes: list[Node], problems: list[str
             problems.append(f"Q1: tenant `{name}`: charged for {account.used_blocks}, holds more")
     for partition in manager.pool.partitions:
         over = sum(account.over_blocks() for account in partition.accounts)
+        charged = sum(account.charged_over_blocks() for account in partition.accounts)
+        if charged != partition.charged_over:
+            problems.append(f"Q2: {charged} blocks charged over guarantees, kept {partition.charged_over}")
         if over != partition.over_blocks:
             problems.append(f"Q3: {over} blocks over guarantees, kept {partition.over_blocks}")
     _check_holds(manager, nodes, problems)
@@ -191,7 +194,9 @@ def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) 
         for residency in account.residencies.values():
             node = residency.leaf
             if node is not None and residency.deadline_us > node.ceiling_us:
-                problems.append(f"R3: a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}")
+                problems.append(
+                    f"R3: a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}"
+                )
             while node is not None:
                 if node.domain.owner is account or node.domain.is_segment:
                     counted[id(node)] = counted.get(id(node), 0) + 1

@@ -122,12 +122,14 @@ class BlockManager:
             partition.accounts.append(account)
         partition = account.partition
         partition.over_blocks -= account.over_blocks()
+        partition.charged_over -= account.charged_over_blocks()
         partition.common_blocks += account.guaranteed_blocks - guaranteed
         account.guaranteed_blocks = guaranteed
         account.cap_blocks = partition.size if cap is None else min(cap, partition.size)
         account.borrow = borrow
         account.residency_cap = residencies
         partition.over_blocks += account.over_blocks()
+        partition.charged_over += account.charged_over_blocks()
         return account
 
     def domain(

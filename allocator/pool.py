@@ -31,6 +31,7 @@ from kvcustody.allocator.fence import Fences
 from kvcustody.allocator.memory import Memory, ScrubResult
 from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
+from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.residency import DeadlineWheel
 from kvcustody.errors import HandleError, IsolationError
 
@@ -78,6 +79,16 @@ class Custody:
         self.retired_us = ended_us
 
 
+class LetGo(NamedTuple):
+    """Blocks that a running sequence used until now and others may go on using: evidence for governance to write."""
+
+    residency: Residency
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    recorded_until: int  # as the sequence's: later generations are on no record yet
+    at_us: int
+
+
 class Scrubbed(NamedTuple):
     """Evidence of one scrub launch on one shard: the receipt, before governance writes it down."""
 
@@ -92,6 +103,7 @@ class Partition:
 
     __slots__ = (
         "accounts",
+        "charged_over",
         "clean_count",
         "clean_head",
         "clean_ring",
@@ -126,6 +138,7 @@ class Partition:
         self.accounts: list[Account] = []
         self.common_blocks = size  # what no guarantee has claimed
         self.over_blocks = 0  # ACTIVE blocks beyond guarantees
+        self.charged_over = 0  # charged blocks beyond guarantees
 
 
 class Pool:
@@ -143,6 +156,7 @@ class Pool:
         self.fences = Fences()
         self.ended: list[Custody] = []
         self.receipts: list[Scrubbed] = []
+        self.let_go: list[LetGo] = []
         self.stuck_findings: list[Custody] = []
         self.partitions: list[Partition] = []
         for partition in partitions:
@@ -194,7 +208,7 @@ class Pool:
         first = self.next_generation
         self.next_generation = first + count
         self.generation[blocks] = np.arange(first, first + count)
-        account.used_blocks += count
+        account.charge(count)
         return blocks
 
     def end(self, ending: list[tuple[Blocks, Domain, str, int, int]], source: int, now_us: int) -> None:
@@ -291,7 +305,7 @@ class Pool:
                 failed.append(result.failed)
         for custody in batch:
             if custody.account is not None:
-                custody.account.used_blocks -= len(custody.blocks)
+                custody.account.charge(-len(custody.blocks))
         if failed:
             bad = np.unique(np.concatenate(failed))
             self.move(bad, DIRTY, QUARANTINED)

@@ -1,7 +1,8 @@
 """Who pays for a block: one account per tenant, in one partition of the pool.
 
 Q1  Blocks are charged to the owner of their domain, once, from hand-out until they are CLEAN again.
-Q2  `used <= cap`; without borrowing the cap is the guarantee.
+Q2  `used <= cap`. Without borrowing a tenant uses its guarantee and what no guarantee has claimed, as far as others
+    have left it; with borrowing also, for its cache, what others' guarantees leave idle.
 Q3  Only CACHED blocks are lent: the ACTIVE blocks that tenants hold beyond their guarantees fit in what no
     guarantee has claimed, so a tenant within its guarantee always gets its blocks by evicting somebody's cache.
 """
@@ -50,7 +51,20 @@ class Account:
     @property
     def limit_blocks(self) -> int:
         """The most blocks this account may be charged for."""
-        return self.cap_blocks if self.borrow else self.guaranteed_blocks
+        return self.cap_blocks
+
+    def charge(self, count: int) -> None:
+        """Add `count` (negative: give back) to the charged blocks, and keep the partition's sum over guarantees."""
+        before = self.used_blocks - self.guaranteed_blocks
+        after = before + count
+        self.used_blocks += count
+        if after > 0 or before > 0:
+            self.partition.charged_over += (after if after > 0 else 0) - (before if before > 0 else 0)
+
+    def charged_over_blocks(self) -> int:
+        """Charged blocks beyond the guarantee (Q2)."""
+        over = self.used_blocks - self.guaranteed_blocks
+        return over if over > 0 else 0
 
     def charge_active(self, count: int) -> None:
         """Add `count` (negative: give back) to the ACTIVE blocks, and keep the partition's sum over guarantees."""

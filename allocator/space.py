@@ -48,6 +48,8 @@ class Space:
                 self._recycle(partition, now_us)
             if account.used_blocks + count > account.limit_blocks:
                 return OVER_QUOTA
+        if not account.borrow and not self._within_common(account, partition, count, now_us):
+            return OVER_QUOTA
         if not can_preempt and not self._may_activate(account, partition, count):
             return POOL_FULL
         if partition.clean_count < count:
@@ -83,6 +85,20 @@ class Space:
             ):
                 return POOL_FULL
         return None
+
+    def _within_common(self, account: Account, partition: Partition, count: int, now_us: int) -> bool:
+        """Whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed (Q2).
+
+        Others' cache beyond their guarantees makes room for it, whoever is furthest over first.
+        """
+        excess = _common_excess(account, partition, count)
+        if excess > 0:
+            self._recycle(partition, now_us)
+            excess = _common_excess(account, partition, count)
+        if excess > 0:
+            self._evict_from(account, partition, excess, now_us)
+            self._recycle(partition, now_us)
+        return _common_excess(account, partition, count) <= 0
 
     @staticmethod
     def _waiting(account: Account, partition: Partition) -> int:
@@ -140,6 +156,14 @@ class Space:
             short or partition.dirty_blocks >= self.scrub_batch or now_us >= partition.urgent_us
         ):
             self.pool.scrub(partition, max(self.scrub_batch, partition.reserve_high - partition.clean_count))
+
+
+def _common_excess(account: Account, partition: Partition, count: int) -> int:
+    """By how much `count` more blocks for `account` would exceed what no guarantee has claimed; at most 0 within its own."""
+    after = account.used_blocks + count - account.guaranteed_blocks
+    if after <= 0:
+        return 0
+    return partition.charged_over - account.charged_over_blocks() + after - partition.common_blocks
 
 
 def _over(account: Account) -> int:

@@ -48,10 +48,27 @@ def test_decoding_past_the_cap_stalls_that_sequence_alone():
 
 
 @pytest.mark.parametrize("borrow", [True, False])
-def test_without_borrowing_the_limit_is_the_guarantee(borrow):
-    world = World(64, {"a": {"guaranteed": 10, "cap": 40, "borrow": borrow}, "b": {}})
-    assert isinstance(world.admit("a", run(1, 11)), str) != borrow
-    assert not isinstance(world.admit("a", run(2, 10)), str)
+def test_without_borrowing_others_idle_guarantees_are_not_used(borrow):
+    """Q2: of 64 blocks, 10 are a's own, 44 are b's guarantee and 10 nobody's: a may have 20, or more as borrowed cache."""
+    world = World(64, {"a": {"guaranteed": 10, "cap": 40, "borrow": borrow}, "b": {"guaranteed": 44}})
+    for at in range(4):
+        world.cache("a", run(at, 10, 1))
+    used = world.m.accounts["a"].used_blocks
+    assert used == (40 if borrow else 20)
+    assert isinstance(world.admit("a", run(7, 21)), str)
+    assert not isinstance(world.admit("a", run(8, 20)), str)
+    world.ok()
+
+
+def test_two_that_do_not_borrow_share_what_no_guarantee_has_claimed():
+    world = World(64, {"a": {"borrow": False}, "b": {"borrow": False}, "c": {"guaranteed": 44}})
+    for at in range(4):
+        world.cache("a", run(at, 5, 1))
+        world.cache("b", run(10 + at, 5, 1))
+        assert sum(world.m.accounts[name].used_blocks for name in "ab") <= 20
+    assert not isinstance(world.admit("b", run(20, 15)), str)  # a's cache beyond its guarantee makes room
+    assert not isinstance(world.admit("c", run(21, 44)), str)
+    world.ok()
 
 
 def test_only_cached_blocks_are_lent():
