@@ -15,7 +15,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "allocator"))
 from world import SECOND, World, run
 
-BLOCKS, SLOTS, LATEST = 24, 6, 5
+BLOCKS, SLOTS, LATEST = (
+    12,
+    4,
+    5,
+)  # a request is at most 3 blocks: what runs always fits, what is in flight may not
 
 
 class Device:
@@ -90,8 +94,8 @@ class Device:
 def test_no_overlap_and_no_stall_beyond_the_fences(seed):
     device = Device(seed).go(4_000)
     assert device.overlaps == 0
-    assert device.longest <= LATEST + 1
-    assert device.admitted > 1_500
+    assert 0 < device.longest <= LATEST + 1
+    assert device.admitted > 1_000
 
 
 def test_positive_control_immediate_free_overlaps():
