@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcustody.allocator.block import Blocks
 from kvcustody.allocator.decode import DecodeTable
-from kvcustody.allocator.pool import Pool
+from kvcustody.allocator.pool import LetGo, Pool
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence, Span
 from kvcustody.allocator.tree import PrefixTree
@@ -35,6 +35,7 @@ class Forks:
         child.table = np.concatenate(path[::-1])
         child.block_count = child.hit_blocks = child.published = parent.block_count
         child.active_until_us = parent.active_until_us
+        child.recorded_until = self.pool.next_generation
         child.spans = [_copy(span) for span in parent.spans]
         table, slot = self.decode, parent.slot
         table.enter(child, int(table.length[slot]), table.pending[slot].tobytes())
@@ -76,13 +77,18 @@ class Forks:
             self.tree.dissolve(tail)
             return
         tail.fence = fence
+        generations = self.pool.generation[tail.blocks]
+        sequence.passed.append(generations)
+        self.pool.let_go.append(
+            LetGo(sequence.residency, tail.blocks, generations, sequence.recorded_until, now_us)
+        )
         at = sequence.block_count - tail.length
         sequence.admitted_blocks = -1
         self.pool.memory.copy(tail.blocks, fresh)
         if at < sequence.hit_blocks:
             sequence.hit_blocks = at
         else:
-            sequence.extra_written.append((tail.blocks, self.pool.generation[tail.blocks]))
+            sequence.extra_written.append((tail.blocks, generations))
         sequence.table = np.concatenate((sequence.table[:at], fresh))
         sequence.block_count = len(sequence.table)
         self.tree.unrefer(tail)

@@ -14,7 +14,7 @@ import numpy as np
 from kvcustody.allocator.block import ACTIVE, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.node import KEY_BYTES, Node
-from kvcustody.allocator.pool import Pool
+from kvcustody.allocator.pool import LetGo, Pool
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence, Span
 from kvcustody.allocator.tree import PrefixTree
@@ -51,12 +51,13 @@ class Publication:
         tree = self.tree
         keys = span.keys[: KEY_BYTES * count]
         blocks = sequence.table[span.first : span.first + count]
-        joined = 0
+        joined, whole = 0, True
         canonical = tree.index.get(keys[:KEY_BYTES])
         while canonical is not None:
             shared = self._join(sequence, span.domain, canonical, keys[KEY_BYTES * joined :], now_us)
             if shared < 0:
-                return False
+                whole, count = False, joined
+                break
             if shared == 0:
                 break
             sequence.duplicates.append((blocks[joined : joined + shared], span.domain))
@@ -79,7 +80,7 @@ class Publication:
         span.first += count
         span.start += count
         sequence.published += count
-        return True
+        return whole
 
     def _join(self, sequence: Sequence, domain: Domain, node: Node, keys: bytes, now_us: int) -> int:
         """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares (U2).
@@ -200,6 +201,13 @@ class Publication:
         node.windows = tuple(windows)
         node.recount()
         self._slide(node, ending, fence)
+        if ending:
+            blocks = np.concatenate([entry[0] for entry in ending])
+            generations = self.pool.generation[blocks]
+            sequence.passed.append(generations)
+            self.pool.let_go.append(
+                LetGo(sequence.residency, blocks, generations, sequence.recorded_until, node.born_us)
+            )
         self._end(ending, node.born_us)
 
     @staticmethod

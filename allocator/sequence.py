@@ -50,6 +50,7 @@ class Sequence:
         "id",
         "leaf",
         "priorities",
+        "passed",
         "published",
         "recorded_until",
         "residency",
@@ -84,6 +85,7 @@ class Sequence:
         self.window_first: list[int] = []  # prompt depth of the first of them
         # Handed out but no longer in the table, with generations: replaced by a fork's copy, or in a window.
         self.extra_written: list[tuple[Blocks, Blocks]] = []
+        self.passed: list[Blocks] = []  # generations of what it let go of before its end
         self.priorities: list[
             tuple[int, int, int, int]
         ] = []  # (first block, last block, priority, duration us)

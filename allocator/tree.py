@@ -220,8 +220,8 @@ class PrefixTree:
                 if node.holds and now_us < node.ceiling_us and node.domain.is_open:
                     self._cache(node, child, now_us)
                 else:
-                    due = min(now_us, node.ceiling_us)
-                    self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, due, now_us)
+                    # Due now: no custody is due before its last release, however long ago the ceiling was.
+                    self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us)
             child = node
             node = parent
         self.flush(now_us)

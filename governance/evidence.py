@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.pool import Custody, Scrubbed
+from kvcustody.allocator.pool import Custody, LetGo, Scrubbed
 from kvcustody.allocator.sequence import Sequence
 from kvcustody.audit.events import (
+    BlocksReleased,
     CustodyEnded,
     Event,
     ReceiptRecorded,
@@ -98,7 +99,22 @@ def unlisted(sequence: Sequence, manager: BlockManager) -> tuple[NDArray[np.int6
         blocks = np.concatenate([blocks, *(more for more, _ in sequence.extra_written)])
         generations = np.concatenate([generations, *(numbers for _, numbers in sequence.extra_written)])
     new = generations >= sequence.recorded_until
+    if sequence.passed:
+        new &= ~np.isin(generations, np.concatenate(sequence.passed))
     return blocks[new], generations[new]
+
+
+def let_go(gone: LetGo, pool: int) -> Iterator[Event]:
+    """A running request stopped using blocks: a tail that it copied, a window that it passed."""
+    plan = gone.residency.facts
+    assert isinstance(plan, Plan)
+    own = gone.generations >= gone.recorded_until
+    for chosen, is_own in ((own, True), (~own, False)):
+        if chosen.any():
+            runs = FlatRuns(gone.blocks[chosen], gone.generations[chosen], pool)
+            yield BlocksReleased(
+                gone.at_us, gone.residency.id, plan.tenant, "passed", runs, is_own, NO_TIME_US
+            )
 
 
 def released(sequence: Sequence, runs: Runs, tenant: str, cause: str, now_us: int) -> ResidencyReleased:

@@ -405,8 +405,12 @@ class Governor:
         outbox, self._outbox = self._outbox, []
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
-            if not (pool.ended or pool.receipts):
+            if not (pool.ended or pool.receipts or pool.let_go):
                 continue
+            if pool.let_go:
+                passed, pool.let_go = pool.let_go, []
+                for gone in passed:
+                    outbox += evidence.let_go(gone, number)
             if pool.ended:
                 custodies, pool.ended = pool.ended, []
                 outbox += [evidence.ended(custody, number, now_us) for custody in custodies]
