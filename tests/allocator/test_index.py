@@ -210,3 +210,28 @@ def test_a_reader_without_the_grant_never_sees_the_owners_blocks():
     assert world.hit("b", run(1, 8, 1), grants=("a",)) == 8
     world.chains["a"].domain.is_open = False
     assert world.hit("b", run(1, 8, 1), grants=("a",)) == world.hit("a", run(1, 8, 1)) == 0
+
+
+def test_a_run_that_can_be_joined_only_in_part_keeps_its_books(monkeypatch):
+    """The second node of a path refuses: what was joined stays joined, the rest stays private, nothing is lost."""
+    world = World(64)
+    tokens = run(1, 8, 1)
+    first, second = world.admit("a", tokens), world.admit("a", tokens)
+    for computed in (16, 33):
+        world.m.commit(first, computed, world.now)
+    publication = world.m.publication
+    inner, calls = publication._join, []
+
+    def refusing(*arguments):
+        calls.append(arguments)
+        return inner(*arguments) if len(calls) == 1 else -1
+
+    monkeypatch.setattr(publication, "_join", refusing)
+    world.m.commit(second, 33, world.now)
+    assert len(calls) == 2
+    world.ok()
+    for sequence in (second, first):
+        world.m.release(sequence, world.now, "finished")
+        world.ok()
+    world.scrub()
+    assert world.states() == {"clean": 56, "cached": 8}
