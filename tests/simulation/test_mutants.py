@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant("cached without a hold", PrefixTree, "release", "if node.holds and", "if"),
     Mutant("index keeps what has ended", PrefixIndex, "remove", "if first == 0:", "if False:"),
     Mutant("generation not changed", Pool, "hand_out", "np.arange(first, first + count)", "first"),
-    Mutant("not charged", Pool, "hand_out", "account.used_blocks += count", "pass"),
+    Mutant("not charged", Account, "charge", "self.used_blocks += count", "pass"),
     Mutant(
         "DIRTY handed out",
         Pool,
@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant(
         "evicts a node with children", EvictionQueue, "_below", "while child is not None:", "while False:"
     ),
-    Mutant("the cap is no limit", Account, "limit_blocks", "self.cap_blocks if", "1 << 30 if"),
+    Mutant("the cap is no limit", Account, "limit_blocks", "return self.cap_blocks", "return 1 << 30"),
     Mutant("Q3 not asked", Space, "_may_activate", "return after <= 0 or", "return True or"),
     Mutant("tokens outlive their slot", DecodeTable, "leave", "self.pending[slot].fill(0)", "pass"),
 ]
