@@ -14,7 +14,6 @@ import pytest
 from two_worlds import BLOCK, World, table, tokens
 
 from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.index import PrefixIndex
 from kvcustody.allocator.node import Node
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.governance.domain_keys import DomainKeys
@@ -44,21 +43,20 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _count_foreign(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts look-ups that found a node, as [found]."""
+    """Counts, as [count], foreign nodes that a look-up brought to attach; the decision stays the real one."""
     counts = [0]
-    get = PrefixIndex.get
+    real = PrefixTree.attachable
 
-    def counting(self: PrefixIndex, key: bytes) -> Node | None:
-        node = get(self, key)
-        counts[0] += node is not None
-        return node
+    def counting(node: Node, domain: Domain, now_us: int) -> bool:
+        counts[0] += node.domain is not domain
+        return real(node, domain, now_us)
 
-    monkeypatch.setattr(PrefixIndex, "get", counting)
+    monkeypatch.setattr(PrefixTree, "attachable", staticmethod(counting))
     return counts
 
 
 def _probe(count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """(index entries of a foreign domain that look-ups found, prompts that were hit); the attacker caches nothing."""
+    """(foreign nodes that came to attach, prompts that were hit); the attacker caches nothing."""
     with monkeypatch.context() as patch:
         world = World(table(), blocks=8192)
         random = Random(10)
