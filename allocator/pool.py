@@ -113,6 +113,7 @@ class Partition:
         "fenced",
         "first",
         "over_blocks",
+        "pressing_us",
         "reserve_high",
         "reserve_low",
         "size",
@@ -134,6 +135,7 @@ class Partition:
         self.dirty_blocks = 0
         self.stuck: list[Custody] = []
         self.urgent_us = NEVER_US  # when waiting for a fuller launch would risk a scrub deadline
+        self.pressing_us = NEVER_US  # when one launch a step would: everything DIRTY is scrubbed then
         self.wheel = DeadlineWheel()  # of the holds of its accounts
         self.accounts: list[Account] = []
         self.common_blocks = size  # what no guarantee has claimed
@@ -263,6 +265,8 @@ class Pool:
         if custody.domain is not None:
             urgent = custody.due_us + custody.domain.scrub_within_us // 4
             partition.urgent_us = min(partition.urgent_us, urgent)
+            pressing = custody.due_us + custody.domain.scrub_within_us // 2
+            partition.pressing_us = min(partition.pressing_us, pressing)
         self.ended.append(custody)
 
     def scrub(self, partition: Partition, at_most: int) -> int:
@@ -279,7 +283,7 @@ class Pool:
             taken += len(custody.blocks)
         partition.dirty_blocks -= taken
         if not dirty:
-            partition.urgent_us = NEVER_US
+            partition.urgent_us = partition.pressing_us = NEVER_US
         cleaned = 0
         while batches:
             (share, owner), batch = next(iter(batches.items()))

@@ -155,7 +155,8 @@ class Space:
         if partition.dirty_blocks and (
             short or partition.dirty_blocks >= self.scrub_batch or now_us >= partition.urgent_us
         ):
-            self.pool.scrub(partition, max(self.scrub_batch, partition.reserve_high - partition.clean_count))
+            at_most = max(self.scrub_batch, partition.reserve_high - partition.clean_count)
+            self.pool.scrub(partition, partition.dirty_blocks if now_us >= partition.pressing_us else at_most)
 
 
 def _common_excess(account: Account, partition: Partition, count: int) -> int:
