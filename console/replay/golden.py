@@ -23,6 +23,7 @@ from kvcustody.console.replay.formats import open_trace
 from kvcustody.console.replay.keys import TemporaryKeys
 from kvcustody.console.replay.labels import Label, Labeller, Unit, load_weights
 from kvcustody.console.replay.model import replay_model
+from kvcustody.console.replay.options import read_policy
 from kvcustody.console.replay.population import Population
 from kvcustody.console.replay.timeline import arrivals_us, stagger
 from kvcustody.console.replay.tokens import expand
@@ -35,7 +36,6 @@ from kvcustody.governance.outcome import Admission
 from kvcustody.governance.pools import Pools
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Policy, Scope
-from kvcustody.policies.library import load as load_library
 from kvcustody.policies.loader import load_policy
 
 TENANTS = (8, 32, 128)
@@ -181,7 +181,7 @@ def golden_rows(
     if beside is not None:
         labeller = Labeller(weights, tenants=32, seed=1)
         labels = [labeller.label(request) for request in requests]
-        hits = replay.hits(beside, labels=labels, policy=load_library(beside))
+        hits = replay.hits(beside, labels=labels, policy=read_policy(beside))
         yield Row(trace.name, f"hit under {beside}, 32 tenants", None, hits / total, 6)
 
 

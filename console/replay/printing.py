@@ -42,7 +42,7 @@ def print_report(report: ReplayReport, console: Console) -> None:
             table.add_row(row.tenant, *(f"{row.ended_blocks[cause]:,}" for cause in ends))
         console.print(table)
     if rules:
-        table = make_table("Denied reuse, by rule (a denial is a miss)", "tenant", *rules)
+        table = make_table("Denied reuse, by rule", "tenant", *rules)
         for row in rows:
             table.add_row(row.tenant, *(f"{row.denials[rule]:,}" for rule in rules))
         console.print(table)
