@@ -160,7 +160,7 @@ def _search_fine(
 def keys_of(
     state: HashState, data: bytes, first: int, last: int, block_bytes: int, extras: Extras = _NO_EXTRAS
 ) -> bytes:
-    """The keys of blocks [first, last) of `data`, 32 bytes each; `state` stands at block `first` and is left at `last`."""
+    """The keys of blocks [first, last), 32 bytes each; `state` stands at block `first` and is left at `last`."""
     update, digest = state.update, state.digest
     count = last - first
     if count <= 0:

@@ -52,7 +52,7 @@ class Found:
 
 
 class Prompt(NamedTuple):
-    """A prompt as int32-LE bytes. `limit` is the number of blocks that may be attached, `whole` those that are whole."""
+    """A prompt as int32-LE bytes. `limit` blocks may be attached, `whole` of them are whole."""
 
     data: bytes
     tokens: int

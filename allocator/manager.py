@@ -58,6 +58,9 @@ class PoolOptions(NamedTuple):
     windows: tuple[int, ...] = ()
 
 
+DEFAULT_OPTIONS = PoolOptions()
+
+
 class BlockManager:
     """Blocks of one pool, from hand-out to CLEAN."""
 
@@ -65,7 +68,7 @@ class BlockManager:
         self,
         memory: Memory,
         blocks: int,
-        options: PoolOptions = PoolOptions(),
+        options: PoolOptions = DEFAULT_OPTIONS,
         *,
         policy: Callable[[], EvictionPolicy] = Lru,
         partitions: dict[str, int] | None = None,

@@ -31,8 +31,7 @@ from kvcustody.allocator.fence import Fences
 from kvcustody.allocator.memory import Memory, ScrubResult
 from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
-from kvcustody.allocator.residency import Residency
-from kvcustody.allocator.residency import DeadlineWheel
+from kvcustody.allocator.residency import DeadlineWheel, Residency
 from kvcustody.errors import HandleError, IsolationError
 
 _ALLOWED = frozenset((int(source), int(target)) for source, target in TRANSITIONS)

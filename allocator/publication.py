@@ -36,13 +36,11 @@ class Publication:
         while spans:
             span = spans[0]
             until = min(computed_blocks, span.last, span.first + len(span.keys) // KEY_BYTES)
-            if until > span.first and span.domain.cacheable and span.domain.is_open:
-                if not self._publish_run(sequence, span, until - span.first, now_us):
-                    span.keys = (
-                        b""  # a key is taken by a node that cannot be attached: the rest stays private
-                    )
-                    span.state = None
-                    return
+            publishable = until > span.first and span.domain.cacheable and span.domain.is_open
+            if publishable and not self._publish_run(sequence, span, until - span.first, now_us):
+                # A key is taken by a node that cannot be attached: the rest stays private.
+                span.keys, span.state = b"", None
+                return
             if span.first < span.last or len(spans) == 1:
                 return
             del spans[0]

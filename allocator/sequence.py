@@ -38,8 +38,8 @@ class Sequence:
 
     __slots__ = (
         "account",
-        "admitted_blocks",
         "active_until_us",
+        "admitted_blocks",
         "block_count",
         "domain",
         "duplicates",
@@ -49,8 +49,8 @@ class Sequence:
         "hit_blocks",
         "id",
         "leaf",
-        "priorities",
         "passed",
+        "priorities",
         "published",
         "recorded_until",
         "residency",

@@ -160,7 +160,7 @@ class Space:
 
 
 def _common_excess(account: Account, partition: Partition, count: int) -> int:
-    """By how much `count` more blocks for `account` would exceed what no guarantee has claimed; at most 0 within its own."""
+    """By how much `count` more blocks would exceed what no guarantee has claimed; at most 0 within the own."""
     after = account.used_blocks + count - account.guaranteed_blocks
     if after <= 0:
         return 0

@@ -142,7 +142,7 @@ class PrefixTree:
         self._revived.extend(node.windows)
 
     def split(self, node: Node, position: int) -> Node:
-        """Cut `node` before its block `position`; returns the new head. `node` stays the tail, so leaves stay leaves."""
+        """Cut `node` before its block `position`; returns the head. `node` stays the tail, so leaves stay leaves."""
         assert 0 < position < node.length
         head = Node(node.domain, node.parent, node.start, node.depth, node.blocks[:position], position)
         head.keys = node.keys[: KEY_BYTES * position]
@@ -178,7 +178,7 @@ class PrefixTree:
     def publish(
         self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: bytes, now_us: int
     ) -> Node:
-        """Enter a run under `parent`, referred to by its writer. An unindexed run (no keys) is shared but never found."""
+        """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found."""
         depth = parent.depth + parent.length if parent is not None else 0
         node = Node(domain, parent, start, depth, blocks, len(blocks))
         node.refs = 1
@@ -221,7 +221,9 @@ class PrefixTree:
                     self._cache(node, child, now_us)
                 else:
                     # Due now: no custody is due before its last release, however long ago the ceiling was.
-                    self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us)
+                    self._end_released(
+                        node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us
+                    )
             child = node
             node = parent
         self.flush(now_us)
@@ -351,14 +353,11 @@ class PrefixTree:
     ) -> None:
         if len(node.blocks):
             into.append((node.blocks, node.domain, cause, due_us, node.fence))
-        for window in node.windows:
-            if len(window):
-                into.append((window, node.domain, cause, due_us, node.fence))
+        into += [(window, node.domain, cause, due_us, node.fence) for window in node.windows if len(window)]
 
     def _detach(self, node: Node) -> None:
         if node.keys:
             self.index.remove(node)
-        parent = node.parent
         self._raise_tips(node)
         self._unlink(node)
         node.length = 0

@@ -183,7 +183,7 @@ def receipts(
 
 
 def _verified(scrubbed: Scrubbed, blocks: int) -> int:
-    """How many of these blocks were read back: all, none, or the launch's own count (sampled launches have one owner)."""
+    """How many of these blocks were read back: all, none, or what the launch counted (it has one owner if sampled)."""
     level = scrubbed.result.level
     if level == "full":
         return blocks

@@ -9,25 +9,23 @@ O5  A widening act is durable before it takes effect; a narrowing one takes effe
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import BlockState
 from kvcustody.allocator.check import check
 from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.lookup import Chain, Found, Prompt, ReadPlan
+from kvcustody.allocator.lookup import Found
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.audit.conservation import PoolCounts
-from kvcustody.audit.events import Event, HitCounted, KeyEvent, PolicyActivated
+from kvcustody.audit.events import Event, KeyEvent, PolicyActivated
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, HandleError
 from kvcustody.governance import evidence
@@ -41,50 +39,18 @@ from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.narrowing import bind
 from kvcustody.governance.outcome import Admission, Deferred, Refused
-from kvcustody.governance.plan import Opened, Plan, PlanBook
+from kvcustody.governance.plan import Plan, PlanBook, PlanKey
 from kvcustody.governance.pools import Pools
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
+from kvcustody.governance.reuse import Moment, Reuse, via_reasons
 from kvcustody.governance.scan import Finding, scan
+from kvcustody.governance.stats import Stats, pool_stats
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.ir import Action, Via
 from kvcustody.policies.table import DecisionTable
 
 T = TypeVar("T")
-Tokens = Sequence[int] | NDArray[np.int32]
-# An enum's member costs more to reach than a decision to make.
-_ADMIT, _REUSE, _OWN = Action.ADMIT, Action.REUSE, Via.OWN
-_NO_EXTRAS: Mapping[int, bytes] = {}
-
-
-class Hints(NamedTuple):
-    """What a caller may ask for; each can only narrow. `salt` separates further, `classification` can only raise."""
-
-    classification: str | None = None
-    salt: str | None = None
-
-
-NO_HINTS = Hints()
-
-
-class PoolStats(NamedTuple):
-    """One pool's blocks by state, and its independent counters."""
-
-    total: int
-    by_state: dict[str, int]
-    allocated: int
-    scrubbed: tuple[int, ...]
-    nodes: int
-    residencies: int
-    evicted: dict[str, int]
-    expired_residencies: int
-    overdue_residencies: int
-
-
-class Stats(NamedTuple):
-    """A snapshot for metrics and reports."""
-
-    tenants: dict[str, Tally]
-    pools: tuple[PoolStats, ...]
-    running: int
+_ADMIT, _OWN = Action.ADMIT, Via.OWN
 
 
 class Governor:
@@ -114,6 +80,7 @@ class Governor:
         self.tallies: dict[str, Tally] = {}
         self.table = table
         self._book = self._new_book(table)
+        self._reuse = Reuse(table, self._first_uses, self._outbox)
         pools.boot(table)
         self._drain(self._clock.now_us())
 
@@ -138,59 +105,40 @@ class Governor:
         which it ends (`governance.extra_content.frame`). Raises `IdentityError` for a malformed identity or hint and
         `ConfigError` for token ids outside int32.
         """
-        if request_id is not None and (principal.tenant, request_id) in self._live:
-            return Refused(request_id, "request id is in use")
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
-        now_us, utc_us = self._clock.now_us(), self._clock.utc_us()
-        try:
-            plan = self._book.plan(key, utc_us)
-        except (
-            CapacityError
-        ) as error:  # no partition or pool is left for a tenant that the policy admits by default
-            return Refused(request_id, error.message)
-        if plan is None:
-            return Refused(request_id, "tenant is not in the policy")
-        tally = self.tallies.get(plan.tenant)
-        if tally is None:
-            tally = self.tallies[plan.tenant] = Tally()
+        moment = Moment(self._clock.now_us(), self._clock.utc_us())
+        plan = self._plan(key, request_id, moment)
+        if isinstance(plan, Refused):
+            return plan
+        tally = self._tally(plan.tenant)
         if (
             request_id is None
         ):  # numbered by tenant: one counter for all would tell each of the others' requests
             tally.numbered += 1
             request_id = ("request", tally.numbered)
-            if (plan.tenant, request_id) in self._live:
-                return Refused(request_id, "request id is in use")
-        count = len(tokens)
-        if not count:
+        handle = (plan.tenant, request_id)
+        if handle in self._live:
+            return Refused(request_id, "request id is in use")
+        if not len(tokens):
             return Refused(request_id, "prompt is empty")
         if not self._ledger.admitting:
             tally.count(tally.deferred, "ledger")
             return Deferred(request_id, "ledger")
-        decide = self.table.decide
-        admitted = decide(_ADMIT, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, utc_us)
+        admitted = self.table.decide(
+            _ADMIT, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
+        )
         if not admitted.permitted:
             tally.count(tally.refused, admitted.reasons[0])
             return Refused(request_id, f"policy: {admitted.reasons[0]}")
-        whole = count // self.block_tokens
-        limit = (count - 1) // self.block_tokens if self._keep_last else whole
-        prompt = Prompt(
-            _as_bytes(tokens, count), count, whole, limit, 4 * self.block_tokens, extras or _NO_EXTRAS
-        )
-        reuse = decide(_REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, utc_us)
-        read = plan.own_plan
-        if not reuse.permitted:
-            self._deny(tally, plan, reuse.reasons[0], now_us)
-            read = ReadPlan(Chain(plan.own.domain, None))
-        elif plan.grants or plan.matcher is not None:
-            read = self._widened(plan, prompt, tally, utc_us, now_us)
-        manager = plan.manager
+        prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+        read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
+        manager, now_us = plan.manager, moment.now_us
         found = manager.find(read, prompt, now_us)
-        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
         begun = manager.begin(
-            (plan.tenant, request_id),
+            handle,
             found,
             prompt,
-            residency,
+            manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us),
             now_us,
             active_us=plan.active_us,
             lookahead_tokens=lookahead_tokens,
@@ -201,12 +149,24 @@ class Governor:
             return Deferred(request_id, begun)
         if plan.priorities:
             self._prioritise(begun, plan)
-        pool = manager.number
-        self._live[plan.tenant, request_id] = begun
-        self._record(tally, plan, begun, found, count, reuse.reasons, pool, now_us)
-        return Admission(
-            (plan.tenant, request_id), begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot
-        )
+        self._live[handle] = begun
+        self._record(tally, plan, begun, found, reasons, prompt.tokens, now_us)
+        return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
+
+    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | Refused:
+        try:
+            plan = self._book.plan(key, moment.utc_us)
+        except (
+            CapacityError
+        ) as error:  # no partition or pool is left for a tenant that is admitted by default
+            return Refused(request_id, error.message)
+        return plan if plan is not None else Refused(request_id, "tenant is not in the policy")
+
+    def _tally(self, tenant: str) -> Tally:
+        tally = self.tallies.get(tenant)
+        if tally is None:
+            tally = self.tallies[tenant] = Tally()
+        return tally
 
     def _record(
         self,
@@ -214,62 +174,22 @@ class Governor:
         plan: Plan,
         begun: Running,
         found: Found,
-        tokens: int,
         reasons: tuple[str, ...],
-        pool: int,
+        tokens: int,
         now_us: int,
     ) -> None:
         if found.via is not None and found.via is not plan.own.domain:
-            reasons = (*reasons, *self._via_reasons(plan, found.via))
+            reasons = (*reasons, *via_reasons(plan, found.via))
             tally.granted_hit_blocks += begun.hit_blocks
+        manager = plan.manager
         self._outbox.append(
-            evidence.opened(plan, begun, plan.manager, pool, reasons, self.table.revision, now_us)
+            evidence.opened(plan, begun, manager, manager.number, reasons, self.table.revision, now_us)
         )
         tally.requests += 1
         tally.prompt_tokens += tokens
         if begun.hit_blocks:
             tally.hit_requests += 1
             tally.hit_blocks += begun.hit_blocks
-
-    @staticmethod
-    def _via_reasons(plan: Plan, domain: Domain) -> tuple[str, ...]:
-        opened = (*plan.grants, *plan.segments.values())
-        return tuple(entry.id for entry in opened if entry.chain.domain is domain)
-
-    def _widened(self, plan: Plan, prompt: Prompt, tally: Tally, utc_us: int, now_us: int) -> ReadPlan:
-        """Add what a segment or grants open at this instant, each decided now and durable at its first use (G4)."""
-        segment: Chain | None = None
-        blocks = 0
-        matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
-        if matched is not None:
-            entry = plan.segments[matched.id]
-            if self._may(plan, entry, tally, utc_us, now_us):
-                segment, blocks = entry.chain, matched.blocks
-        grants = tuple(entry.chain for entry in plan.grants if self._may(plan, entry, tally, utc_us, now_us))
-        return ReadPlan(plan.own, segment, blocks, grants)
-
-    def _may(self, plan: Plan, entry: Opened, tally: Tally, utc_us: int, now_us: int) -> bool:
-        if not entry.chain.domain.is_open:
-            return False
-        decision = self.table.decide(
-            _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, utc_us, entry.id
-        )
-        if not decision.permitted:
-            self._deny(tally, plan, decision.reasons[0], now_us, entry.owner)
-            return False
-        if entry.owner == plan.tenant:
-            return True
-        name = self.table.policy.classifications[entry.level]
-        return self._first_uses.may(
-            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision
-        )
-
-    def _deny(self, tally: Tally, plan: Plan, rule: str, now_us: int, owner: str = "") -> None:
-        tally.count(tally.denials, rule)
-        counted = HitCounted(
-            now_us, plan.tenant, owner or plan.tenant, "reuse", "deny", rule, self.table.revision
-        )
-        self._outbox.append(counted)
 
     def _prioritise(self, sequence: Running, plan: Plan) -> None:
         size = self.block_tokens
@@ -402,7 +322,8 @@ class Governor:
 
     def _drain(self, now_us: int) -> None:
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
-        outbox, self._outbox = self._outbox, []
+        outbox = self._outbox.copy()
+        self._outbox.clear()
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
             if not (pool.ended or pool.receipts or pool.let_go):
@@ -448,6 +369,7 @@ class Governor:
         self._book.drop()
         self._book = self._new_book(table)
         self._first_uses.forget()
+        self._reuse = Reuse(table, self._first_uses, self._outbox)
         self._pools.limit(table)
         bind(self._pools.managers, list(self._domains.items()), table, self._clock.now_us())
 
@@ -484,7 +406,7 @@ class Governor:
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""
         now_us = self._clock.now_us()
-        pools = tuple(_pool_stats(manager, now_us) for manager in self._pools.managers)
+        pools = tuple(pool_stats(manager, now_us) for manager in self._pools.managers)
         return Stats(dict(self.tallies), pools, len(self._live))
 
     def counts(self) -> PoolCounts:
@@ -533,32 +455,3 @@ def _plan(sequence: Running) -> Plan:
     plan = sequence.residency.facts
     assert isinstance(plan, Plan)
     return plan
-
-
-def _pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
-    pool = manager.pool
-    return PoolStats(
-        pool.blocks,
-        {state.name.lower(): pool.counts[state] for state in BlockState},
-        pool.next_generation - 1,
-        tuple(pool.memory.scrubbed(shard) for shard in range(pool.memory.shards)),
-        manager.tree.node_count,
-        len(manager.tree.wheel),
-        dict(manager.tree.evicted),
-        manager.expired_residencies,
-        manager.tree.wheel.overdue(now_us),
-    )
-
-
-def _as_bytes(tokens: Tokens, count: int) -> bytes:
-    """Token ids as int32-LE bytes, once; negative ids are refused because they frame extra content."""
-    try:
-        if isinstance(tokens, np.ndarray):
-            data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
-        else:
-            data = struct.pack(f"<{count}i", *tokens)
-    except (struct.error, TypeError, ValueError) as error:
-        raise ConfigError(f"token ids must be integers of 31 bits: {error}") from error
-    if np.minimum.reduce(np.frombuffer(data, dtype=np.int32)) < 0:
-        raise ConfigError("token ids must be integers of 31 bits: found a negative one")
-    return data

@@ -183,7 +183,7 @@ class PlanBook:
             self._by_key.pop(oldest, None)
 
     def _make(self, key: PlanKey, now_utc_us: int) -> Plan | None:
-        principal, model, route, hint, salt = key
+        principal, model, route, hint, _ = key
         table, tenant = self.table, str(principal.tenant)
         entry = table.tenant(tenant)
         if entry is None:

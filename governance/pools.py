@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcustody.allocator.eviction import POLICIES, EvictionPolicy, SegmentedLru
-from kvcustody.allocator.manager import BlockManager, PoolOptions
+from kvcustody.allocator.manager import DEFAULT_OPTIONS, BlockManager, PoolOptions
 from kvcustody.allocator.memory import Memory
 from kvcustody.allocator.quota import Account
 from kvcustody.errors import CapacityError, HandleError
@@ -33,7 +33,7 @@ class Pools:
     """Makes and owns the block managers. `memory` is called with a number of blocks for each pool."""
 
     def __init__(
-        self, memory: Callable[[int], Memory], blocks: int, options: PoolOptions = PoolOptions()
+        self, memory: Callable[[int], Memory], blocks: int, options: PoolOptions = DEFAULT_OPTIONS
     ) -> None:
         if blocks < 1:
             raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)

@@ -86,11 +86,8 @@ def _references(manager: BlockManager, findings: list[Finding]) -> None:
             )
     for node in manager.tree.index.nodes():
         if id(node) not in nodes:
-            findings.append(
-                Finding(
-                    "unreachable chain", node.domain.owner.name, "indexed but not in the tree", _blocks(node)
-                )
-            )
+            tenant = node.domain.owner.name
+            findings += [Finding("unreachable chain", tenant, "indexed but not in the tree", _blocks(node))]
 
 
 def _holds(manager: BlockManager, findings: list[Finding]) -> None:

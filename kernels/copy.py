@@ -4,7 +4,7 @@ Y1 After it retires, target `i` equals source `i` byte for byte and nothing else
 Y2 Targets are distinct and none is also a source, so the order of the copies cannot matter.
 """
 
-# ruff: noqa: N803, PLR0917 - Triton passes by position and writes constexprs in capitals
+# ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
 
 from __future__ import annotations
 

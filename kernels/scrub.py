@@ -6,7 +6,7 @@ Z2 The device counts what it wrote, tile by tile, in `table.counter`: a block co
 Z3 A block is listed once; listing it twice is refused, since it would be counted twice.
 """
 
-# ruff: noqa: N803, PLR0917 - Triton passes by position and writes constexprs in capitals
+# ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ V3 A sample is drawn block by block with secret randomness, unless a seed is giv
    blocks of a batch will be read.
 """
 
-# ruff: noqa: N803, PLR0917 - Triton passes by position and writes constexprs in capitals
+# ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class BatchTable:
             result.append(indices)
         return result[0], result[1]
 
-    def permits(  # noqa: PLR0917, the order of `decide`
+    def permits(
         self,
         actions: Integers,
         readers: Integers,

@@ -135,7 +135,7 @@ class DecisionTable:
         )
         self._batch: BatchTable | None = None
 
-    def decide(  # noqa: PLR0917, positional: this call is on the hot path
+    def decide(
         self,
         action: Action,
         reader: str,
@@ -180,7 +180,7 @@ class DecisionTable:
                 Effect.DENY, (DEFAULT_DENY,), self.revision, (f"{type(error).__name__} in decide",)
             )
 
-    def _segment_timeline(  # noqa: PLR0917, the order of `decide`
+    def _segment_timeline(
         self, action: Action, reader: str, owner: str, classification: int, scope: Scope, source: str | None
     ) -> Timeline:
         row = self._segments.get((reader, owner))
@@ -197,7 +197,7 @@ class DecisionTable:
             return Decision(Effect.PERMIT, (source,), self.revision, decision.errors)
         return decision
 
-    def decide_many(  # noqa: PLR0917, the order of `decide`
+    def decide_many(
         self,
         actions: NDArray[np.integer],
         readers: Sequence[str],

@@ -21,7 +21,7 @@ def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = Non
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of what git tracks (and what it does not ignore), so that no stray build folder can hide a missing file."""
+    """A wheel of what git tracks or does not ignore, so that no stray build folder hides a missing file."""
     copy = tmp_path_factory.mktemp("source")
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     for name in filter(None, listed):
@@ -45,7 +45,11 @@ def test_wheel_holds_every_room_once_under_one_namespace(wheel: Path) -> None:
     assert top == {"kvcustody", next(name for name in top if name.endswith(".dist-info"))}
     for room in ROOMS:
         assert any(name.startswith(f"kvcustody/{room}/") and name.endswith(".py") for name in names), room
-    for needed in ("kvcustody/py.typed", "kvcustody/policies/library/regulated-saas.yaml", "kvcustody/migrations/env.py"):
+    for needed in (
+        "kvcustody/py.typed",
+        "kvcustody/policies/library/regulated-saas.yaml",
+        "kvcustody/migrations/env.py",
+    ):
         assert needed in names, needed
     assert not [name for name in names if "tests/" in name or "benchmarks/" in name or name.endswith(".db")]
 
@@ -56,7 +60,18 @@ def test_wheel_installs_clean_without_extras_and_imports(wheel: Path, tmp_path: 
     python = str(place / "bin" / "python")
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     constraints = str(ROOT / "constraints.txt")
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints, str(wheel), env=env)
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        constraints,
+        str(wheel),
+        env=env,
+    )
     program = (
         "import kvcustody, kvcustody.governance.governor, kvcustody.audit.writer, kvcustody.console.main, sys;"
         "assert 'torch' not in sys.modules; print(kvcustody.__version__)"

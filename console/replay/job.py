@@ -21,7 +21,7 @@ from kvcustody.console.replay.stand import WORKER, Stand, open_stand, shape_for
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload import Workload
 from kvcustody.errors import CustodyError, LedgerError
-from kvcustody.governance.governor import PoolStats, Stats
+from kvcustody.governance.stats import PoolStats, Stats
 
 
 def run_job(

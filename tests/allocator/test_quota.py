@@ -49,7 +49,7 @@ def test_decoding_past_the_cap_stalls_that_sequence_alone():
 
 @pytest.mark.parametrize("borrow", [True, False])
 def test_without_borrowing_others_idle_guarantees_are_not_used(borrow):
-    """Q2: of 64 blocks, 10 are a's own, 44 are b's guarantee and 10 nobody's: a may have 20, or more as borrowed cache."""
+    """Q2: of 64 blocks 10 are a's own, 44 b's guarantee, 10 nobody's: a may have 20, more as borrowed cache."""
     world = World(64, {"a": {"guaranteed": 10, "cap": 40, "borrow": borrow}, "b": {"guaranteed": 44}})
     for at in range(4):
         world.cache("a", run(at, 10, 1))

@@ -18,7 +18,7 @@ from kvcustody.governance.key_buffer import KeyBuffer
 from kvcustody.governance.logs import configure, safe_text
 
 CANARY = bytes(range(200, 232))
-TOKENS = [50_001 + 37 * i for i in range(24)]
+TOKENS = [1_750_001_337 + 37 * i for i in range(24)]  # ten digits: no timestamp holds one by chance
 PROMPT = "canary-prompt-of-a-patient"
 PASSWORD = "canary-hunter2"
 

@@ -12,10 +12,12 @@ import pytest
 from two_worlds import AUC_GATE, BLOCK, MODEL, World, auc, compare, table, tokens
 
 from kvcustody.errors import HandleError
+from kvcustody.governance.erasure import Selector
 from kvcustody.governance.extra_content import Media, frame
-from kvcustody.governance.governor import Governor, Selector
+from kvcustody.governance.governor import Governor
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.outcome import Admission, Refused
+from kvcustody.governance.reuse import Reuse
 
 # -- A9 -------------------------------------------------------------------------------------------------------
 
@@ -160,13 +162,16 @@ MISSES = ("absent", "foreign", "denied", "expired", "erased")
 class _EarlyDeny(Governor):
     """A control: a denial is answered at once, without doing what a miss does."""
 
-    def _may(self, *arguments: Any) -> bool:
-        permitted = super()._may(*arguments)
-        self.denied_early = not permitted
-        return permitted
-
     def admit(self, principal: Any, model: Any, prompt: Any, **request: Any) -> Any:
         self.denied_early = False
+        reuse = self._reuse
+
+        def may(*arguments: Any) -> bool:
+            permitted = Reuse.may(reuse, *arguments)
+            self.denied_early = not permitted
+            return permitted
+
+        reuse.may = may  # type: ignore[method-assign]
         answer = super().admit(principal, model, prompt, **request)
         if self.denied_early and principal.tenant == "attacker" and isinstance(answer, Admission):
             self.abort(answer.request_id)

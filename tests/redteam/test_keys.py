@@ -16,10 +16,10 @@ from kvcustody.errors import IdentityError
 from kvcustody.governance import model_identity, tlv
 from kvcustody.governance.domain import DomainSpec, ScopeKind, tenant_owner
 from kvcustody.governance.extra_content import Media, Positions, PromptEmbeddings, frame
-from kvcustody.governance.governor import Hints
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.request import Hints
 from kvcustody.governance.wrapping import RootKeyWrapping
 from kvcustody.ids import SessionId, SubjectId, TenantId
 

@@ -24,7 +24,7 @@ from kvcustody.allocator.memory import UnbackedMemory
 from kvcustody.audit.events import Event
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.domain import DomainSpec, ScopeKind, tenant_owner
-from kvcustody.governance.governor import NO_HINTS, Governor, Hints
+from kvcustody.governance.governor import Governor
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.key_store import KeyDocument
@@ -33,6 +33,7 @@ from kvcustody.governance.ledger_port import CountingLedger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.outcome import Admission
 from kvcustody.governance.pools import Pools
+from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.wrapping import RootKeyWrapping
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.policies.compiler import compile_policy

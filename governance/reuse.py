@@ -1,0 +1,91 @@
+"""The decision behind every reuse: own scope, segments and grants, each at the request's own instant.
+
+U1  A reuse that is not permitted is a miss: the domain is not searched, and the denial is counted, not told.
+U2  A grant or segment of another tenant serves a reader only after its first use is durable (class A).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.lookup import Chain, Prompt, ReadPlan
+from kvcustody.audit.events import Event, HitCounted
+from kvcustody.governance.first_use import FirstUses
+from kvcustody.governance.plan import Opened, Plan
+from kvcustody.governance.tally import Tally
+from kvcustody.policies.ir import Action, Via
+from kvcustody.policies.table import DecisionTable
+
+# An enum's member costs more to reach than a decision to make.
+_REUSE, _OWN = Action.REUSE, Via.OWN
+
+
+class Moment(NamedTuple):
+    """When a request is decided, on both clocks."""
+
+    now_us: int
+    utc_us: int
+
+
+class Reuse:
+    """Decides what a request may read, under one revision. Denials go to `outbox`."""
+
+    def __init__(self, table: DecisionTable, first_uses: FirstUses, outbox: list[Event]) -> None:
+        self._table = table
+        self._first_uses = first_uses
+        self._outbox = outbox
+
+    def read_plan(
+        self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment
+    ) -> tuple[ReadPlan, tuple[str, ...]]:
+        """What may be searched now, and the rules that permit the own scope."""
+        own = self._table.decide(
+            _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
+        )
+        if not own.permitted:
+            self._deny(tally, plan, own.reasons[0], moment.now_us)
+            return ReadPlan(Chain(plan.own.domain, None)), own.reasons
+        if plan.grants or plan.matcher is not None:
+            return self._widened(plan, prompt, tally, moment), own.reasons
+        return plan.own_plan, own.reasons
+
+    def _widened(self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment) -> ReadPlan:
+        segment: Chain | None = None
+        blocks = 0
+        matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
+        if matched is not None:
+            entry = plan.segments[matched.id]
+            if self.may(plan, entry, tally, moment):
+                segment, blocks = entry.chain, matched.blocks
+        grants = tuple(entry.chain for entry in plan.grants if self.may(plan, entry, tally, moment))
+        return ReadPlan(plan.own, segment, blocks, grants)
+
+    def may(self, plan: Plan, entry: Opened, tally: Tally, moment: Moment) -> bool:
+        """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
+        if not entry.chain.domain.is_open:
+            return False
+        decision = self._table.decide(
+            _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
+        )
+        if not decision.permitted:
+            self._deny(tally, plan, decision.reasons[0], moment.now_us, entry.owner)
+            return False
+        if entry.owner == plan.tenant:
+            return True
+        name = self._table.policy.classifications[entry.level]
+        return self._first_uses.may(
+            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision
+        )
+
+    def _deny(self, tally: Tally, plan: Plan, rule: str, now_us: int, owner: str = "") -> None:
+        tally.count(tally.denials, rule)
+        self._outbox.append(
+            HitCounted(now_us, plan.tenant, owner or plan.tenant, "reuse", "deny", rule, self._table.revision)
+        )
+
+
+def via_reasons(plan: Plan, domain: Domain) -> tuple[str, ...]:
+    """The grant or segment through which the plan reaches `domain`."""
+    opened = (*plan.grants, *plan.segments.values())
+    return tuple(entry.id for entry in opened if entry.chain.domain is domain)

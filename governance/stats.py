@@ -1,0 +1,47 @@
+"""Snapshots of counters, for metrics and reports; nothing here decides anything."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.allocator.block import BlockState
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.governance.tally import Tally
+
+
+class PoolStats(NamedTuple):
+    """One pool's blocks by state, and its independent counters."""
+
+    total: int
+    by_state: dict[str, int]
+    allocated: int
+    scrubbed: tuple[int, ...]
+    nodes: int
+    residencies: int
+    evicted: dict[str, int]
+    expired_residencies: int
+    overdue_residencies: int
+
+
+class Stats(NamedTuple):
+    """A snapshot of one Governor, consistent between steps."""
+
+    tenants: dict[str, Tally]
+    pools: tuple[PoolStats, ...]
+    running: int
+
+
+def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
+    """The snapshot of one pool."""
+    pool = manager.pool
+    return PoolStats(
+        pool.blocks,
+        {state.name.lower(): pool.counts[state] for state in BlockState},
+        pool.next_generation - 1,
+        tuple(pool.memory.scrubbed(shard) for shard in range(pool.memory.shards)),
+        manager.tree.node_count,
+        len(manager.tree.wheel),
+        dict(manager.tree.evicted),
+        manager.expired_residencies,
+        manager.tree.wheel.overdue(now_us),
+    )
