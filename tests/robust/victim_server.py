@@ -50,7 +50,7 @@ def child(folder: Path, number: int) -> None:
             world.decode()
         if acts % 20 == 0:
             problems += world.governor.check()
-        if world.random.random() < 0.2:
+        if world.random.random() < (0.04 if locked else 0.12):
             with suppress(sqlite3.OperationalError):
                 intruder.execute("ROLLBACK" if locked else "BEGIN EXCLUSIVE")
                 locked = not locked
