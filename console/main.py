@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 import kvcustody
+from kvcustody.console import keys as keys_command
 from kvcustody.console import size as size_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.replay import command as replay_command
@@ -24,6 +25,8 @@ app = typer.Typer(
 )
 app.command(name="replay", epilog=replay_command.EPILOG)(replay_command.replay)
 app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
+
+app.add_typer(keys_command.app, name="keys")
 
 
 @app.command(epilog="Example: `kvcustody version --json`")

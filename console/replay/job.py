@@ -45,7 +45,7 @@ def run_job(
         identities = _scanned(stand)
         stand.governor.close()
         pool = stand.governor.stats().pools[0]
-        proved, proof_error = _prove(stand, pool)
+        proved, proof_error = _prove(stand, pool, stand.governor.counts())
     error = error or proof_error
     _fill(runner, stand, running, options.block_tokens)
     return ReplayReport(
@@ -88,7 +88,7 @@ class _Proofs:
     identities: list[Identity]
 
 
-def _prove(stand: Stand, pool: PoolStats) -> tuple[_Proofs, CustodyError | None]:
+def _prove(stand: Stand, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, CustodyError | None]:
     """What the ledger says of this replay, once everything is in it."""
     now_us = stand.clock.now_us()
     stand.writer.submit([WorkerStopped(now_us, WORKER, "end of the replay", pool.allocated, pool.scrubbed)])
@@ -96,16 +96,6 @@ def _prove(stand: Stand, pool: PoolStats) -> tuple[_Proofs, CustodyError | None]
     if not stand.writer.flush():
         cause = stand.writer.status().cause or "the ledger is slow"
         return nothing, LedgerError(f"the ledger is incomplete: {cause}; coverage is not shown", cause=cause)
-    counts = PoolCounts(
-        allocated_total=pool.allocated,
-        unreported=0,
-        live_blocks=pool.by_state["active"] + pool.by_state["cached"],
-        fenced=pool.by_state["fenced"],
-        dirty=pool.by_state["dirty"],
-        quarantined=pool.by_state["quarantined"],
-        scrubbed=pool.scrubbed,
-        open_residencies=0,
-    )
     with stand.engine.connect() as connection:
         found = coverage(connection, since_us=stand.since_us)
         equations = conservation(connection, stand.writer.incarnation, counts)
