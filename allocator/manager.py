@@ -52,7 +52,7 @@ class PoolOptions(NamedTuple):
     evict_ahead: int = 1024
     refill_batch: int = 1024
     scrub_batch: int = 1024
-    sweep_batch: int = 256
+    sweep_batch: int = 128
     fence_bound_us: int = 30_000_000
     keep_last_token: bool = True
     windows: tuple[int, ...] = ()

@@ -16,6 +16,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.check import check
@@ -51,6 +52,7 @@ from kvcustody.policies.table import DecisionTable
 
 T = TypeVar("T")
 _ADMIT, _OWN = Action.ADMIT, Via.OWN
+_log = structlog.get_logger(__name__)
 
 
 class Governor:
@@ -365,6 +367,7 @@ class Governor:
                 self.table.revision,
             )
         )
+        _log.info("policy activated", revision=table.revision, policy=policy.name, policy_digest=table.digest)
         self.table = table
         self._book.drop()
         self._book = self._new_book(table)
@@ -392,6 +395,9 @@ class Governor:
     def erase(self, selector: Selector) -> Erased:
         """End all custody of a selector now: running requests are aborted, holds lapse, blocks leave the index."""
         result = erase(self, selector)
+        _log.info(
+            "erased", tenant=selector.tenant, blocks=result.ended_blocks, remaining=result.remaining_blocks
+        )
         self._drain(self._clock.now_us())
         return result
 

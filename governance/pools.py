@@ -33,13 +33,19 @@ class Pools:
     """Makes and owns the block managers. `memory` is called with a number of blocks for each pool."""
 
     def __init__(
-        self, memory: Callable[[int], Memory], blocks: int, options: PoolOptions = DEFAULT_OPTIONS
+        self,
+        memory: Callable[[int], Memory],
+        blocks: int,
+        options: PoolOptions = DEFAULT_OPTIONS,
+        *,
+        residencies_max: int = UNLIMITED_RESIDENCIES,
     ) -> None:
         if blocks < 1:
             raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
         self._memory = memory
         self.blocks = blocks
         self.options = options
+        self._residencies_max = residencies_max
         self.managers: list[BlockManager] = []
         self._profile = Profile.SHARED
         self._by_tenant: dict[str, BlockManager] = {}
@@ -126,7 +132,7 @@ class Pools:
             guaranteed=guaranteed,
             cap=guaranteed if isolating else int(tenant.cap * self.blocks),
             borrow=tenant.borrow and not isolating,
-            residencies=tenant.residencies or UNLIMITED_RESIDENCIES,
+            residencies=min(tenant.residencies or self._residencies_max, self._residencies_max),
         )
 
     def limit(self, table: DecisionTable) -> None:

@@ -40,7 +40,7 @@ def test_arguments_beat_environment_beats_file_beats_default(
     monkeypatch.setenv("KVCUSTODY_WORKER_NAME", "environment")
     settings = load_settings(worker_name="argument")
     assert (settings.worker_name, settings.scrub_batch_blocks) == ("argument", 8)
-    assert (settings.block_tokens, settings.log_format, settings.sweep_slice_us) == (32, "json", 1000)
+    assert (settings.block_tokens, settings.log_format, settings.sweep_batch_residencies) == (32, "json", 128)
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "toml"])

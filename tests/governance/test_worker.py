@@ -1,0 +1,111 @@
+"""A worker opened from settings: real tensors, a real ledger, a real key file; and what it refuses."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sqlalchemy import select
+
+from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.audit.schema import events
+from kvcustody.audit.store import open_store
+from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.governance.identity import identify
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker import MemoryPlan, open_worker
+from kvcustody.policies import library
+
+BLOCKS = 64
+SPEC = TensorSpec(layers=2, kv_heads=1, head_dim=8, dtype=torch.float16)
+MODEL = ModelIdentity(
+    weights_digest="sha256:aa",
+    weights_epoch=1,
+    tokenizer_digest="sha256:bb",
+    chat_template="v1",
+    quantization="none",
+    kv_dtype="fp16",
+    kv_layout="NHD",
+    block_tokens=16,
+    rope={"base": 10000},
+    attention={"heads": 1},
+)
+
+
+def settings(folder: Path, **values: object) -> Settings:
+    policy = folder / "policy.yaml"
+    policy.write_text(library.source("single-org"), encoding="utf-8")
+    defaults: dict[str, object] = {
+        "policy_path": policy,
+        "database_url": f"sqlite:///{folder / 'ledger.db'}",
+        "spill_path": folder / "spill",
+        "root_key_path": folder / "root.key",
+        "keyring_path": folder / "keys.json",
+    }
+    return Settings(**(defaults | values))  # type: ignore[arg-type]
+
+
+def memory_plan(made: list[TensorMemory]) -> MemoryPlan:
+    def make(blocks: int) -> TensorMemory:
+        made.append(TensorMemory.allocate(blocks, SPEC))
+        made[-1].fill(np.arange(blocks), 0xAB)  # what another process left behind
+        return made[-1]
+
+    size = TensorMemory.allocate(1, SPEC).bytes_per_block
+    return MemoryPlan(make, BLOCKS, 1, size)
+
+
+def kinds(folder: Path) -> list[str]:
+    engine = open_store(folder / "ledger.db", read_only=True)
+    with engine.connect() as connection:
+        found = connection.execute(select(events.c.kind).order_by(events.c.idx)).scalars().all()
+    engine.dispose()
+    return list(found)
+
+
+def test_a_worker_serves_and_leaves_zeroed_memory_and_complete_evidence(tmp_path: Path) -> None:
+    made: list[TensorMemory] = []
+    prompt = list(range(1, 100))
+    person = identify(issuer="idp", tenant="org", verified={"subject": "ada"})
+    with open_worker(settings(tmp_path), memory_plan(made)) as worker:
+        governor = worker.governor
+        for expected in (0, 96):
+            admission = governor.admit(person, MODEL, prompt)
+            assert admission.hit_tokens == expected
+            made[0].fill(admission.blocks[expected // 16 :], 0xCD)
+            governor.commit([admission.request_id], [len(prompt)])
+            assert governor.release(admission.request_id)
+            governor.step()
+        assert governor.check() == []
+    (memory,) = made
+    assert memory.nonzero_bytes(np.arange(BLOCKS)) == 0
+    found = kinds(tmp_path)
+    needed = {"worker-started", "policy-activated", "key-event", "custody-ended", "receipt", "worker-stopped"}
+    assert needed < set(found)
+    assert found.count("residency-opened") == found.count("residency-released") == 2
+
+
+def test_a_worker_that_stopped_in_order_is_not_closed_as_dead_by_its_successor(tmp_path: Path) -> None:
+    for _ in range(2):
+        with open_worker(settings(tmp_path), memory_plan([])):
+            pass
+    assert "worker-died" not in kinds(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"policy_path": Path("missing.yaml")}, ConfigError, "missing.yaml"),
+        ({"profile": "strict"}, ConfigError, "promises `strict`"),
+        ({"root_key_source": "file"}, CustodyError, "does not exist"),
+        ({"database_url": "sqlite:////proc/nowhere/ledger.db"}, CustodyError, "cannot"),
+    ],
+)
+def test_what_cannot_be_opened_is_named_and_nothing_stays_open(
+    tmp_path: Path, values: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        open_worker(settings(tmp_path, **values), memory_plan([]))
+    with open_worker(settings(tmp_path), memory_plan([])) as worker:  # no lock or file was left behind
+        assert worker.governor.check() == []
