@@ -28,10 +28,10 @@ from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.audit.conservation import PoolCounts
 from kvcustody.audit.events import Event, KeyEvent, PolicyActivated
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.errors import CapacityError, ConfigError, HandleError
+from kvcustody.errors import CapacityError, ConfigError, HandleError, LedgerUnavailable
 from kvcustody.governance import evidence
 from kvcustody.governance.counts import pool_counts
-from kvcustody.governance.domain import DomainSpec
+from kvcustody.governance.domain import DomainSpec, KeyOwner
 from kvcustody.governance.erasure import Erased, Selector, erase
 from kvcustody.governance.first_use import FirstUses
 from kvcustody.governance.identity import Principal
@@ -47,11 +47,9 @@ from kvcustody.governance.reuse import Moment, Reuse, via_reasons
 from kvcustody.governance.scan import Finding, scan
 from kvcustody.governance.stats import Stats, pool_stats
 from kvcustody.governance.tally import Tally
-from kvcustody.policies.ir import Action, Via
 from kvcustody.policies.table import DecisionTable
 
 T = TypeVar("T")
-_ADMIT, _OWN = Action.ADMIT, Via.OWN
 _log = structlog.get_logger(__name__)
 
 
@@ -77,6 +75,7 @@ class Governor:
         self._live: dict[object, Running] = {}
         self._commands: deque[tuple[Callable[[Governor], object], Future[object]]] = deque()
         self._outbox: list[Event] = []
+        self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._launch = 0
         self._first_uses = FirstUses(ledger, self._clock)
         self.tallies: dict[str, Tally] = {}
@@ -110,7 +109,10 @@ class Governor:
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = Moment(self._clock.now_us(), self._clock.utc_us())
         plan = self._plan(key, request_id, moment)
-        if isinstance(plan, Refused):
+        if not isinstance(plan, Plan):
+            if isinstance(plan, Deferred):
+                tally = self._tally(str(principal.tenant))
+                tally.count(tally.deferred, plan.reason)
             return plan
         tally = self._tally(plan.tenant)
         if (
@@ -126,9 +128,7 @@ class Governor:
         if not self._ledger.admitting:
             tally.count(tally.deferred, "ledger")
             return Deferred(request_id, "ledger")
-        admitted = self.table.decide(
-            _ADMIT, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
-        )
+        admitted = plan.admitted
         if not admitted.permitted:
             tally.count(tally.refused, admitted.reasons[0])
             return Refused(request_id, f"policy: {admitted.reasons[0]}")
@@ -155,13 +155,15 @@ class Governor:
         self._record(tally, plan, begun, found, reasons, prompt.tokens, now_us)
         return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
 
-    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | Refused:
+    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | Refused | Deferred:
         try:
             plan = self._book.plan(key, moment.utc_us)
         except (
             CapacityError
         ) as error:  # no partition or pool is left for a tenant that is admitted by default
             return Refused(request_id, error.message)
+        except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
+            return Deferred(request_id, "ledger")
         return plan if plan is not None else Refused(request_id, "tenant is not in the policy")
 
     def _tally(self, tenant: str) -> Tally:
@@ -349,16 +351,21 @@ class Governor:
     # -- administration -----------------------------------------------------------------------------------------------
 
     def activate(self, table: DecisionTable, *, actor: str) -> None:
-        """Make `table` the active revision, recorded before it takes effect (O5). Revisions only rise."""
+        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded (O5).
+
+        Revisions only rise. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
+        """
         if table.revision <= self.table.revision:
             raise ConfigError(
                 f"policy revision `{table.revision}` is not newer than the active `{self.table.revision}`",
                 revision=table.revision,
             )
-        policy = table.policy
+        policy, now_us = table.policy, self._clock.now_us()
+        self._reuse = Reuse(self.table, self._first_uses, self._outbox, coming=table)
+        bind(self._pools.managers, list(self._domains.items()), table, now_us, only_narrow=True)
         self._ledger.submit_durable(
             PolicyActivated(
-                self._clock.now_us(),
+                now_us,
                 table.revision,
                 policy.name,
                 policy.profile.value,
@@ -374,16 +381,25 @@ class Governor:
         self._first_uses.forget()
         self._reuse = Reuse(table, self._first_uses, self._outbox)
         self._pools.limit(table)
-        bind(self._pools.managers, list(self._domains.items()), table, self._clock.now_us())
+        bind(self._pools.managers, list(self._domains.items()), table, now_us)
 
     def _new_book(self, table: DecisionTable) -> PlanBook:
         return PlanBook(
-            table, self._keyring, self._account, self._domains, self.block_tokens, self._record_key
+            table, self._keyring, self._account, self._domains, self.block_tokens, self._record_keys
         )
 
-    def _record_key(self, fact: KeyFact) -> None:
-        tenant = fact.owner.name if fact.owner.kind == "tenant" else None
-        self._ledger.submit_durable(KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor"))
+    def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
+        """Record what was made for `owner`, now or when the ledger could not: until then it has no plan (O5)."""
+        if made:
+            self._unrecorded.setdefault(owner, []).extend(made)
+        waiting = self._unrecorded.get(owner)
+        while waiting:
+            fact = waiting[0]
+            tenant = owner.name if owner.kind == "tenant" else None
+            event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor")
+            self._ledger.submit_durable(event)
+            del waiting[0]
+        self._unrecorded.pop(owner, None)
 
     def _account(self, tenant: str) -> tuple[Account, BlockManager]:
         return self._pools.account(tenant, self.table)

@@ -22,20 +22,37 @@ def bind(
     domains: Iterable[tuple[tuple[DomainSpec, int], Domain]],
     table: DecisionTable,
     now_us: int,
+    *,
+    only_narrow: bool = False,
 ) -> int:
-    """Give every domain, interned by spec and pool, its limits under `table`; returns how many changed."""
+    """Give every domain, interned by spec and pool, its limits under `table`; returns how many changed.
+
+    With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
+    is not on record yet.
+    """
     changed: dict[int, dict[Domain, Limits]] = {}
     for (spec, pool), domain in domains:
         limits = _limits(spec, table)
         if limits is None:
-            domain.is_open = False
+            domain.is_open = domain.is_open and only_narrow
             limits = limits_of(domain)._replace(idle_us=0, absolute_us=0)
+        elif only_narrow:
+            limits = _stricter(limits_of(domain), limits)
         if limits != limits_of(domain):
             changed.setdefault(pool, {})[domain] = limits
     for manager in managers:
         if id(manager) in changed:
             set_limits(manager, changed[id(manager)], now_us)
     return sum(map(len, changed.values()))
+
+
+def _stricter(first: Limits, second: Limits) -> Limits:
+    return Limits(
+        min(first.idle_us, second.idle_us),
+        min(first.absolute_us, second.absolute_us),
+        min(first.scrub_within_us, second.scrub_within_us),
+        max(first.verify_share, second.verify_share),
+    )
 
 
 def _limits(spec: DomainSpec, table: DecisionTable) -> Limits | None:

@@ -12,11 +12,14 @@ G5  A plan that has left the book holds no primed state, whoever still refers to
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from kvcustody.allocator.chain import HashState
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.lookup import Chain, ReadPlan
 from kvcustody.allocator.manager import BlockManager
@@ -27,7 +30,7 @@ from kvcustody.governance.keyring import KeyFact, Keyring
 from kvcustody.governance.segments import Candidate, SegmentMatcher
 from kvcustody.policies.ir import Action, Grant, Scope, SegmentRule, Via
 from kvcustody.policies.obligations import Obligations
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.table import Decision, DecisionTable
 
 GRANTS_READ_MAX = 4
 PLANS_PER_TENANT_MAX = 4096
@@ -78,7 +81,9 @@ class Plan:
     __slots__ = (
         "account",
         "active_us",
+        "admitted",
         "classification",
+        "decoy",
         "grants",
         "level",
         "manager",
@@ -111,6 +116,8 @@ class Plan:
         self.segments: dict[str, Opened] = {}
         self.matcher: SegmentMatcher | None = None
         self.active_us = 0
+        self.admitted: Decision  # the same at every instant under one revision
+        self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants (B5)
         self.subject_key = (principal.tenant, principal.subject, principal.session)
         self.valid_until_utc_us = 1 << 62
         self.reuse_reasons: tuple[str, ...] = ()
@@ -138,10 +145,10 @@ class PlanBook:
         account_of: Callable[[str], tuple[Account, BlockManager]],
         domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
         block_tokens: int,
-        record_key: Callable[[KeyFact], None],
+        record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
     ) -> None:
         self.table = table
-        self._record_key = record_key
+        self._record_keys = record_keys
         self._key_changes = keyring.changes
         self._keyring = keyring
         self._account_of = account_of
@@ -194,8 +201,9 @@ class PlanBook:
         owed = table.obligations(tenant, level)
         plan.active_us = owed.active_max_us
         owner = tenant_owner(principal.issuer, tenant)
-        for fact in self._keyring.ensure([owner]):
-            self._record_key(fact)  # class A: durable before the epoch keys anything
+        self._record_keys(
+            owner, self._keyring.ensure([owner])
+        )  # class A: durable before the epoch keys anything
         self._key_changes = self._keyring.changes
         self._own(plan, owner, key, owed, entry.scope)
         change = table.next_change_us(now_utc_us)
@@ -203,6 +211,9 @@ class PlanBook:
             plan.valid_until_utc_us = change
         eviction = table.policy.eviction
         plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
+        plan.admitted = table.decide(
+            Action.ADMIT, tenant, tenant, level, plan.owner_scope, Via.OWN, now_utc_us
+        )
         if plan.own.state is not None:
             self._open_grants(plan, model, now_utc_us, principal.issuer)
         self._open_segments(plan, model, now_utc_us, principal.issuer)
@@ -286,6 +297,8 @@ class PlanBook:
             if entry is not None:
                 opened.append(entry)
         plan.grants = tuple(opened)
+        if opened:
+            plan.decoy = hashlib.blake2b(key=os.urandom(32), digest_size=32)
 
     def _grant(self, plan: Plan, grant: Grant, model: bytes, issuer: str) -> Opened | None:
         owner = tenant_owner(issuer, grant.owner)

@@ -19,7 +19,7 @@ from kvcustody.errors import CapacityError, HandleError
 from kvcustody.policies.ir import EvictionKind, Policy, Profile, TenantPolicy
 from kvcustody.policies.table import DecisionTable
 
-UNLIMITED_RESIDENCIES = 1 << 30
+RESIDENCIES_MAX = 100_000  # of one tenant, where neither policy nor settings say less
 
 
 class OpenedFence(NamedTuple):
@@ -38,7 +38,7 @@ class Pools:
         blocks: int,
         options: PoolOptions = DEFAULT_OPTIONS,
         *,
-        residencies_max: int = UNLIMITED_RESIDENCIES,
+        residencies_max: int = RESIDENCIES_MAX,
     ) -> None:
         if blocks < 1:
             raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)

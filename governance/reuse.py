@@ -2,6 +2,8 @@
 
 U1  A reuse that is not permitted is a miss: the domain is not searched, and the denial is counted, not told.
 U2  A grant or segment of another tenant serves a reader only after its first use is durable (class A).
+U3  A denied grant costs what an absent block costs: a chain is hashed and looked up whose key keys nothing.
+U4  While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
 """
 
 from __future__ import annotations
@@ -31,8 +33,15 @@ class Moment(NamedTuple):
 class Reuse:
     """Decides what a request may read, under one revision. Denials go to `outbox`."""
 
-    def __init__(self, table: DecisionTable, first_uses: FirstUses, outbox: list[Event]) -> None:
+    def __init__(
+        self,
+        table: DecisionTable,
+        first_uses: FirstUses,
+        outbox: list[Event],
+        coming: DecisionTable | None = None,
+    ) -> None:
         self._table = table
+        self._coming = coming
         self._first_uses = first_uses
         self._outbox = outbox
 
@@ -43,6 +52,10 @@ class Reuse:
         own = self._table.decide(
             _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
         )
+        if own.permitted and self._coming is not None:
+            own = self._coming.decide(
+                _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
+            )
         if not own.permitted:
             self._deny(tally, plan, own.reasons[0], moment.now_us)
             return ReadPlan(Chain(plan.own.domain, None)), own.reasons
@@ -58,7 +71,10 @@ class Reuse:
             entry = plan.segments[matched.id]
             if self.may(plan, entry, tally, moment):
                 segment, blocks = entry.chain, matched.blocks
-        grants = tuple(entry.chain for entry in plan.grants if self.may(plan, entry, tally, moment))
+        grants = tuple(
+            entry.chain if self.may(plan, entry, tally, moment) else Chain(entry.chain.domain, plan.decoy)
+            for entry in plan.grants
+        )
         return ReadPlan(plan.own, segment, blocks, grants)
 
     def may(self, plan: Plan, entry: Opened, tally: Tally, moment: Moment) -> bool:
@@ -68,6 +84,10 @@ class Reuse:
         decision = self._table.decide(
             _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
         )
+        if decision.permitted and self._coming is not None:
+            decision = self._coming.decide(
+                _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
+            )
         if not decision.permitted:
             self._deny(tally, plan, decision.reasons[0], moment.now_us, entry.owner)
             return False
