@@ -79,6 +79,7 @@ class Spill:
         self._limit_bytes = limit_bytes
         self._number = 0
         self._descriptor = -1
+        self._path = directory
         self._size = 0
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -137,8 +138,8 @@ class Spill:
         if self._descriptor >= 0:
             return
         self._number += 1
-        path = self._directory / f"{self._incarnation}-{self._number:06d}.spill"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._path = self._directory / f"{self._incarnation}-{self._number:06d}.spill"
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._size = 0
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         os.write(self._descriptor, _MAGIC)
@@ -146,8 +147,17 @@ class Spill:
         sync_directory(self._directory)
 
     def _undo(self) -> None:
-        if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, self._size)
+        """Take back a part that was written; a segment without a record goes, so that retries leave no files."""
+        if self._descriptor < 0:
+            return
+        try:
+            if self._size > len(_MAGIC):
+                os.ftruncate(self._descriptor, self._size)
+                return
+            self._path.unlink()
+        except OSError:
+            pass  # the next append begins another segment: nothing is ever written behind a torn part
+        self.close()
 
 
 def sync_directory(directory: Path) -> None:

@@ -23,12 +23,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from kvcustody.errors import CustodyError
+from kvcustody.errors import ConfigError, CustodyError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
+
+
+# What typer calls a wrong use of a command; it has its own copy of click, or click's, by its version.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def _one_line(error: Exception) -> str:
+    """A usage error in our form: lowercase, one line, no full stop."""
+    text = " ".join(str(getattr(error, "format_message", error.__str__)()).split()).rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
 class CustodyGroup(typer.core.TyperGroup):
@@ -38,6 +48,13 @@ class CustodyGroup(typer.core.TyperGroup):
         """Run the command under X1 and X2."""
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            at = getattr(error, "ctx", None) or ctx
+            usage = ConfigError(f"{_one_line(error)}; see `{at.command_path} --help`")
+            print(f"error: {usage}", file=sys.stderr)
+            raise typer.Exit(EXIT_ERROR) from None
         except CustodyError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(EXIT_ERROR) from None

@@ -16,7 +16,7 @@ from kvcustody.console.replay.options import RunnerOptions, StandOptions, read_p
 from kvcustody.console.replay.printing import print_golden, print_report
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.sources import FORMATS, GENERATED, Choice, block_tokens_of, load_workload
-from kvcustody.console.replay.summary import write_summary
+from kvcustody.console.replay.summary import check_page, write_summary
 from kvcustody.errors import ConfigError
 
 EPILOG = """
@@ -78,8 +78,7 @@ def replay(
     if show_golden:
         _golden(as_json, policy)
         return
-    if not html.parent.is_dir():
-        raise ConfigError(f"cannot write summary `{html}`: no such folder", path=str(html))
+    check_page(html)
     choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
     size = block_tokens_of(choice, block_tokens)
     options = StandOptions(
@@ -94,13 +93,13 @@ def replay(
     with _progress() as progress:
         advance = progress(workload.title, workload.requests)
         report = run_job(workload, options, RunnerOptions(seed=seed), progress=advance)
-    write_summary(report, html)
     if as_json:
         print_json(report.as_json())
     else:
         console = stdout()
         print_report(report, console)
         console.print(f"{report.seconds:.1f} s; ledger in {db}, summary in {html}")
+    write_summary(report, html)  # last: where the page cannot be written, the figures are printed already
     if isinstance(report.error, KeyboardInterrupt):
         raise typer.Exit(EXIT_INTERRUPTED)
     if report.error is not None:

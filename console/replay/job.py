@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kvcustody.audit.conservation import PoolCounts, conservation
 from kvcustody.audit.coverage import CoverageRow, coverage
 from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.writer import EventWriter
 from kvcustody.console.replay.options import RunnerOptions, StandOptions
 from kvcustody.console.replay.population import Population
 from kvcustody.console.replay.report import Coverage, Identity, ReplayReport, Spread
@@ -22,6 +23,9 @@ from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload import Workload
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.stats import PoolStats, Stats
+
+FLUSH_SECONDS = 30.0
+OUTAGE_SECONDS = 2.0
 
 
 def run_job(
@@ -33,20 +37,26 @@ def run_job(
 ) -> ReplayReport:
     """Replay `workload` and report."""
     started = time.monotonic()
-    with open_stand(options, workload.house_prompt) as stand:
-        population = Population(stand.policy, workload.tenants)
-        runner = Runner(
-            stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
-        )
-        begin_us = stand.clock.now_us()
-        error = _run(runner, workload, progress)
-        virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
-        running = stand.governor.stats()
-        identities = _scanned(stand)
-        stand.governor.close()
-        pool = stand.governor.stats().pools[0]
-        proved, proof_error = _prove(stand, pool, stand.governor.counts())
-    error = error or proof_error
+    proved: _Proofs | None = None
+    try:
+        with open_stand(options, workload.house_prompt) as stand:
+            population = Population(stand.policy, workload.tenants)
+            runner = Runner(
+                stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
+            )
+            begin_us = stand.clock.now_us()
+            error = _run(runner, workload, progress)
+            virtual_seconds = (stand.clock.now_us() - begin_us) / 1e6
+            running = stand.governor.stats()
+            identities = _scanned(stand)
+            stand.governor.close()
+            pool = stand.governor.stats().pools[0]
+            proved, proof_error = _prove(stand, pool, stand.governor.counts())
+            error = error or proof_error
+    except LedgerError as problem:
+        if proved is None:
+            raise
+        error = error or problem  # closing could not keep everything: the figures stand all the same (J1)
     _fill(runner, stand, running, options.block_tokens)
     return ReplayReport(
         title=workload.title,
@@ -81,6 +91,25 @@ def _run(runner: Runner, workload: Workload, progress: Callable[[], None]) -> Ba
     return None
 
 
+def _outage(writer: EventWriter) -> str:
+    """Why the ledger does not hold everything that was submitted; empty where it does. Spilled is not held."""
+    begun = time.monotonic()
+    down_since: float | None = None
+    while time.monotonic() - begun < FLUSH_SECONDS:
+        if writer.flush(0.2) and writer.status().healthy:
+            return ""
+        status = writer.status()
+        if status.healthy:
+            down_since = None
+        elif down_since is None:
+            down_since = time.monotonic()
+        elif time.monotonic() - down_since > OUTAGE_SECONDS:
+            break
+    status = writer.status()
+    kept = "; what is missing is in the spill, and the next process adds it" if status.spilled_bytes else ""
+    return (status.cause or "the ledger is slow") + kept
+
+
 @dataclass(frozen=True, slots=True)
 class _Proofs:
     coverage: Coverage
@@ -93,8 +122,8 @@ def _prove(stand: Stand, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, 
     now_us = stand.clock.now_us()
     stand.writer.submit([WorkerStopped(now_us, WORKER, "end of the replay", pool.allocated, pool.scrubbed)])
     nothing = _Proofs(Coverage(), Spread(0, None, None, None), [])
-    if not stand.writer.flush():
-        cause = stand.writer.status().cause or "the ledger is slow"
+    cause = _outage(stand.writer)
+    if cause:
         return nothing, LedgerError(f"the ledger is incomplete: {cause}; coverage is not shown", cause=cause)
     with stand.engine.connect() as connection:
         found = coverage(connection, since_us=stand.since_us)
@@ -102,7 +131,9 @@ def _prove(stand: Stand, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, 
     total = found.total
     identities = [Identity(row.name, row.left, row.right, "ledger; pool; device") for row in equations]
     lag = Spread(total.ended, found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
-    return _Proofs(_coverage(total), lag, identities), None
+    broken = [row.name for row in equations if row.difference]
+    proofs = _Proofs(_coverage(total), lag, identities)
+    return proofs, LedgerError(f"conservation does not hold: {'; '.join(broken)}") if broken else None
 
 
 def _coverage(total: CoverageRow) -> Coverage:

@@ -43,6 +43,7 @@ from kvcustody.policies.ir import Policy
 from kvcustody.policies.table import DecisionTable
 
 WORKER = "replay"
+CLOSE_SECONDS = 5.0
 PLACEHOLDER = 64 * "0"
 """The digest of a library policy's example segment; a replay declares its house prompt in its place."""
 
@@ -109,7 +110,7 @@ def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Ite
         )
         spill = options.database.with_name(options.database.name + ".spill")
         writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
-        stack.callback(writer.close)
+        stack.callback(writer.close, CLOSE_SECONDS)
         observer = Observer(options.pool_blocks)
         table = compile_policy(policy, revision=1)
         _announce(writer, table, cache, clock)

@@ -4,6 +4,7 @@ well.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def write_summary(report: ReplayReport, path: Path) -> None:
         raise ConfigError(
             f"cannot write summary `{path}`: {error.strerror or error}", path=str(path)
         ) from None
+
+
+def check_page(path: Path) -> None:
+    """Refuse a page that cannot be written before anything is replayed; raises `ConfigError`."""
+    problem = ""
+    if path.is_dir():
+        problem = "it is a folder"
+    elif not path.parent.is_dir():
+        problem = "no such folder"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "permission is denied"
+    if problem:
+        raise ConfigError(f"cannot write summary `{path}`: {problem}", path=str(path))
 
 
 def render_summary(report: ReplayReport) -> str:
