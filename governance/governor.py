@@ -81,7 +81,7 @@ class Governor:
         self.tallies: dict[str, Tally] = {}
         self.table = table
         self._book = self._new_book(table)
-        self._reuse = Reuse(table, self._first_uses, self._outbox)
+        self._reuse = Reuse(table, self._first_uses)
         pools.boot(table)
         self._drain(self._clock.now_us())
 
@@ -326,8 +326,8 @@ class Governor:
 
     def _drain(self, now_us: int) -> None:
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
-        outbox = self._outbox.copy()
-        self._outbox.clear()
+        outbox, self._outbox = self._outbox, []
+        outbox += self._reuse.take_denials(now_us)
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
             if not (pool.ended or pool.receipts or pool.let_go):
@@ -361,7 +361,8 @@ class Governor:
                 revision=table.revision,
             )
         policy, now_us = table.policy, self._clock.now_us()
-        self._reuse = Reuse(self.table, self._first_uses, self._outbox, coming=table)
+        self._outbox += self._reuse.take_denials(now_us)
+        self._reuse = Reuse(self.table, self._first_uses, coming=table)
         bind(self._pools.managers, list(self._domains.items()), table, now_us, only_narrow=True)
         self._ledger.submit_durable(
             PolicyActivated(
@@ -379,7 +380,8 @@ class Governor:
         self._book.drop()
         self._book = self._new_book(table)
         self._first_uses.forget()
-        self._reuse = Reuse(table, self._first_uses, self._outbox)
+        self._outbox += self._reuse.take_denials(now_us)
+        self._reuse = Reuse(table, self._first_uses)
         self._pools.limit(table)
         bind(self._pools.managers, list(self._domains.items()), table, now_us)
 

@@ -31,19 +31,18 @@ class Moment(NamedTuple):
 
 
 class Reuse:
-    """Decides what a request may read, under one revision. Denials go to `outbox`."""
+    """Decides what a request may read, under one revision."""
 
     def __init__(
         self,
         table: DecisionTable,
         first_uses: FirstUses,
-        outbox: list[Event],
         coming: DecisionTable | None = None,
     ) -> None:
         self._table = table
         self._coming = coming
         self._first_uses = first_uses
-        self._outbox = outbox
+        self._denied: dict[tuple[str, str, str], int] = {}
 
     def read_plan(
         self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment
@@ -57,7 +56,7 @@ class Reuse:
                 _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
             )
         if not own.permitted:
-            self._deny(tally, plan, own.reasons[0], moment.now_us)
+            self._deny(tally, plan, own.reasons[0], plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), own.reasons
         if plan.grants or plan.matcher is not None:
             return self._widened(plan, prompt, tally, moment), own.reasons
@@ -89,7 +88,7 @@ class Reuse:
                 _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
             )
         if not decision.permitted:
-            self._deny(tally, plan, decision.reasons[0], moment.now_us, entry.owner)
+            self._deny(tally, plan, decision.reasons[0], entry.owner)
             return False
         if entry.owner == plan.tenant:
             return True
@@ -98,11 +97,22 @@ class Reuse:
             plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision
         )
 
-    def _deny(self, tally: Tally, plan: Plan, rule: str, now_us: int, owner: str = "") -> None:
+    def _deny(self, tally: Tally, plan: Plan, rule: str, owner: str) -> None:
         tally.count(tally.denials, rule)
-        self._outbox.append(
-            HitCounted(now_us, plan.tenant, owner or plan.tenant, "reuse", "deny", rule, self._table.revision)
-        )
+        key = (plan.tenant, owner, rule)
+        self._denied[key] = self._denied.get(key, 0) + 1
+
+    def take_denials(self, now_us: int) -> list[Event]:
+        """The denials since the last call, counted (class C): telling one by one would cost time that shows (U3)."""
+        if not self._denied:
+            return []
+        revision = self._table.revision
+        counted: list[Event] = [
+            HitCounted(now_us, tenant, owner, "reuse", "deny", rule, revision, requests=requests)
+            for (tenant, owner, rule), requests in self._denied.items()
+        ]
+        self._denied.clear()
+        return counted
 
 
 def via_reasons(plan: Plan, domain: Domain) -> tuple[str, ...]:

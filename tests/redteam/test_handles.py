@@ -247,12 +247,11 @@ def test_every_kind_of_miss_at_full_size() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", ["foreign", "expired", "erased"])
+@pytest.mark.parametrize("kind", ["foreign", "expired", "erased", "denied"])
 def test_misses_take_the_same_time(kind: str) -> None:
     """B5, the wall clock's part that is ours: the admission call, 2,000 a class, in three verdicts.
 
-    The victim's state is what must not show. `denied` is not here: it differs in policy, not in state, a grant that a
-    rule denies is not searched, and which grants are open to a reader is not kept from it (docs/threat-model.md).
+    Neither the victim's state nor a rule that denies a grant may show.
     """
     worlds = [_miss_world("absent"), _miss_world(kind)]
     prompts = [prompt[: 3 * BLOCK + 5] for prompt in _prompts(4000) if len(prompt) > 3 * BLOCK]
