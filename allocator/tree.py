@@ -72,6 +72,17 @@ class PrefixTree:
         """The deadlines of every hold, over all partitions."""
         return DeadlineWheels(partition.wheel for partition in self.pool.partitions)
 
+    def nodes(self) -> Iterator[Node]:
+        """Every node, parents before their children; the tree must not change meanwhile."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            child = node.first_child
+            while child is not None:
+                stack.append(child)
+                child = child.next_sibling
+
     # -- attach -------------------------------------------------------------------------------------------------------
 
     @staticmethod

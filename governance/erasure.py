@@ -87,7 +87,7 @@ def _domains(manager: BlockManager, selector: Selector) -> tuple[set[Domain], in
     """Domains that belong to the selector alone, and how many blocks stay in wider ones for other holders."""
     doomed: set[Domain] = set()
     kept = 0
-    for node in _nodes(manager):
+    for node in manager.tree.nodes():
         label = node.domain.label
         assert isinstance(label, DomainLabel)
         if _matches_label(selector, label):
@@ -97,24 +97,11 @@ def _domains(manager: BlockManager, selector: Selector) -> tuple[set[Domain], in
     return doomed, kept
 
 
-def _nodes(manager: BlockManager) -> list[Node]:
-    nodes: list[Node] = []
-    stack = list(manager.tree.roots.values())
-    while stack:
-        node = stack.pop()
-        nodes.append(node)
-        child = node.first_child
-        while child is not None:
-            stack.append(child)
-            child = child.next_sibling
-    return nodes
-
-
 def _roots_of(manager: BlockManager, doomed: set[Domain]) -> list[Node]:
     """The topmost nodes in these domains; what is below them ends with them."""
     return [
         node
-        for node in _nodes(manager)
+        for node in manager.tree.nodes()
         if node.domain in doomed and (node.parent is None or node.parent.domain not in doomed)
     ]
 

@@ -56,22 +56,9 @@ def _sequences(manager: BlockManager, live: set[Sequence], findings: list[Findin
             )
 
 
-def _nodes(manager: BlockManager) -> dict[int, Node]:
-    nodes: dict[int, Node] = {}
-    stack = list(manager.tree.roots.values())
-    while stack:
-        node = stack.pop()
-        nodes[id(node)] = node
-        child = node.first_child
-        while child is not None:
-            stack.append(child)
-            child = child.next_sibling
-    return nodes
-
-
 def _references(manager: BlockManager, findings: list[Finding]) -> None:
     """References counted from block tables against those that nodes carry, and index entries against the tree."""
-    nodes = _nodes(manager)
+    nodes = {id(node): node for node in manager.tree.nodes()}
     counted = dict.fromkeys(nodes, 0)
     for sequence in manager.decode.sequences:
         node = sequence.leaf if sequence is not None else None
@@ -103,9 +90,10 @@ def _holds(manager: BlockManager, findings: list[Finding]) -> None:
                 if node.domain.owner is account or node.domain.is_segment:
                     counted[id(node)] = counted.get(id(node), 0) + 1
                 node = node.parent
-    for key, node in _nodes(manager).items():
-        if node.holds > counted.get(key, 0):
-            cause = f"{node.holds} holds, {counted.get(key, 0)} residencies"
+    for node in manager.tree.nodes():
+        explained = counted.get(id(node), 0)
+        if node.holds > explained:
+            cause = f"{node.holds} holds, {explained} residencies"
             findings.append(Finding("hold without residency", node.domain.owner.name, cause, _blocks(node)))
 
 

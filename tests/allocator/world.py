@@ -139,15 +139,7 @@ class World:
             self.m.pool.scrub(partition, partition.dirty_blocks)
 
     def nodes(self) -> list[Node]:
-        found, stack = [], list(self.m.tree.roots.values())
-        while stack:
-            node = stack.pop()
-            found.append(node)
-            child = node.first_child
-            while child is not None:
-                stack.append(child)
-                child = child.next_sibling
-        return found
+        return list(self.m.tree.nodes())
 
     def states(self) -> dict[str, int]:
         names = ("clean", "active", "cached", "fenced", "dirty", "quarantined")

@@ -217,15 +217,7 @@ class GovernorMachine(RuleBasedStateMachine):
 
 
 def _nodes(of) -> list:
-    found, stack = [], list(of.managers[0].tree.roots.values())
-    while stack:
-        node = stack.pop()
-        found.append(node)
-        child = node.first_child
-        while child is not None:
-            stack.append(child)
-            child = child.next_sibling
-    return found
+    return list(of.managers[0].tree.nodes())
 
 
 class TightGovernorMachine(GovernorMachine):
