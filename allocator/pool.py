@@ -88,6 +88,15 @@ class LetGo(NamedTuple):
     at_us: int
 
 
+class Joined(NamedTuple):
+    """Blocks of another that a running sequence refers to from now on: evidence for governance to write."""
+
+    residency: Residency
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    at_us: int
+
+
 class Scrubbed(NamedTuple):
     """Evidence of one scrub launch on one shard: the receipt, before governance writes it down."""
 
@@ -158,6 +167,7 @@ class Pool:
         self.ended: list[Custody] = []
         self.receipts: list[Scrubbed] = []
         self.let_go: list[LetGo] = []
+        self.joined: list[Joined] = []
         self.stuck_findings: list[Custody] = []
         self.partitions: list[Partition] = []
         for partition in partitions:

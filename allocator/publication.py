@@ -2,6 +2,7 @@
 
 U1  Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
 U2  Publishing a key that exists makes the request hold the canonical block; its own copy serves it until release.
+    Every block it comes to refer to in this way is told once, in `Pool.joined`.
 U3  Every block a sequence was handed ends with it, or lives on in exactly one node.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 from kvcustody.allocator.block import ACTIVE, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.node import KEY_BYTES, Node
-from kvcustody.allocator.pool import LetGo, Pool
+from kvcustody.allocator.pool import Joined, LetGo, Pool
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence, Span
 from kvcustody.allocator.tree import PrefixTree
@@ -104,6 +105,8 @@ class Publication:
         if shared < node.length:
             node = tree.split(node, shared)
         tree.refer(node, now_us)
+        blocks = np.concatenate((node.blocks, *node.windows)) if node.windows else node.blocks
+        self.pool.joined.append(Joined(sequence.residency, blocks, self.pool.generation[blocks], now_us))
         sequence.leaf = node
         return shared
 

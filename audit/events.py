@@ -135,6 +135,19 @@ class ResidencyOpened(NamedTuple):
     written: Runs = ()
 
 
+class BlocksAttached(NamedTuple):
+    """A running request came to refer to blocks that another had published meanwhile (class B).
+
+    It uses them from then on as it does those that its `ResidencyOpened` lists as attached: until it is
+    released, and under its hold after that.
+    """
+
+    at_us: int
+    residency: int
+    tenant: str
+    runs: Runs
+
+
 class ResidencyReleased(NamedTuple):
     """A request left: what it wrote since admission, and until when it holds its blocks (0: not held) (class B).
 
@@ -343,6 +356,7 @@ Event = (
     | KeyEvent
     | DecisionRecorded
     | ResidencyOpened
+    | BlocksAttached
     | ResidencyReleased
     | BlocksReleased
     | CustodyEnded
@@ -375,6 +389,7 @@ KINDS: dict[type, Kind] = {
     KeyEvent: Kind("key-event", "A"),
     DecisionRecorded: Kind("decision", "A"),
     ResidencyOpened: Kind("residency-opened", "B"),
+    BlocksAttached: Kind("blocks-attached", "B"),
     ResidencyReleased: Kind("residency-released", "B"),
     BlocksReleased: Kind("blocks-released", "B"),
     CustodyEnded: Kind("custody-ended", "B"),

@@ -52,6 +52,10 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
             "written_blocks": "_written_blocks",
         },
     ),
+    "blocks-attached": (
+        schema.attachments,
+        {"attached_boot_us": "boot_us", "attached_blocks": "_blocks"},
+    ),
     "residency-released": (
         schema.releases,
         _RELEASED,

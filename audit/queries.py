@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or
 from kvcustody.audit.coverage import CoverageRow, coverage
 from kvcustody.audit.runs import decode
 from kvcustody.audit.schema import (
+    attachments,
     custody_ends,
     decisions,
     events,
@@ -109,6 +110,7 @@ def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
         func.sum(residencies.c.attached_blocks),
         func.sum(residencies.c.written_blocks),
     )
+    joined = _grouped(connection, attachments, func.sum(attachments.c.attached_blocks))
     released = _grouped(
         connection,
         releases,
@@ -124,7 +126,13 @@ def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
         left, later = released.get(tenant, (0, 0))
         made.append(
             TenantTotals(
-                tenant, residency, left, attached, handed + later, ended.get(tenant, (0,))[0], leaves[tenant]
+                tenant,
+                residency,
+                left,
+                attached + joined.get(tenant, (0,))[0],
+                handed + later,
+                ended.get(tenant, (0,))[0],
+                leaves[tenant],
             )
         )
     return tuple(made)
@@ -144,6 +152,7 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
             into.opened_us,
             into.absolute_boot_us,
             _over_parts(residencies, "attached_blocks").label("attached_blocks"),
+            _over_parts(attachments, "attached_blocks").label("joined_blocks"),
             _over_parts(residencies, "written_blocks").label("handed_blocks"),
             _over_parts(releases, "written_blocks").label("later_blocks"),
             out.released_us,
@@ -174,7 +183,7 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
             released_us=row.released_us,
             cause=row.cause,
             hold_us=row.hold_boot_us + row.offset_us if row.hold_boot_us else None,
-            attached_blocks=int(row.attached_blocks),
+            attached_blocks=int(row.attached_blocks) + int(row.joined_blocks or 0),
             written_blocks=int(row.handed_blocks) + int(row.later_blocks or 0),
         )
         for row in connection.execute(query)
@@ -187,7 +196,7 @@ def block_history(
     """Everything recorded about one (block, generation), in time order, from the runs in the leaves."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     found = []
-    for table in (residencies, releases, custody_ends, receipts):
+    for table in (residencies, attachments, releases, custody_ends, receipts):
         query = (
             select(events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf)
             .join(table, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))

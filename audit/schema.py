@@ -155,6 +155,22 @@ residencies = Table(
     Index("ix_residencies_tenant_subject", "tenant", "subject"),
 )
 
+attachments = Table(
+    "attachments",
+    metadata,
+    *_place(),
+    Column("incarnation", Integer, nullable=False),
+    _big("residency"),
+    Column("part", Integer, nullable=False),
+    _text("tenant"),
+    _big("attached_boot_us"),
+    _big("attached_blocks"),
+    _big("low"),
+    _big("high"),
+    PrimaryKeyConstraint("log", "idx"),
+    Index("ix_attachments_residency", "incarnation", "residency"),
+)
+
 releases = Table(
     "releases",
     metadata,

@@ -1,9 +1,9 @@
 """Who used which block until when, and which receipts name it: the evidence behind coverage, laid flat.
 
-U1 A use is one residency with one block it wrote or attached. It lasts until the residency's release, or
-until the residency let go of that block early. U2 Its hold ends at its deadline or at an erasure that
-selects the residency; a residency without a hold ends its claim when it is released. U3 A use whose release
-was never recorded never ends.
+U1 A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
+residency's release, or until the residency let go of that block early. U2 Its hold ends at its deadline or
+at an erasure that selects the residency; a residency without a hold ends its claim when it is released.
+U3 A use whose release was never recorded never ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, and_, select, true
 
 from kvcustody.audit.evidence import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.runs import Int64s
-from kvcustody.audit.schema import erasures, receipts, releases, residencies
+from kvcustody.audit.schema import attachments, erasures, receipts, releases, residencies
 
 Flags = NDArray[np.bool_]
 
@@ -65,6 +65,12 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
         (column_in.residency, column_in.tenant),
         and_(column_in.incarnation == life.id, _window(residencies, ends)),
     )
+    joined = read(
+        connection,
+        attachments,
+        (attachments.c.residency,),
+        and_(attachments.c.incarnation == life.id, _window(attachments, ends)),
+    )
     final = select(column.residency, column.released_boot_us, column.hold_boot_us).where(
         column.incarnation == life.id, column.final, column.part == 1
     )
@@ -86,16 +92,19 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
     wrote_released = wrote.column("released_boot_us")
     wrote_hold = wrote.column("hold_boot_us")
     wrote_flag = np.fromiter((row.written for row in wrote.rows), np.bool_, len(wrote.rows))
-    opened_residency = opened.column("residency")
-    pairs = [left.get(int(residency), (int(NEVER), 0)) for residency in opened_residency]
+    # Openings first, then what was attached later: both last until the release of their residency.
+    opened_residency = np.concatenate((opened.column("residency"), joined.column("residency")))
+    pairs = [left.get(residency, (int(NEVER), 0)) for residency in opened_residency.tolist()]
     opened_released = np.fromiter((pair[0] for pair in pairs), np.int64, len(pairs))
     opened_hold = np.fromiter((pair[1] for pair in pairs), np.int64, len(pairs))
 
-    both = np.concatenate((opened.owner, handed.owner))  # they share their rows
-    keys = np.concatenate((unit_keys_of(wrote), unit_keys_of(opened), unit_keys_of(handed)))
-    residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[both]))
-    released = np.concatenate((wrote_released[wrote.owner], opened_released[both]))
-    hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[both]))
+    parts = (wrote, opened, handed, joined)
+    # Attached and handed out are two lists of the same openings.
+    begun = np.concatenate((opened.owner, handed.owner, joined.owner + len(opened.rows)))
+    keys = np.concatenate([unit_keys_of(part) for part in parts])
+    residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[begun]))
+    released = np.concatenate((wrote_released[wrote.owner], opened_released[begun]))
+    hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[begun]))
     if not wrote_flag.all():
         released, hold = _dropped(
             wrote, wrote_flag, keys=keys, residency=residency, released=released, hold=hold
@@ -105,9 +114,9 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
         ids, where = np.unique(residency, return_inverse=True)
         limit = np.array([erased.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
     hold_end = np.maximum(released, np.minimum(hold, limit))
-    no, yes = np.zeros(len(opened.owner), np.bool_), np.ones(len(handed.owner), np.bool_)
-    written = np.concatenate((wrote_flag[wrote.owner], no, yes))
-    blocks = np.concatenate((wrote.pairs.blocks, opened.pairs.blocks, handed.pairs.blocks))
+    given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
+    written = np.concatenate((wrote_flag[wrote.owner], *given))
+    blocks = np.concatenate([part.pairs.blocks for part in parts])
     return Uses(keys, blocks, written, released, hold_end, residency, tenants)
 
 

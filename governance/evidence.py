@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.pool import Custody, LetGo, Scrubbed
+from kvcustody.allocator.pool import Custody, Joined, LetGo, Scrubbed
 from kvcustody.allocator.sequence import Sequence
 from kvcustody.audit.events import (
+    BlocksAttached,
     BlocksReleased,
     CustodyEnded,
     Event,
@@ -44,7 +45,7 @@ def opened(
     """The residency as it began: who, under which decision, which blocks it attached and which it was handed."""
     principal = plan.principal
     residency = sequence.residency
-    attached = sequence.table[: sequence.hit_blocks]
+    attached = _attached(sequence)
     domains: tuple[int, ...] = (residency.domain.tag,)
     leaf = sequence.leaf
     if leaf is not None and leaf.domain is not residency.domain:
@@ -64,6 +65,19 @@ def opened(
         now_us + residency.domain.absolute_us if residency.domain.cacheable else 0,
         _handed_out(sequence, pool),
     )
+
+
+def _attached(sequence: Sequence) -> NDArray[np.int64]:
+    """The blocks of the path it found, in every layer group; to be taken before it publishes its own."""
+    blocks = sequence.table[: sequence.hit_blocks]
+    if not (sequence.windows and sequence.hit_blocks):
+        return blocks
+    windows: list[NDArray[np.int64]] = []
+    node = sequence.leaf
+    while node is not None:
+        windows += node.windows
+        node = node.parent
+    return np.concatenate((blocks, *windows))
 
 
 def _handed_out(sequence: Sequence, pool: int) -> Runs:
@@ -102,6 +116,15 @@ def unlisted(sequence: Sequence, manager: BlockManager) -> tuple[NDArray[np.int6
     if sequence.passed:
         new &= ~np.isin(generations, np.concatenate(sequence.passed))
     return blocks[new], generations[new]
+
+
+def joined(join: Joined, pool: int) -> BlocksAttached:
+    """A running request came to refer to what another had published before it could."""
+    residency = join.residency
+    plan = residency.facts
+    assert isinstance(plan, Plan)
+    runs = FlatRuns(join.blocks, join.generations, pool)
+    return BlocksAttached(join.at_us, residency.id, plan.tenant, runs)
 
 
 def let_go(gone: LetGo, pool: int) -> Iterator[Event]:

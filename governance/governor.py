@@ -209,7 +209,10 @@ class Governor:
         now_us = self._clock.now_us()
         for request_id, computed in zip(request_ids, computed_tokens, strict=True):
             sequence = self._get(request_id)
-            _plan(sequence).manager.commit(sequence, computed, now_us)
+            manager = _plan(sequence).manager
+            manager.commit(sequence, computed, now_us)
+            if manager.pool.joined:
+                self._record_joins(manager)
 
     def slots(self, request_ids: Sequence[object]) -> NDArray[np.int64]:
         """Decode slots of running requests, for `extend_slots`. They stay valid until release."""
@@ -245,6 +248,8 @@ class Governor:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
         residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
         child = manager.fork(parent, key, residency, now_us)
+        if manager.pool.joined:
+            self._record_joins(manager)
         self._live[key] = child
         self._outbox.append(
             evidence.opened(plan, child, manager, manager.number, ("fork",), self.table.revision, now_us)
@@ -267,8 +272,15 @@ class Governor:
         manager = plan.manager
         runs = evidence.written(sequence, manager, manager.number)
         manager.release(sequence, now_us, cause)
+        if manager.pool.joined:
+            self._record_joins(manager)
         self._outbox.append(evidence.released(sequence, runs, plan.tenant, cause, now_us))
         return True
+
+    def _record_joins(self, manager: BlockManager) -> None:
+        """A request's joins go after its opening and before its release: what it held then has a reader on record."""
+        joins, manager.pool.joined = manager.pool.joined, []
+        self._outbox += [evidence.joined(join, manager.number) for join in joins]
 
     def abort(self, request_id: object) -> bool:
         """A client cancelled or disconnected: release now."""

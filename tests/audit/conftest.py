@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.conservation import PoolCounts
 from kvcustody.audit.events import (
+    BlocksAttached,
     CustodyEnded,
     Event,
     ReceiptRecorded,
@@ -197,13 +198,15 @@ class World:
                 False,
                 "internal",
                 (1,),
-                self._runs(attached),
+                self._runs(attached[::2]),
                 ("own-scope",),
                 1,
                 self.now + 8_000_000,
                 self._runs(written[::2]),
             )
         )
+        if attached[1::2]:
+            self.events.append(BlocksAttached(self.now, self.residency, tenant, self._runs(attached[1::2])))
         return self.residency
 
     def leave(self, residency: int) -> None:

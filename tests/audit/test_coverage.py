@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.coverage import Coverage, coverage
 from kvcustody.audit.events import (
     PROCESS_DEATH,
+    BlocksAttached,
     BlocksReleased,
     CustodyEnded,
     ErasureRequested,
@@ -124,6 +125,30 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
         "failed",
     ),
     "attached and never released": ({"more": (opened(2, BLOCKS, 300),)}, "failed"),
+    "attached while running, and left in time": (
+        {
+            "more": (
+                opened(2, (), 150),
+                BlocksAttached(160, 2, "acme", BLOCKS),
+                ResidencyReleased(480, 2, "acme", "finish", (), 0),
+            )
+        },
+        "in_time",
+    ),
+    "attached while running, and left after the receipt": (
+        {
+            "more": (
+                opened(2, (), 150),
+                BlocksAttached(160, 2, "acme", BLOCKS),
+                ResidencyReleased(700, 2, "acme", "finish", (), 0),
+            )
+        },
+        "failed",
+    ),
+    "attached while running and never released": (
+        {"more": (opened(2, (), 150), BlocksAttached(160, 2, "acme", BLOCKS))},
+        "failed",
+    ),
     "a second reader left in time": (
         {"more": (opened(2, BLOCKS, 150), ResidencyReleased(480, 2, "acme", "finish", (), 0))},
         "in_time",
@@ -205,6 +230,9 @@ def second_reading(events: list[Event], shards: int) -> dict[str, int]:
         if isinstance(event, ResidencyOpened):
             written.update(pairs(event.written))
             for unit in pairs(event.attached) + pairs(event.written):
+                uses.setdefault(unit, []).append(release.get(event.residency, (2**62, 0)))
+        elif isinstance(event, BlocksAttached):
+            for unit in pairs(event.runs):
                 uses.setdefault(unit, []).append(release.get(event.residency, (2**62, 0)))
         elif isinstance(event, ResidencyReleased):
             written.update(pairs(event.written))

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, delete, select
 from kvcustody.audit import queries
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.events import (
+    BlocksAttached,
     CustodyEnded,
     ErasureCompleted,
     ErasureRequested,
@@ -39,6 +40,11 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
             written = sum(len(run.blocks) for e in opened + left for run in e.written)
             assert (totals[tenant].residencies, totals[tenant].released) == (len(opened), len(left))
             assert totals[tenant].written_blocks == written
+            joined = [e for e in played.events if isinstance(e, BlocksAttached) and e.tenant == tenant]
+            attached = [e.attached for e in opened] + [e.runs for e in joined]
+            assert joined and totals[tenant].attached_blocks == sum(
+                len(run.blocks) for runs in attached for run in runs
+            )
 
         ends = [e for e in played.events if isinstance(e, CustodyEnded)]
         unit = ends[len(ends) // 2].runs[0]
@@ -52,6 +58,7 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
                 expected.append(type(event).__name__)
         kinds = {
             "residency-opened": "ResidencyOpened",
+            "blocks-attached": "BlocksAttached",
             "residency-released": "ResidencyReleased",
             "custody-ended": "CustodyEnded",
             "receipt": "ReceiptRecorded",
@@ -81,6 +88,7 @@ def test_custody_of_a_subject(any_store: Engine, make_writer: Any) -> None:
             opened(2, "acme", "bob", None),
             opened(3, "acme", "alice", "chat"),
             opened(4, "labs", "alice", None),
+            BlocksAttached(40, 3, "acme", (Run(np.arange(8, 12), 5),)),
             ResidencyReleased(50, 3, "acme", "finish", (Run(np.arange(3), 1),), 400),
         ]
     )
@@ -89,6 +97,7 @@ def test_custody_of_a_subject(any_store: Engine, make_writer: Any) -> None:
         found = queries.custody_of(connection, "acme", names_of(connection, "acme", "alice"))
         assert [row.residency for row in found] == [1, 3]
         assert (found[0].released_us, found[0].hold_us, found[0].written_blocks) == (None, None, 0)
+        assert (found[0].attached_blocks, found[1].attached_blocks) == (0, 4)
         assert found[1].hold_us == writer.offset_us + 400 and found[1].written_blocks == 3
         assert found[1].absolute_us == writer.offset_us + 900 and found[1].revision == 4
         assert queries.custody_of(connection, "acme", names_of(connection, "acme", "carol")) == ()

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event, func, select
 from kvcustody.audit import pseudonyms
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.events import (
+    BlocksAttached,
     CustodyEnded,
     DecisionRecorded,
     Event,
@@ -362,6 +363,7 @@ def test_a_dead_incarnation_is_closed_as_unproven(any_store: Engine, make_writer
             WorkerStarted(1, "worker-1", 8, 2, 4096, "cpu", "test"),
             opened(1),
             opened(2)._replace(written=(Run(np.array([9, 4]), 20),)),
+            BlocksAttached(4, 2, "acme", (Run(np.array([1, 2, 8]), 6),)),
             ResidencyReleased(5, 1, "acme", "finish", blocks, 900),
             CustodyEnded(6, "acme", "internal", (Run(np.array([3]), 5),), "evicted", 6, 6, 5, 1000),
         ]

@@ -121,6 +121,7 @@ class CustodyWorld:
         chosen: Callable[[Event], bool] | None = None,
         clock: VirtualClock | None = None,
         settings: WriterSettings = QUICK,
+        windows: tuple[int, ...] = (),
     ) -> None:
         self.random = Random(seed)
         self.clock = clock or VirtualClock()
@@ -135,7 +136,9 @@ class CustodyWorld:
             [WorkerStarted(self.clock.now_us(), worker, blocks, SHARDS, size, "cpu", "test", 1)]
         )
         self.ledger = Dropping(self.writer, chosen or (lambda event: False))
-        options = PoolOptions(block_tokens=BLOCK, reserve_low=4, reserve_high=8, evict_ahead=4, scrub_batch=8)
+        options = PoolOptions(
+            block_tokens=BLOCK, reserve_low=4, reserve_high=8, evict_ahead=4, scrub_batch=8, windows=windows
+        )
         self.governor = Governor(
             Pools(lambda _: self.memory, blocks, options),
             compile_policy(load_policy(POLICY, name="custody.yaml"), revision=1),
