@@ -94,7 +94,7 @@ class Stock:
             "index_entries": len(manager.tree.index),
             "largest_stripe": max(map(len, manager.tree.index.stripes)),
             "residencies": len(manager.tree.wheel),
-            "roots": len(manager.tree.roots),
+            "roots": sum(1 for _ in manager.tree.roots.values()),
         }
 
 
