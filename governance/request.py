@@ -26,6 +26,20 @@ class Hints(NamedTuple):
 NO_HINTS = Hints()
 
 
+_PIECE_TOKENS = 2048  # what a list's integers and their bytes may take of a first-level cache, and some
+_PACK_PIECE = struct.Struct(f"<{_PIECE_TOKENS}i").pack
+
+
+def _packed(tokens: Sequence[int], count: int) -> bytes:
+    """A list of ints as int32-LE bytes. In pieces where it is long: packing walks its integers three times."""
+    if count <= 2 * _PIECE_TOKENS:
+        return struct.pack(f"<{count}i", *tokens)
+    whole = count - count % _PIECE_TOKENS
+    parts = [_PACK_PIECE(*tokens[at : at + _PIECE_TOKENS]) for at in range(0, whole, _PIECE_TOKENS)]
+    parts.append(struct.pack(f"<{count - whole}i", *tokens[whole:]))
+    return b"".join(parts)
+
+
 def read_prompt(
     tokens: Tokens, block_tokens: int, extras: Mapping[int, bytes] | None, *, keep_last: bool
 ) -> Prompt:
@@ -38,7 +52,7 @@ def read_prompt(
         if isinstance(tokens, np.ndarray):
             data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
         else:
-            data = struct.pack(f"<{count}i", *tokens)
+            data = _packed(tokens, count)
     except (struct.error, TypeError, ValueError) as error:
         raise ConfigError(f"token ids must be integers of 31 bits: {error}") from error
     if np.minimum.reduce(np.frombuffer(data, dtype=np.int32)) < 0:
