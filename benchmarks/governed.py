@@ -208,7 +208,12 @@ def govern(
         reserve_high=RESERVE_HIGH,
         sweep_batch=sweep_batch,
     )
-    pools = Pools(lambda blocks: UnbackedMemory(blocks, 0, clock=clock), pool_blocks, options)
+    pools = Pools(
+        lambda blocks: UnbackedMemory(blocks, 0, clock=clock),
+        pool_blocks,
+        options,
+        residencies_max=1 << 30,  # one tenant stands for all here
+    )
     return Governor(pools, policy_table(read_domains, clock), keyring, ledger, clock=clock)
 
 
