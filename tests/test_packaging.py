@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance", "console")
+ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations", "console")
 
 
 def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
