@@ -1,0 +1,145 @@
+"""What an engine adapter tells the world about governed blocks: stored, removed or cleared, always with a scope.
+
+B1  An event is a tuple and its keys are one `bytes`: making one costs the engine's thread no work per block.
+B2  Every event carries a scope, removals and clears included; an event without one is refused, never published.
+B3  A scope names a tenant and a domain, never a subject, a session or a key. Token ids and a caller's salt travel
+    beside it and leave the process only where the setting `kv_events_tokens` says `published`.
+
+An adapter collects the events of one engine step in a list and hands it over at once:
+
+    publisher.publish([stored(scope, keys, residency=7, parent=before, block_tokens=16), removed(scope, gone)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.node import KEY_BYTES
+from kvcustody.errors import IsolationError
+from kvcustody.governance.plan import DomainLabel
+
+STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
+KINDS = (STORED, REMOVED, CLEARED)
+EVERY_TENANT = "*"
+WORKER = "worker"
+
+
+class EventScope(NamedTuple):
+    """Whose blocks these are and under which policy; make one per domain and keep it.
+
+    `scope` is a `ScopeKind` value, or `request` for a domain that serves one request alone, or `worker` for events
+    about the whole pool (`tenant` is `*` then). `domain` is the allocator's domain tag, unique in one incarnation.
+    """
+
+    tenant: str
+    scope: str
+    classification: str
+    domain: int
+    revision: int
+
+
+class BlockEvent(NamedTuple):
+    """One change to one run of blocks of one chain, or the end of all blocks of a scope.
+
+    `keys`: the full 32-byte block keys, concatenated in chain order; empty only when cleared. `parent`: the key
+    before the first one (b"" at the start of a chain). `residency`: the residency that stored or gave up the blocks
+    (0: none in particular, as in an eviction). `tokens`: the token ids of exactly these blocks, or nothing.
+    `salt`: the caller's own narrowing salt, never a scope token: whoever holds a scope token is its tenant.
+    `cause`: why blocks were removed or cleared, as in the ledger.
+    """
+
+    kind: str
+    scope: EventScope
+    keys: bytes = b""
+    residency: int = 0
+    parent: bytes = b""
+    block_tokens: int = 0
+    tokens: Sequence[int] | Any = ()
+    salt: str | None = None
+    medium: str = "GPU"
+    group: int | None = None
+    lora_name: str | None = None
+    cause: str = ""
+
+
+def scope_of(domain: Domain, revision: int) -> EventScope:
+    """The scope of a governed domain's events. Raises `IsolationError` for a domain that nobody labelled."""
+    label = domain.label
+    if not isinstance(label, DomainLabel):
+        raise IsolationError(
+            f"domain `{domain.tag}` has no label, so its events have no scope", tag=domain.tag
+        )
+    return EventScope(label.tenant, label.scope, label.classification, domain.tag, revision)
+
+
+def worker_scope(revision: int) -> EventScope:
+    """The scope of events about every block of the pool."""
+    return EventScope(EVERY_TENANT, WORKER, "", 0, revision)
+
+
+def stored(
+    scope: EventScope,
+    keys: bytes,
+    *,
+    residency: int,
+    parent: bytes = b"",
+    block_tokens: int,
+    tokens: Sequence[int] | Any = (),
+    salt: str | None = None,
+    medium: str = "GPU",
+    group: int | None = None,
+    lora_name: str | None = None,
+) -> BlockEvent:
+    """Blocks were published and may be reused from now on by who the scope says."""
+    return BlockEvent(
+        STORED, scope, keys, residency, parent, block_tokens, tokens, salt, medium, group, lora_name
+    )
+
+
+def removed(
+    scope: EventScope,
+    keys: bytes,
+    *,
+    cause: str,
+    residency: int = 0,
+    medium: str = "GPU",
+    group: int | None = None,
+) -> BlockEvent:
+    """Blocks left the index: expired, evicted, erased or at their ceiling."""
+    return BlockEvent(REMOVED, scope, keys, residency, medium=medium, group=group, cause=cause)
+
+
+def cleared(revision: int, cause: str) -> BlockEvent:
+    """Every block of the pool left the index.
+
+    Foreign consumers know no narrower clear, so the end of one domain is told as `removed`.
+    """
+    return BlockEvent(CLEARED, worker_scope(revision), cause=cause)
+
+
+def check_event(event: BlockEvent) -> None:
+    """Refuse what must not be published. Raises `IsolationError` without a scope or with truncated keys."""
+    scope = event.scope
+    if scope.__class__ is not EventScope or not scope.tenant or not scope.scope:
+        raise IsolationError(f"a `{event.kind}` event without a scope is not published", kind=event.kind)
+    if event.kind not in KINDS:
+        raise IsolationError(f"`{event.kind}` is no kind of block event", kind=event.kind)
+    size = len(event.keys)
+    if size % KEY_BYTES or len(event.parent) not in (0, KEY_BYTES) or (size == 0) != (event.kind == CLEARED):
+        raise IsolationError(
+            f"a `{event.kind}` event needs whole block keys of `{KEY_BYTES}` bytes, not `{size}` bytes",
+            kind=event.kind,
+            bytes=size,
+        )
+    if event.kind == CLEARED and scope.scope != WORKER:
+        raise IsolationError(
+            f"a clear of `{scope.scope}` scope would clear every tenant's blocks at consumers; send removals",
+            scope=scope.scope,
+        )
+
+
+def split_keys(keys: bytes) -> list[bytes]:
+    """The block keys one by one."""
+    return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
