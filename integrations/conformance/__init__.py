@@ -1,0 +1,1 @@
+"""The conformance kit: what every engine adapter, ours or a third party's, must pass."""
