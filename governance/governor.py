@@ -2,58 +2,49 @@
 
 O1  No tenant, no admission. A denied reuse is a miss, never a refusal, and looks like one to the requester.
 O2  Every reuse is decided at the request's own instant under the active revision, and attach re-checks the domain.
-O3  One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
+O3  One thread owns the state (authority, A3).
 O4  No SQL on this path: events are tuples handed to the ledger's queue. Scrubbing and revocation never wait for it.
-O5  A widening act is durable before it takes effect; a narrowing one takes effect first.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TypeVar
-from weakref import WeakValueDictionary
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.check import check
-from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.lookup import Found
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.audit.conservation import PoolCounts
-from kvcustody.audit.events import Event, KeyEvent, PolicyActivated
-from kvcustody.clock import Clock, SystemClock
-from kvcustody.errors import CapacityError, ConfigError, HandleError, LedgerUnavailable
+from kvcustody.clock import Clock
+from kvcustody.errors import HandleError
 from kvcustody.governance import evidence
+from kvcustody.governance.authority import Authority
 from kvcustody.governance.counts import pool_counts
-from kvcustody.governance.domain import DomainSpec, KeyOwner
 from kvcustody.governance.erasure import Erased, Selector, erase
-from kvcustody.governance.first_use import FirstUses
 from kvcustody.governance.identity import Principal
-from kvcustody.governance.keyring import KeyFact, Keyring
+from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.narrowing import bind
+from kvcustody.governance.narrowing import Bound, BoundManager
 from kvcustody.governance.outcome import Admission, Deferred, Refused
-from kvcustody.governance.plan import Plan, PlanBook, PlanKey
+from kvcustody.governance.plan import Plan
 from kvcustody.governance.pools import Pools
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
-from kvcustody.governance.reuse import Moment, Reuse, via_reasons
+from kvcustody.governance.reuse import Moment, via_reasons
 from kvcustody.governance.scan import Finding, scan
 from kvcustody.governance.stats import Stats, pool_stats
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.table import DecisionTable
 
-T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
-class Governor:
+class Governor(Authority):
     """Custody of every block of one engine process. Not thread-safe, except `call`."""
 
     def __init__(
@@ -65,23 +56,11 @@ class Governor:
         *,
         clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
         self._pools = pools
-        self._ledger = ledger
-        self._keyring = keyring
-        self.block_tokens = pools.options.block_tokens
         self._keep_last = pools.options.keep_last_token
-        self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
         self._live: dict[object, Running] = {}
-        self._commands: deque[tuple[Callable[[Governor], object], Future[object]]] = deque()
-        self._outbox: list[Event] = []
-        self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._launch = 0
-        self._first_uses = FirstUses(ledger, self._clock)
-        self.tallies: dict[str, Tally] = {}
-        self.table = table
-        self._book = self._new_book(table)
-        self._reuse = Reuse(table, self._first_uses)
+        super().__init__(table, keyring, ledger, block_tokens=pools.options.block_tokens, clock=clock)
         pools.boot(table)
         self._drain(self._clock.now_us())
 
@@ -134,7 +113,8 @@ class Governor:
             return Refused(request_id, f"policy: {admitted.reasons[0]}")
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
-        manager, now_us = plan.manager, moment.now_us
+        manager: BlockManager = plan.manager
+        now_us = moment.now_us
         found = manager.find(read, prompt, now_us)
         begun = manager.begin(
             handle,
@@ -155,23 +135,6 @@ class Governor:
         self._record(tally, plan, begun, found, reasons, prompt.tokens, now_us)
         return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
 
-    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | Refused | Deferred:
-        try:
-            plan = self._book.plan(key, moment.utc_us)
-        except (
-            CapacityError
-        ) as error:  # no partition or pool is left for a tenant that is admitted by default
-            return Refused(request_id, error.message)
-        except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
-            return Deferred(request_id, "ledger")
-        return plan if plan is not None else Refused(request_id, "tenant is not in the policy")
-
-    def _tally(self, tenant: str) -> Tally:
-        tally = self.tallies.get(tenant)
-        if tally is None:
-            tally = self.tallies[tenant] = Tally()
-        return tally
-
     def _record(
         self,
         tally: Tally,
@@ -185,7 +148,7 @@ class Governor:
         if found.via is not None and found.via is not plan.own.domain:
             reasons = (*reasons, *via_reasons(plan, found.via))
             tally.granted_hit_blocks += begun.hit_blocks
-        manager = plan.manager
+        manager: BlockManager = plan.manager
         self._outbox.append(
             evidence.opened(plan, begun, manager, manager.number, reasons, self.table.revision, now_us)
         )
@@ -209,7 +172,7 @@ class Governor:
         now_us = self._clock.now_us()
         for request_id, computed in zip(request_ids, computed_tokens, strict=True):
             sequence = self._get(request_id)
-            manager = _plan(sequence).manager
+            manager: BlockManager = _plan(sequence).manager
             manager.commit(sequence, computed, now_us)
             if manager.pool.joined:
                 self._record_joins(manager)
@@ -242,7 +205,8 @@ class Governor:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
         parent = self._get(request_id)
         plan = _plan(parent)
-        manager, now_us = plan.manager, self._clock.now_us()
+        manager: BlockManager = plan.manager
+        now_us = self._clock.now_us()
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
@@ -269,7 +233,7 @@ class Governor:
             return False
         now_us = self._clock.now_us()
         plan = _plan(sequence)
-        manager = plan.manager
+        manager: BlockManager = plan.manager
         runs = evidence.written(sequence, manager, manager.number)
         manager.release(sequence, now_us, cause)
         if manager.pool.joined:
@@ -311,8 +275,7 @@ class Governor:
         Returns the requests that were ACTIVE longer than their policy allows and have been released.
         """
         now_us = self._clock.now_us()
-        while self._commands:
-            self._run_command()
+        self._run_commands()
         over: list[object] = []
         for manager in self._pools.managers:
             over += [sequence.id for sequence in manager.step(now_us)]
@@ -320,21 +283,6 @@ class Governor:
             self.release(request_id, "active-max")
         self._drain(now_us)
         return tuple(over)
-
-    def call(self, command: Callable[[Governor], T]) -> Future[T]:
-        """Run `command` on the owning thread at the next step; the future is its acknowledgement. Thread-safe."""
-        future: Future[T] = Future()
-        self._commands.append((command, future))  # type: ignore[arg-type]
-        return future
-
-    def _run_command(self) -> None:
-        command, future = self._commands.popleft()
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(command(self))
-        except Exception as error:
-            future.set_exception(error)
 
     def _drain(self, now_us: int) -> None:
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
@@ -362,65 +310,14 @@ class Governor:
 
     # -- administration -----------------------------------------------------------------------------------------------
 
-    def activate(self, table: DecisionTable, *, actor: str) -> None:
-        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded (O5).
-
-        Revisions only rise. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
-        """
-        if table.revision <= self.table.revision:
-            raise ConfigError(
-                f"policy revision `{table.revision}` is not newer than the active `{self.table.revision}`",
-                revision=table.revision,
-            )
-        policy, now_us = table.policy, self._clock.now_us()
-        self._outbox += self._reuse.take_denials(now_us)
-        self._reuse = Reuse(self.table, self._first_uses, coming=table)
-        bind(self._pools.managers, list(self._domains.items()), table, now_us, only_narrow=True)
-        self._ledger.submit_durable(
-            PolicyActivated(
-                now_us,
-                table.revision,
-                policy.name,
-                policy.profile.value,
-                table.digest,
-                actor,
-                self.table.revision,
-            )
-        )
-        _log.info("policy activated", revision=table.revision, policy=policy.name, policy_digest=table.digest)
-        self.table = table
-        self._book.drop()
-        self._book = self._new_book(table)
-        self._first_uses.forget()
-        self._outbox += self._reuse.take_denials(now_us)
-        self._reuse = Reuse(table, self._first_uses)
-        self._pools.limit(table)
-        bind(self._pools.managers, list(self._domains.items()), table, now_us)
-
-    def _new_book(self, table: DecisionTable) -> PlanBook:
-        return PlanBook(
-            table, self._keyring, self._account, self._domains, self.block_tokens, self._record_keys
-        )
-
-    def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
-        """Record what was made for `owner`, now or when the ledger could not: until then it has no plan (O5)."""
-        if made:
-            self._unrecorded.setdefault(owner, []).extend(made)
-        waiting = self._unrecorded.get(owner)
-        while waiting:
-            fact = waiting[0]
-            tenant = owner.name if owner.kind == "tenant" else None
-            event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor")
-            self._ledger.submit_durable(event)
-            del waiting[0]
-        self._unrecorded.pop(owner, None)
-
     def _account(self, tenant: str) -> tuple[Account, BlockManager]:
         return self._pools.account(tenant, self.table)
 
-    def reload_keys(self) -> None:
-        """After a rotation or destruction in the keyring: forget every primed state; old blocks are unreachable."""
-        self._book.drop()
+    def _pools_bound(self) -> Iterable[Bound]:
+        return [BoundManager(manager) for manager in self._pools.managers]
+
+    def _limit(self, table: DecisionTable) -> None:
+        self._pools.limit(table)
 
     def erase(self, selector: Selector) -> Erased:
         """End all custody of a selector now: running requests are aborted, holds lapse, blocks leave the index."""
@@ -460,15 +357,6 @@ class Governor:
     def running(self) -> Mapping[object, Running]:
         """Requests between admission and release."""
         return self._live
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that decides deadlines."""
-        return self._clock
-
-    def settle(self, timeout_seconds: float = 5.0) -> None:
-        """Wait until pending first uses are durable (tests and orderly shutdown)."""
-        self._first_uses.settle(timeout_seconds)
 
     def close(self) -> None:
         """Release every request, end all custody, scrub everything, and hand over the evidence."""

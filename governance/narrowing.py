@@ -6,7 +6,8 @@ W2  What the revision does not admit or classify any more is closed: it serves n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.limits import Limits, limits_of, set_limits
@@ -17,8 +18,30 @@ from kvcustody.governance.plan import owed_by
 from kvcustody.policies.table import DecisionTable
 
 
+class Bound(Protocol):
+    """A pool whose domains can be given new limits. `pool` is the object that its domains are interned by."""
+
+    @property
+    def pool(self) -> object:
+        """What makes the domains."""
+
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
+        """Give these domains their limits; nothing moves later."""
+
+
+class BoundManager:
+    """A block manager, bound."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self.pool = manager
+
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
+        """As `allocator.limits` does."""
+        set_limits(self.pool, changed, now_us)
+
+
 def bind(
-    managers: Iterable[BlockManager],
+    pools: Iterable[Bound],
     domains: Iterable[tuple[tuple[DomainSpec, int], Domain]],
     table: DecisionTable,
     now_us: int,
@@ -40,9 +63,9 @@ def bind(
             limits = _stricter(limits_of(domain), limits)
         if limits != limits_of(domain):
             changed.setdefault(pool, {})[domain] = limits
-    for manager in managers:
-        if id(manager) in changed:
-            set_limits(manager, changed[id(manager)], now_us)
+    for bound in pools:
+        if id(bound.pool) in changed:
+            bound.set_limits(changed[id(bound.pool)], now_us)
     return sum(map(len, changed.values()))
 
 

@@ -16,13 +16,12 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from kvcustody.allocator.chain import HashState
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.lookup import Chain, ReadPlan
-from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.governance.domain import DomainSpec, KeyOwner, ScopeKind, own_domain, tenant_owner
 from kvcustody.governance.identity import Principal
@@ -100,13 +99,11 @@ class Plan:
         "valid_until_utc_us",
     )
 
-    def __init__(
-        self, principal: Principal, account: Account, manager: BlockManager, level: int, name: str
-    ) -> None:
+    def __init__(self, principal: Principal, account: Account, manager: Any, level: int, name: str) -> None:
         self.principal = principal
         self.tenant = str(principal.tenant)
         self.account = account
-        self.manager = manager
+        self.manager = manager  # the pool that makes its domains: a `BlockManager` or a `ForeignPool`
         self.level = level
         self.classification = name
         self.own: Chain
@@ -142,7 +139,7 @@ class PlanBook:
         self,
         table: DecisionTable,
         keyring: Keyring,
-        account_of: Callable[[str], tuple[Account, BlockManager]],
+        account_of: Callable[[str], tuple[Account, Any]],
         domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
         block_tokens: int,
         record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
@@ -249,7 +246,7 @@ class PlanBook:
         self,
         spec: DomainSpec | None,
         owner: Account,
-        manager: BlockManager,
+        manager: Any,
         plan: Plan,
         owed: Obligations,
         *,
@@ -272,7 +269,7 @@ class PlanBook:
             spec,
             source,
         )
-        domain = manager.domain(
+        domain: Domain = manager.domain(
             owner,
             label=label,
             idle_us=owed.idle_us,
