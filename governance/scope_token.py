@@ -10,22 +10,18 @@ T4 Time never runs back here: a verifier keeps the latest UTC that it saw, and r
    started, so neither a stepped clock nor a restart revives a token.
 T5 The client's own salt travels as a keyed digest. It can only narrow.
 
-    token := base64url(head, text*, salt?, tag)  head: version, key id, flags, uses, life (s), issued (ms), nonce
-    text  := length, UTF-8                       issuer, tenant, then those that the flags announce
-    length := one byte below 128, else two with the first bit set
+    token := base64url(head, identity, tag)      identity: scope_record
+    head  := version, key id, flags, uses, life (s), issued (ms), nonce
 
-Every text is announced by a flag and has its length before it, so missing and empty differ and no text can pose as
-another. A whole token that fits in 128 characters is vLLM's `cache_salt`; a longer one travels beside a reference to
+A whole token that fits in 128 characters is vLLM's `cache_salt`; a longer one travels beside a reference to
 its tag (`carry`).
 """
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 import hmac
 import os
-import re
 import struct
 import threading
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -36,8 +32,15 @@ from kvcustody.governance import tlv
 from kvcustody.governance.identity import Principal, check_identifier
 from kvcustody.governance.key_buffer import KeyBuffer, derive
 from kvcustody.governance.request import Hints
+from kvcustody.governance.scope_record import (
+    SALT_DIGEST_BYTES,
+    SALTED,
+    decoded,
+    encoded,
+    pack_identity,
+    read_identity,
+)
 from kvcustody.governance.spent_tokens import SpentTokens
-from kvcustody.ids import SessionId, SubjectId, TenantId
 
 SALT_CHARACTERS_MAX: Final = 128  # of vLLM's `cache_salt`, and of a client's own
 USES_MAX: Final = 65_535
@@ -47,13 +50,6 @@ FUTURE_MS_MAX: Final = 5_000  # how far the issuing machine's clock may be ahead
 _WHOLE, _REFERENCE = b"\x01", b"\x02"
 _HEAD = struct.Struct(">c2sBHHHI8s")  # issued: 48 bits, high and low
 _TAG_BYTES = 16
-_DIGEST_BYTES = 12
-_TOKEN_CHARACTERS_MAX = 8_192  # eight texts of 128 characters of four bytes each stay below
-_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
-_FLAGS = {
-    name: 1 << bit for bit, name in enumerate(("subject", "session", "classification", "route", "hint"))
-}
-_SUBJECT_ASSERTED, _SESSION_ASSERTED, _SALTED = 1 << 5, 1 << 6, 1 << 7
 _IDENTITIES_MAX = 4_096
 
 Reason: TypeAlias = Literal[
@@ -109,7 +105,7 @@ class ScopeTokens:
     ) -> None:
         self._clock = clock
         self._tagger = _keyed(secret, "tag", _TAG_BYTES)
-        self._salter = _keyed(secret, "client-salt", _DIGEST_BYTES)
+        self._salter = _keyed(secret, "client-salt", SALT_DIGEST_BYTES)
         self._key_id = _keyed(secret, "key-id", 2).digest()
         self._latest_ms = self._started_ms = clock.utc_us() // 1000
         self._spent = SpentTokens(remembered_max, remembered_per_tenant_max or max(1, remembered_max // 4))
@@ -143,21 +139,22 @@ class ScopeTokens:
             check_identifier("classification", classification)
         if route is not None and not check_identifier("route", route).startswith("/"):
             raise IdentityError("route: must begin with `/`", field="route", reason="must begin with `/`")
-        flags, texts = _texts(principal, route or principal.route, classification)
+        flags, texts = pack_identity(principal, route or principal.route, classification)
         if client_salt is not None:
-            flags |= _SALTED
+            flags |= SALTED
             texts += self._narrowing(client_salt)
         issued_ms = self._clock.utc_us() // 1000
         issued = (issued_ms >> 32, issued_ms & 0xFFFFFFFF)
         head = _HEAD.pack(_WHOLE, self._key_id, flags, uses, ttl_seconds, *issued, os.urandom(8))
-        return _encoded(head + texts + self._tag(head + texts))
+        return encoded(head + texts + self._tag(head + texts))
 
     def carry(self, token: str) -> Carried:
         """How `token`, fresh from `issue`, travels in a request."""
         if len(token) <= SALT_CHARACTERS_MAX:
             return Carried(token, None)
-        tag = binascii.a2b_base64(token.translate(_TO_BASE64) + "==")[-_TAG_BYTES:]
-        return Carried(_encoded(_REFERENCE + self._key_id + tag), token)
+        data = decoded(token)
+        assert data is not None, "`carry` is for what `issue` wrote"
+        return Carried(encoded(_REFERENCE + self._key_id + data[-_TAG_BYTES:]), token)
 
     def verify(self, cache_salt: object, transfer: object = None) -> Verified | Rejected:
         """Who a request is from, and one use spent; call it once for each engine request.
@@ -166,11 +163,11 @@ class ScopeTokens:
         """
         if cache_salt is None:
             return Rejected("missing")
-        data = _decoded(cache_salt)
+        data = decoded(cache_salt)
         if data is None:
             return Rejected("malformed")
         if data[:1] == _REFERENCE:
-            whole = _decoded(transfer)
+            whole = decoded(transfer)
             if (
                 whole is None
                 or not hmac.compare_digest(data[3:], whole[-_TAG_BYTES:])
@@ -210,10 +207,11 @@ class ScopeTokens:
 
     def _identity(self, flags: int, signed: bytes) -> tuple[Principal, Hints]:
         """The principal and hints of an authentic record; those of recent ones are kept."""
-        key = signed[3:4] + signed[_HEAD.size :]
+        record = signed[_HEAD.size :]
+        key = signed[3:4] + record
         known = self._identities.get(key)
         if known is None:
-            known = _read(flags, signed)
+            known = read_identity(flags, record)
             if len(self._identities) >= _IDENTITIES_MAX:
                 self._identities.clear()
             self._identities[key] = known
@@ -248,76 +246,9 @@ def check_client_salt(value: object) -> str:
     return value
 
 
-def _texts(principal: Principal, route: str | None, hint: str | None) -> tuple[int, bytes]:
-    """The flags and the length-prefixed texts of a record."""
-    flags = _SUBJECT_ASSERTED * principal.subject_asserted | _SESSION_ASSERTED * principal.session_asserted
-    parts = [_text(principal.issuer), _text(principal.tenant)]
-    optional = (principal.subject, principal.session, principal.classification, route, hint)
-    for bit, text in zip(_FLAGS.values(), optional, strict=True):
-        if text is not None:
-            flags |= bit
-            parts.append(_text(text))
-    return flags, b"".join(parts)
-
-
-def _text(text: str) -> bytes:
-    data = text.encode("utf-8")
-    size = len(data)
-    return (bytes((size,)) if size < 128 else (0x8000 | size).to_bytes(2, "big")) + data
-
-
-def _read(flags: int, signed: bytes) -> tuple[Principal, Hints]:
-    """The record behind bytes that `issue` wrote: their tag has been compared (T1)."""
-    at = _HEAD.size
-
-    def text() -> str:
-        nonlocal at
-        size, start = signed[at], at + 1
-        if size >= 128:
-            size, start = (size & 0x7F) << 8 | signed[start], start + 1
-        at = start + size
-        return signed[start:at].decode("utf-8")
-
-    issuer, tenant = text(), text()
-    found = {name: text() if flags & bit else None for name, bit in _FLAGS.items()}
-    subject, session = found["subject"], found["session"]
-    principal = Principal(
-        issuer=issuer,
-        tenant=TenantId(tenant),
-        subject=None if subject is None else SubjectId(subject),
-        session=None if session is None else SessionId(session),
-        subject_asserted=bool(flags & _SUBJECT_ASSERTED),
-        session_asserted=bool(flags & _SESSION_ASSERTED),
-        classification=found["classification"],
-        route=found["route"],
-    )
-    salt = _encoded(signed[at:]) if flags & _SALTED else None
-    assert len(signed) - at == (_DIGEST_BYTES if flags & _SALTED else 0)
-    return principal, Hints(found["hint"], salt)
-
-
 def _keyed(secret: KeyBuffer, use: str, size: int) -> hashlib.blake2b:
     """A BLAKE2b state under a key of its own for each use; like a domain's state, it is the key."""
     info = tlv.encode("kvcustody/scope-token", 1, {1: use})
     with KeyBuffer() as key:
         derive(secret, salt=b"kvcustody/v1/scope-token", info=info, into=key)
         return hashlib.blake2b(key=key.view(), digest_size=size, person=b"kvc-scope-token")
-
-
-_TO_BASE64 = str.maketrans("-_", "+/")
-_FROM_BASE64 = bytes.maketrans(b"+/", b"-_")
-
-
-def _encoded(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).translate(_FROM_BASE64).rstrip(b"=").decode("ascii")
-
-
-def _decoded(text: object) -> bytes | None:
-    """The bytes of canonical base64url, else `None`: no padding, no other characters, no stray bits."""
-    if type(text) is not str or len(text) > _TOKEN_CHARACTERS_MAX or _BASE64URL.fullmatch(text) is None:
-        return None
-    try:
-        data = binascii.a2b_base64(text.translate(_TO_BASE64) + "=" * (-len(text) % 4))
-    except binascii.Error:
-        return None
-    return data if _encoded(data) == text else None
