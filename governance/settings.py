@@ -68,6 +68,30 @@ class Settings(BaseSettings):
         Path("kvcustody-root.key"), description="The root key file: 32 bytes, mode 0600."
     )
     keyring_path: Path = Field(Path("kvcustody-keys.json"), description="The store of wrapped epoch secrets.")
+    identity_path: Path = Field(
+        Path("kvcustody-identity.yaml"),
+        description="The identity document: API keys, issuers, claim mapping and served paths (docs/identity.md).",
+    )
+    scope_token_key_path: Path = Field(
+        Path("kvcustody-scope.key"),
+        description="The secret under scope tokens, shared by API server and engine: 32 bytes, mode 0600, made at "
+        "first start; never the root key's file.",
+    )
+    scope_token_seconds: int = Field(
+        60,
+        ge=1,
+        le=3600,
+        description="Seconds that a scope token may take from the API server to the engine.",
+    )
+    scope_tokens_remembered_max: int = Field(
+        131_072,
+        ge=4,
+        description="Most live scope tokens that an engine remembers as spent; a quarter for one tenant. Beyond it "
+        "requests reuse nothing.",
+    )
+    request_bytes_max: ByteSize = Field(
+        ByteSize(32 << 20), description="Largest request body that the middleware reads; larger ones get 413."
+    )
     block_tokens: int = Field(16, ge=1, le=1024, description="Tokens in a block.")
     clean_reserve_share: Share = Field(
         0.02,
@@ -89,6 +113,23 @@ class Settings(BaseSettings):
         100_000,
         ge=1,
         description="Most residencies that one tenant may have; beyond it the oldest lapses.",
+    )
+    kv_events_endpoint: str = Field(
+        "",
+        description="Where KV events are published, as `tcp://127.0.0.1:5557`; empty: they are not.",
+    )
+    kv_events_replay_endpoint: str = Field(
+        "", description="Where missed KV events are asked for, as `tcp://127.0.0.1:5558`; empty: nowhere."
+    )
+    kv_events_format: Literal["vllm", "sglang"] = Field(
+        "vllm", description="The engine whose KV event format is published."
+    )
+    kv_events_tokens: Literal["withheld", "published"] = Field(
+        "withheld", description="Whether token ids and callers' salts leave the process in KV events."
+    )
+    kv_events_remote: bool = Field(
+        False,
+        description="Allow KV events at an address that other machines reach; they have no authentication.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is written."
@@ -121,6 +162,14 @@ class Settings(BaseSettings):
         if self.profile == "strict" and self.root_key_source == "environment":
             raise ValueError(
                 "root_key_source: `environment` is refused in the strict profile; use a 0600 file"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _separate_keys(self) -> Settings:
+        if self.scope_token_key_path == self.root_key_path:
+            raise ValueError(
+                "scope_token_key_path: is the root key's file; the API server must not hold the root key"
             )
         return self
 
