@@ -120,7 +120,7 @@ def cleared(revision: int, cause: str) -> BlockEvent:
 
 
 def check_event(event: BlockEvent) -> None:
-    """Refuse what must not be published. Raises `IsolationError` without a scope or with truncated keys."""
+    """Refuse what must not be published. Raises `IsolationError`: no scope, cut keys, tokens of other blocks."""
     scope = event.scope
     if scope.__class__ is not EventScope or not scope.tenant or not scope.scope:
         raise IsolationError(f"a `{event.kind}` event without a scope is not published", kind=event.kind)
@@ -132,6 +132,11 @@ def check_event(event: BlockEvent) -> None:
             f"a `{event.kind}` event needs whole block keys of `{KEY_BYTES}` bytes, not `{size}` bytes",
             kind=event.kind,
             bytes=size,
+        )
+    if len(event.tokens) not in (0, size // KEY_BYTES * event.block_tokens):
+        raise IsolationError(
+            f"`{len(event.tokens)}` token ids are not those of `{size // KEY_BYTES}` whole blocks",
+            tokens=len(event.tokens),
         )
     if event.kind == CLEARED and scope.scope != WORKER:
         raise IsolationError(

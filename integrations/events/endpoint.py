@@ -1,0 +1,67 @@
+"""Where events are published and read: ZeroMQ addresses, loopback unless a setting says otherwise.
+
+N1  A publisher binds to loopback, a local socket or this process. Any other address needs `kv_events_remote`,
+    because the stream has no authentication and no encryption, and says whose blocks come and go.
+N2  A data-parallel rank is added to the port, or to the name of a local socket, as vLLM does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from kvcustody.errors import ConfigError
+
+_PORT_MAX = 65_535
+
+
+def check_bind(endpoint: str, *, remote_allowed: bool) -> str:
+    """The endpoint, if a publisher may bind to it. Raises `ConfigError` that says what to set."""
+    check_endpoint(endpoint)
+    if not remote_allowed and endpoint.startswith("tcp://") and not _is_loopback(_host(endpoint)):
+        raise ConfigError(
+            f"KV events at `{endpoint}` would be open to other machines; bind to 127.0.0.1, or set "
+            "`kv_events_remote` and put an authenticated proxy or network policy in front",
+            endpoint=endpoint,
+        )
+    return endpoint
+
+
+def check_endpoint(endpoint: str) -> str:
+    """The endpoint, if it is one that ZeroMQ can use here. Raises `ConfigError`."""
+    if endpoint.startswith("tcp://"):
+        port = endpoint.rsplit(":", 1)[1]
+        if _host(endpoint) and (
+            port == "*" or (port.isascii() and port.isdigit() and int(port) <= _PORT_MAX)
+        ):
+            return endpoint
+    elif endpoint.startswith(("ipc://", "inproc://")) and len(endpoint.split("://", 1)[1]) > 0:
+        return endpoint
+    raise ConfigError(
+        f"`{endpoint}` is no endpoint; write `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`",
+        endpoint=endpoint,
+    )
+
+
+def at_rank(endpoint: str, rank: int) -> str:
+    """The endpoint of one data-parallel rank (N2)."""
+    if rank == 0:
+        return endpoint
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{rank}"
+    base, port = endpoint.rsplit(":", 1)
+    if not port.isdigit() or int(port) == 0:
+        return endpoint
+    return f"{base}:{int(port) + rank}"
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.removeprefix("tcp://").rsplit(":", 1)[0]
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

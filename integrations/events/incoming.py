@@ -1,0 +1,214 @@
+"""Payloads of foreign engines, read for observation: bounded, counted, never trusted.
+
+I1  Every form of vLLM and SGLang is read: events as maps (since June 2026) and as arrays (before), hashes as bytes or
+    integers, unknown fields and trailing elements skipped.
+I2  Token ids are never decoded: an observer has no use for them, so it cannot leak them.
+I3  Whatever the bytes are, `read` returns. What it cannot read is counted: an event that is malformed, an event of
+    an unknown kind, or a payload that is no batch at all.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvcustody.integrations.events.custody import Custody
+
+HASH_BYTES_MAX = 64
+SALTS_MAX = 8
+Hash = bytes | int
+
+
+class Stored(NamedTuple):
+    """Blocks of one chain entered an engine's cache. `salts`: strings among which its salt is, if it has one."""
+
+    hashes: list[Hash]
+    parent: Hash | None
+    medium: str
+    group: int
+    salts: tuple[str, ...]
+    custody: Custody | None
+
+
+class Removed(NamedTuple):
+    """Blocks left an engine's cache."""
+
+    hashes: list[Hash]
+    medium: str
+    group: int
+
+
+class Cleared(NamedTuple):
+    """An engine's cache was emptied."""
+
+
+Incoming = Stored | Removed | Cleared
+
+
+class Payload(NamedTuple):
+    """What one payload said. `utc_us` is the engine's own time of it, 0 where it gave none that makes sense."""
+
+    utc_us: int
+    events: tuple[Incoming, ...]
+    malformed: int = 0
+    unknown: int = 0
+
+
+class _StoredMap(msgspec.Struct, gc=False, tag="BlockStored"):
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    cache_salt: str | None = None
+    kvcustody: Custody | None = None
+
+
+class _RemovedMap(msgspec.Struct, gc=False, tag="BlockRemoved"):
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
+    pass
+
+
+class _StoredArray(msgspec.Struct, array_like=True, gc=False, tag="BlockStored"):
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    seventh: Any = None  # vLLM: the LoRA name; SGLang: a map with the salt
+    extra_keys: Any = None
+    group_idx: Any = None
+
+
+class _RemovedArray(msgspec.Struct, array_like=True, gc=False, tag="BlockRemoved"):
+    block_hashes: list[Hash]
+    medium: str | None = None
+    group_idx: Any = None
+
+
+class _ClearedArray(msgspec.Struct, array_like=True, gc=False, tag="AllBlocksCleared"):
+    pass
+
+
+_Map = _StoredMap | _RemovedMap | _ClearedMap
+_Array = _StoredArray | _RemovedArray | _ClearedArray
+
+
+class _MapBatch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_Map]
+
+
+class _RawBatch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[msgspec.Raw]
+
+
+class _Tagged(msgspec.Struct):
+    type: str = ""
+
+
+_whole = msgspec.msgpack.Decoder(_MapBatch)
+_loose = msgspec.msgpack.Decoder(_RawBatch)
+_map = msgspec.msgpack.Decoder(_Map)
+_array = msgspec.msgpack.Decoder(_Array)
+_tag = msgspec.msgpack.Decoder(_Tagged)
+_KNOWN = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, OverflowError)
+
+
+def read(payload: bytes) -> Payload:
+    """What a payload says, as far as it can be read (I3)."""
+    try:
+        whole = _whole.decode(payload)
+        found = [_plain(event) for event in whole.events]
+        return Payload(
+            _utc_us(whole.ts), tuple(event for event in found if event is not None), found.count(None)
+        )
+    except _UNREADABLE:
+        pass
+    try:
+        loose = _loose.decode(payload)
+    except _UNREADABLE:
+        return Payload(0, (), malformed=1)
+    events: list[Incoming] = []
+    malformed = unknown = 0
+    for raw in loose.events:
+        event = _one(raw)
+        if event is None:
+            known = _kind(raw) in _KNOWN
+            malformed += known
+            unknown += not known
+        else:
+            events.append(event)
+    return Payload(_utc_us(loose.ts), tuple(events), malformed, unknown)
+
+
+def _one(raw: msgspec.Raw) -> Incoming | None:
+    try:
+        return _plain((_array if _is_array(raw) else _map).decode(raw))
+    except _UNREADABLE:
+        return None
+
+
+def _is_array(raw: msgspec.Raw) -> bool:
+    first = memoryview(raw)[0]
+    return first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
+
+
+def _kind(raw: msgspec.Raw) -> str:
+    """The tag of an event that could not be read; empty where even that is malformed."""
+    try:
+        if not _is_array(raw):
+            return _tag.decode(raw).type
+        head = msgspec.msgpack.decode(raw, type=list[msgspec.Raw])
+        return msgspec.msgpack.decode(head[0], type=str) if head else ""
+    except _UNREADABLE:
+        return ""
+
+
+def _plain(event: _Map | _Array) -> Incoming | None:
+    """The event without its form; None where a hash has no sensible size."""
+    if isinstance(event, _ClearedMap | _ClearedArray):
+        return Cleared()
+    if any(type(one) is bytes and not 0 < len(one) <= HASH_BYTES_MAX for one in event.block_hashes):
+        return None
+    medium = event.medium or "GPU"
+    group = event.group_idx if type(event.group_idx) is int else 0
+    if isinstance(event, _RemovedMap | _RemovedArray):
+        return Removed(event.block_hashes, medium, group)
+    custody = event.kvcustody if isinstance(event, _StoredMap) else None
+    return Stored(event.block_hashes, event.parent_block_hash, medium, group, _salts(event), custody)
+
+
+def _salts(event: _StoredMap | _StoredArray) -> tuple[str, ...]:
+    """The strings that may be the salt: SGLang names it, vLLM puts it after the LoRA name among a block's keys."""
+    if isinstance(event, _StoredMap):
+        named, lora = event.cache_salt, event.lora_name
+    else:
+        seventh = event.seventh
+        lora = seventh if isinstance(seventh, str) else None
+        named = seventh.get("cache_salt") if isinstance(seventh, dict) else None
+    if isinstance(named, str):
+        return (named,)
+    keys = event.extra_keys
+    first = keys[0] if isinstance(keys, list) and keys else None
+    if not isinstance(first, list | tuple):
+        return ()
+    strings = [item for item in first if isinstance(item, str)]
+    if lora is not None and strings[:1] == [lora]:
+        strings = strings[1:]
+    return tuple(strings[:SALTS_MAX])
+
+
+def _utc_us(ts_seconds: float) -> int:
+    return int(ts_seconds * 1_000_000) if math.isfinite(ts_seconds) and 0 < ts_seconds < 1e11 else 0

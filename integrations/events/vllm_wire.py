@@ -1,0 +1,123 @@
+"""vLLM's KV events, written as its own encoder writes them (0.32.0; `lookahead_token_ids` is 0.33's).
+
+V1  A batch is an array [time, events, data-parallel rank]; an event is a map with its class name under `type`.
+    Fields keep vLLM's order, and those at their default are left out.
+V2  An event whose `kvcustody` is None has the bytes that vLLM's encoder gives; a test compares them.
+V3  Frames: (topic, sequence as 8 bytes big-endian, payload). A replay request is (empty, first sequence) to the
+    ROUTER; answers are (empty, topic, sequence, payload), and (empty, empty, -1, empty) ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
+from kvcustody.integrations.events.custody import Custody, custody_of
+
+Hash = bytes | int
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Full blocks of one chain entered the prefix cache; `extra_keys` has an entry per block, the salt in the first."""
+
+    block_hashes: list[Hash]
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[int] | None = None
+    kvcustody: Custody | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Blocks left the prefix cache."""
+
+    block_hashes: list[Hash]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    kvcustody: Custody | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """The prefix cache was reset."""
+
+    kvcustody: Custody | None = None
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """The events of one step. `ts`: UTC seconds."""
+
+    ts: float
+    events: list[Event]
+    data_parallel_rank: int | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Batch)
+
+
+def encode(batch: Batch) -> bytes:
+    """The payload of one batch."""
+    return _encoder.encode(batch)
+
+
+def decode(payload: bytes) -> Batch:
+    """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
+    return _decoder.decode(payload)
+
+
+def payload_of(
+    events: Sequence[BlockEvent], ts_seconds: float, rank: int, incarnation: str, *, tokens_published: bool
+) -> bytes:
+    """Governed block events as one payload."""
+    made = [_event(event, incarnation, tokens_published) for event in events]
+    return _encoder.encode(Batch(ts_seconds, made, rank))
+
+
+def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
+    """One replayed batch, after the client's identity and the empty delimiter."""
+    return (topic, sequence, payload)
+
+
+def _event(event: BlockEvent, incarnation: str, tokens_published: bool) -> Event:
+    custody = custody_of(event, incarnation)
+    if event.kind == CLEARED:
+        return AllBlocksCleared(custody)
+    keys: list[Hash] = [*split_keys(event.keys)]
+    if event.kind != STORED:
+        return BlockRemoved(keys, event.medium, event.group, kvcustody=custody)
+    extra: list[tuple[Any, ...] | None] | None = None
+    tokens: list[int] = []
+    if tokens_published:
+        tokens = [int(token) for token in event.tokens]
+        if event.salt is not None and not event.parent:
+            extra = [(event.salt,), *(None for _ in keys[1:])]
+    return BlockStored(
+        keys,
+        event.parent or None,
+        tokens,
+        event.block_tokens,
+        None,
+        event.medium,
+        event.lora_name,
+        extra,
+        event.group,
+        kvcustody=custody,
+    )
