@@ -8,6 +8,7 @@ CustodyError
 ├── KeyringError           a root secret, wrapped key or epoch is missing, unreadable or refused
 ├── HandleError            a (block, generation) handle is stale, or a request id is unknown
 ├── CapacityError          blocks, residencies or quota are exhausted for good (not merely deferred)
+├── AdmissionError         a cache was refused by policy, or has to wait (`is_deferred`)
 ├── LedgerError            the audit store cannot record
 │   └── LedgerUnavailable  a class-A event could not be made durable; the act it guards must not happen
 ├── DeviceError            a scrub, verification or copy failed on a device
@@ -77,6 +78,12 @@ class CapacityError(CustodyError):
     """Blocks, residencies or quota are exhausted for good (a passing shortage is a deferral, not an error)."""
 
     code = "KVC500"
+
+
+class AdmissionError(CustodyError):
+    """An admission was refused, or has to wait and be tried again: `is_deferred` tells which, `reason` why."""
+
+    code = "KVC510"
 
 
 class LedgerError(CustodyError):
