@@ -1,0 +1,1 @@
+"""Governed Hugging Face transformers: continuous batching and the classic cache classes."""

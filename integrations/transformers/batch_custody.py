@@ -1,0 +1,281 @@
+"""Custody of one engine's blocks under continuous batching: what the engine did, told to the Governor, and its answers.
+
+B1  The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
+    sealed.
+B2  A request is admitted with its whole prompt; each further token is given room before the step that writes it.
+B3  Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream, so that a scrub or a
+    copy comes after the last read that was launched and before the first write that will be.
+B4  Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.quota import Account
+from kvcustody.governance.governor import Governor
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.outcome import Admission, Deferred, Refused
+from kvcustody.governance.plan import Plan
+from kvcustody.integrations.transformers.claims import Claim, Claims
+from kvcustody.integrations.transformers.engine_blocks import EngineBlocks
+from kvcustody.integrations.transformers.turn import Turn
+
+RETRY_US = 20_000  # a deferred request asks again when something was released, or after this long
+TRASH_EVERY_US = 500_000
+TOO_BIG = "prompt and new tokens need"
+IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one after the last that was read
+
+
+class Record:
+    """One admitted request: its handle, decode slot, and tokens that it has room for and the Governor knows."""
+
+    __slots__ = ("account", "claim", "handle", "hit_tokens", "length", "manager", "prompt", "slot", "table")
+
+    def __init__(self, admission: Admission, claim: Claim, plan: Plan, prompt: int, table: list[int]) -> None:
+        self.handle = admission.request_id
+        self.slot = admission.slot
+        self.hit_tokens = admission.hit_tokens
+        self.claim = claim
+        self.account: Account = plan.account
+        self.manager: BlockManager = plan.manager
+        self.prompt = prompt
+        self.length = prompt
+        self.table = table
+
+
+class BatchCustody:
+    """The Governor's side of one engine cache. `tables`: the engine's block tables, by request id."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        model: ModelIdentity,
+        blocks: EngineBlocks,
+        tables: dict[str, list[int]],
+        claims: Claims,
+        *,
+        is_sharing: bool,
+        is_async: bool,
+    ) -> None:
+        self.governor = governor
+        self.blocks = blocks
+        self.turn = Turn()
+        self.page = governor.block_tokens
+        self.records: dict[str, Record] = {}
+        self.is_async = is_async
+        self._model = model
+        self._tables = tables
+        self._claims = claims
+        self._claimed: dict[str, Claim] = {}
+        self._is_sharing = is_sharing
+        self._deferred: dict[str, tuple[int, int]] = {}  # request id: releases seen, and when to ask again
+        self._releases = 0
+        self._fences: deque[int] = deque()
+        self._trash_us = 0
+
+    # -- entering -----------------------------------------------------------------------------------------------------
+
+    def enter(self, request_id: str) -> None:
+        """A request joins the waiting queue: from here on it is whose its claim says."""
+        if request_id not in self._claimed:
+            claim = self._claims.take(request_id)
+            self._claimed[request_id] = claim if self._is_sharing else claim.private()
+
+    def leave(self, request_id: str) -> None:
+        """A request is over for good."""
+        self._claimed.pop(request_id, None)
+        self._deferred.pop(request_id, None)
+
+    def admit(
+        self, request_id: str, tokens: Sequence[int], max_new_tokens: int | None
+    ) -> Admission | Refused | Deferred | None:
+        """Admit with the whole prompt; None while a deferred request has no reason to ask again."""
+        waits = self._deferred.get(request_id)
+        now_us = self.governor.clock.now_us()
+        if waits is not None and waits[0] == self._releases and now_us < waits[1]:
+            return None
+        claim = self._claimed[request_id]
+        outcome = self.governor.admit(
+            claim.principal,
+            self._model,
+            tokens,
+            request_id=request_id,
+            route=claim.route,
+            hints=claim.hints,
+            extras=claim.extras,
+        )
+        if not isinstance(outcome, Admission):
+            if isinstance(outcome, Deferred):
+                self._deferred[request_id] = (self._releases, now_us + RETRY_US)
+            return self._hopeless(claim, outcome, len(tokens), max_new_tokens)
+        self._deferred.pop(request_id, None)
+        plan = self.governor.running[outcome.request_id].residency.facts
+        assert isinstance(plan, Plan)
+        if self._needed(len(tokens), max_new_tokens) > most_blocks(plan.account):
+            self.governor.release(outcome.request_id, "refused")
+            return _too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
+        self._enter(request_id, outcome, claim, plan, len(tokens))
+        return outcome
+
+    def _enter(self, request_id: str, admitted: Admission, claim: Claim, plan: Plan, tokens: int) -> None:
+        table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
+        self._tables[request_id] = table
+        self.records[request_id] = Record(admitted, claim, plan, tokens, table)
+
+    def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
+        return -(-(tokens + (max_new_tokens or 1) - 1) // self.page)
+
+    def _hopeless(
+        self, claim: Claim, outcome: Refused | Deferred, tokens: int, max_new_tokens: int | None
+    ) -> Refused | Deferred:
+        """A deferral becomes a refusal where the request could not even run alone."""
+        needed = self._needed(tokens, max_new_tokens)
+        for manager in self.governor.managers:
+            account = manager.accounts.get(str(claim.principal.tenant))
+            if account is not None and needed > most_blocks(account):
+                return _too_big(outcome.request_id, needed, account)
+        return outcome
+
+    def is_crowded(self, request_id: str, margin: float) -> bool:
+        """Whether a request of a tenant beyond its guarantee should wait, so that those running can go on."""
+        tenant = str(self._claimed[request_id].principal.tenant)
+        for manager in self.governor.managers:
+            account = manager.accounts.get(tenant)
+            if account is None:
+                continue
+            partition = account.partition
+            active = sum(one.active_blocks for one in partition.accounts)
+            return (
+                account.active_blocks >= account.guaranteed_blocks and active > (1 - margin) * partition.size
+            )
+        return False
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def extend(self, states: Iterable[Any]) -> None:
+        """Room for the next token of each decoding request that has none yet; whoever gets none keeps its length."""
+        records, page = self.records, self.page
+        wanting: list[Record] = []
+        tokens: list[int] = []
+        for state in states:
+            record = records[state.request_id]
+            if record.length <= state.position_offset:
+                wanting.append(record)
+                tokens.append(state.tokens_to_process[0])
+        if not wanting:
+            return
+        for manager in {record.manager.number: record.manager for record in wanting}.values():
+            mine = [at for at, record in enumerate(wanting) if record.manager is manager]
+            slots = np.array([wanting[at].slot for at in mine], dtype=np.int64)
+            # In async batching the token is still being computed: its block is never published.
+            ids = None if self.is_async else np.array([tokens[at] for at in mine], dtype=np.int32)
+            stalled = set(self.governor.extend_slots(slots, ids, manager.number))
+            first = self.blocks.pool_first[manager.number]
+            for at in mine:
+                record = wanting[at]
+                if stalled and record.handle in stalled:
+                    continue
+                if record.length % page == 0:
+                    record.table.append(int(self.governor.blocks(record.handle)[-1]) + first)
+                record.length += 1
+
+    def computed(self, request_id: str, tokens: int) -> None:
+        """The first `tokens` tokens of the prompt have their K/V."""
+        record = self.records.get(request_id)
+        if record is not None:
+            self.governor.commit((record.handle,), (min(tokens, record.prompt),))
+
+    def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
+        """Children run on their parent's behalf, whether they fork now or are queued."""
+        claim = self.records[parent_id].claim
+        for child_id in child_ids:
+            self._claimed[child_id] = claim
+
+    def fork(self, parent_id: str, child_id: str, tokens: Sequence[int], computed: int) -> list[int] | None:
+        """Admit a child that inherited from its parent, of which `computed` tokens have their K/V.
+
+        Returns the parent's blocks whose content the engine must copy into the same places of the child's table, or
+        None where there is no room now. What the policy lets the parent reuse is shared, the rest is the child's own.
+        """
+        if not isinstance(self.admit(child_id, tokens, None), Admission):
+            return None
+        shared = self.records[child_id].hit_tokens // self.page
+        return self.records[parent_id].table[shared : -(-computed // self.page)]
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def release(self, request_id: str, cause: str) -> None:
+        """Give up a request's blocks; what is computed stays CACHED as far as its policy allows."""
+        record = self.records.pop(request_id, None)
+        if record is None:
+            return
+        self._tables.pop(request_id, None)
+        self._releases += 1
+        sequence = self.governor.running.get(record.handle)
+        if sequence is None:  # erased or overdue: the Governor has released it already
+            return
+        residency = sequence.residency
+        self.governor.release(record.handle, cause)
+        if record.claim.is_private and residency.is_held:  # nobody could find it: kept for nothing
+            now_us = self.governor.clock.now_us()
+            record.manager.tree.lapse(residency, "not-retained", now_us)
+            record.manager.tree.flush(now_us)
+
+    def release_all(self, cause: str) -> None:
+        """Give up every request; no step is in flight."""
+        self.retire(0)
+        for request_id in list(self.records):
+            self.release(request_id, cause)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def fence(self, request_ids: Sequence[str]) -> None:
+        """A step over these requests is about to be launched and will still run when the next one is prepared (B4)."""
+        handles = [self.records[request_id].handle for request_id in request_ids]
+        self._fences.append(self.governor.fence(handles))
+
+    def retire(self, in_flight: int) -> None:
+        """All fences but the newest `in_flight` have had their results read."""
+        while len(self._fences) > in_flight:
+            self.governor.retire(self._fences.popleft())
+
+    def tick(self) -> list[str]:
+        """Expiry, scrub, commands and evidence; returns requests that the Governor has ended meanwhile."""
+        stream = self.turn.stream
+        if self._fences and (stream is None or stream.query()):
+            self.retire(0)
+        self.governor.step()
+        now_us = self.governor.clock.now_us()
+        if now_us >= self._trash_us:
+            self.blocks.clear_trash()
+            self._trash_us = now_us + TRASH_EVERY_US
+        running = self.governor.running
+        if len(running) == len(self.records):
+            return []
+        return [request_id for request_id, record in self.records.items() if record.handle not in running]
+
+    def free_blocks(self) -> int:
+        """Blocks that are not in use by a running request."""
+        return self.blocks.blocks - sum(
+            account.active_blocks
+            for manager in self.governor.managers
+            for account in manager.accounts.values()
+        )
+
+
+def most_blocks(account: Account) -> int:
+    """The most blocks that one request of this account could ever have."""
+    return min(account.cap_blocks, account.partition.size)
+
+
+def _too_big(request_id: object, needed: int, account: Account) -> Refused:
+    return Refused(
+        request_id,
+        f"{TOO_BIG} `{needed}` blocks, the tenant may have `{most_blocks(account)}`; ask for fewer tokens",
+    )
