@@ -24,6 +24,7 @@ from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.eviction import EvictionQueue, Lru
 from kvcustody.allocator.fence import Fences
 from kvcustody.allocator.foreign_residency import NO_BLOCKS, ForeignResidency
+from kvcustody.allocator.limits import Limits
 from kvcustody.allocator.memory import ScrubResult
 from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.pool import Custody, LetGo, Partition, Scrubbed
@@ -180,11 +181,7 @@ class ForeignPool:
         self.generation[blocks] = np.arange(first, first + count)
         self.refs[blocks] = 1
         self.tag[blocks] = domain.tag
-        if domain.absolute_us < NEVER_US:
-            ceiling = min(now_us + domain.absolute_us, residency.ceiling_us)
-        else:
-            ceiling = residency.ceiling_us
-        self.ceiling_us[blocks] = ceiling
+        self.ceiling_us[blocks] = min(now_us + domain.absolute_us, residency.ceiling_us)
         self.born_us[blocks] = now_us
         self.parent[blocks] = _NO_BLOCK
         self.children[blocks] = 0
@@ -203,6 +200,33 @@ class ForeignPool:
                     block=block,
                     state=BlockState(state).name,
                 )
+
+    def hand_out_each(self, residencies: Sequence[ForeignResidency], blocks: Blocks, now_us: int) -> None:
+        """`hand_out` of one block each, in the residencies' own domains: the growth of a decode step."""
+        states = self.state[blocks]
+        if states.tobytes().strip(_FREE):
+            self._refuse_hand_out(blocks, states)
+        if (states == FENCED).any():
+            self.queue.release_fence(blocks[states == FENCED], now_us)
+        count = len(blocks)
+        first = self.next_generation
+        self.next_generation = first + count
+        self.state[blocks] = ACTIVE
+        self.generation[blocks] = np.arange(first, first + count)
+        self.refs[blocks] = 1
+        self.born_us[blocks] = now_us
+        self.parent[blocks] = _NO_BLOCK
+        self.children[blocks] = 0
+        tags, ceilings = [], []
+        for number, residency in enumerate(residencies):
+            domain = residency.domain
+            tags.append(domain.tag)
+            ceilings.append(min(now_us + domain.absolute_us, residency.ceiling_us))
+            domain.owner.charge(1)
+            self.domains[domain.tag] = domain
+            residency.handed.append((blocks[number : number + 1], first + number))
+        self.tag[blocks] = tags
+        self.ceiling_us[blocks] = ceilings
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
         """How many leading blocks may be attached now: in the expected domain, indexed, held, before their ceiling."""
@@ -244,6 +268,16 @@ class ForeignPool:
         if len(parents):
             self.parent_generation[blocks[-len(parents) :]] = self.generation[parents]
             self.children[parents] += 1
+
+    def publish_each(self, blocks: Blocks, before: Blocks) -> None:
+        """`publish` of one block each; `before[i]` is the block that `blocks[i]` continues, or -1."""
+        self.indexed[blocks] = True
+        chained = before >= 0
+        if not chained.all():
+            blocks, before = blocks[chained], before[chained]
+        self.parent[blocks] = before
+        self.parent_generation[blocks] = self.generation[before]
+        np.add.at(self.children, before, 1)
 
     def unpublish(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
         """The engine forgot these; returns further blocks that it must forget too (descendants, X5)."""
@@ -515,7 +549,7 @@ class ForeignPool:
 
     # -- limits -------------------------------------------------------------------------------------------------------
 
-    def set_limits(self, changed: Mapping[Domain, tuple[int, int, int, float]], now_us: int) -> None:
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
         """New limits for live domains; a ceiling or deadline only ever moves earlier (allocator.limits, N1–N3)."""
         shorter: dict[int, int] = {}
         for domain, limits in changed.items():

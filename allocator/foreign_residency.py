@@ -23,24 +23,27 @@ class ForeignResidency(Residency):
     __slots__ = (
         "attached",
         "attached_generations",
+        "began_us",
         "ceiling_us",
         "dropped",
         "expected",
+        "granted_blocks",
         "handed",
         "held",
         "held_generations",
         "is_opened",
+        "is_reserved",
         "is_running",
         "keys",
         "passed",
-        "prompt",
         "publishes",
         "reasons",
         "recorded",
         "recorded_until",
         "request_id",
         "reserved_blocks",
-        "state",
+        "segment_blocks",
+        "segment_domain",
         "tenant",
     )
 
@@ -71,12 +74,17 @@ class ForeignResidency(Residency):
         self.is_running = True
         self.is_opened = False
         self.publishes = True
-        # What governance keeps here between arrival and the first block: the prompt, its keys, the running state.
-        self.prompt: object = None
+        self.is_reserved = False
+        self.began_us = opened_us  # when it got its first block
+        # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
         self.keys: object = None
-        self.state: object = None
         self.expected: NDArray[np.int32] | int = 0
         self.reasons: tuple[str, ...] = ()
+        self.segment_blocks = 0
+        self.segment_domain: Domain | None = None
+        self.granted_blocks = (
+            0  # leading blocks whose keys are another owner's: attached, or nothing is published
+        )
 
     def blocks(self) -> Blocks:
         """Every block it refers to now."""

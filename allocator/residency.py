@@ -141,6 +141,13 @@ class DeadlineWheel:
             return bucket.popitem()[1]
         return None
 
+    def next_due_us(self) -> int | None:
+        """When the next sweep takes something out, or None where nothing waits."""
+        due = self._due
+        while due and not self._ticks[due[0]]:
+            del self._ticks[heapq.heappop(due)]
+        return (due[0] + 1) << TICK_BITS if due else None
+
     def overdue(self, now_us: int) -> int:
         """How many holds are past their deadline and not yet swept."""
         now_tick = now_us >> TICK_BITS

@@ -41,14 +41,11 @@ class Erased(NamedTuple):
 
 def erase(governor: Governor, selector: Selector) -> Erased:
     """End what the selector covers. Raises `ConfigError` for an empty selector or a subject without its tenant."""
-    if selector == Selector():
-        raise ConfigError("an erasure needs a tenant, a subject, a session or a model")
-    if (selector.subject or selector.session) and not selector.tenant:
-        raise ConfigError("an erasure by subject or session needs its tenant")
+    check_selector(selector)
     aborted = [
         request_id
         for request_id, live in governor.running.items()
-        if _matches_plan(selector, _plan_of(live.residency))
+        if matches_plan(selector, _plan_of(live.residency))
     ]
     for request_id in aborted:
         governor.release(request_id, "erased")
@@ -68,6 +65,14 @@ def erase(governor: Governor, selector: Selector) -> Erased:
         remaining += kept
     reason = "held by another residency of the same domain" if remaining else ""
     return Erased(len(aborted), lapsed, ended, remaining, reason)
+
+
+def check_selector(selector: Selector) -> None:
+    """Raise `ConfigError` for an empty selector or a subject or session without its tenant."""
+    if selector == Selector():
+        raise ConfigError("an erasure needs a tenant, a subject, a session or a model")
+    if (selector.subject or selector.session) and not selector.tenant:
+        raise ConfigError("an erasure by subject or session needs its tenant")
 
 
 def _lapse(manager: BlockManager, selector: Selector, now_us: int) -> int:
@@ -90,7 +95,7 @@ def _domains(manager: BlockManager, selector: Selector) -> tuple[set[Domain], in
     for node in manager.tree.nodes():
         label = node.domain.label
         assert isinstance(label, DomainLabel)
-        if _matches_label(selector, label):
+        if matches_label(selector, label):
             doomed.add(node.domain)
         elif selector.subject is not None and label.tenant == selector.tenant and label.subject is None:
             kept += node.block_count
@@ -106,7 +111,8 @@ def _roots_of(manager: BlockManager, doomed: set[Domain]) -> list[Node]:
     ]
 
 
-def _matches_plan(selector: Selector, plan: Plan) -> bool:
+def matches_plan(selector: Selector, plan: Plan) -> bool:
+    """Whether a request of this standing is inside the selector."""
     label = plan.own.domain.label
     assert isinstance(label, DomainLabel)
     principal = plan.principal
@@ -119,7 +125,7 @@ def _matches_plan(selector: Selector, plan: Plan) -> bool:
 
 
 def _matches_hold(selector: Selector, hold: Residency) -> bool:
-    return _matches_plan(selector, _plan_of(hold))
+    return matches_plan(selector, _plan_of(hold))
 
 
 def _plan_of(residency: Residency) -> Plan:
@@ -127,7 +133,7 @@ def _plan_of(residency: Residency) -> Plan:
     return residency.facts
 
 
-def _matches_label(selector: Selector, label: DomainLabel) -> bool:
+def matches_label(selector: Selector, label: DomainLabel) -> bool:
     """Whether a whole domain is inside the selector."""
     return (
         (selector.tenant is None or label.tenant == selector.tenant)

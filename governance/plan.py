@@ -84,6 +84,7 @@ class Plan:
         "classification",
         "decoy",
         "grants",
+        "key",
         "level",
         "manager",
         "matcher",
@@ -106,6 +107,7 @@ class Plan:
         self.manager = manager  # the pool that makes its domains: a `BlockManager` or a `ForeignPool`
         self.level = level
         self.classification = name
+        self.key: PlanKey
         self.own: Chain
         self.own_plan: ReadPlan
         self.owner_scope = Scope.SUBJECT
@@ -196,6 +198,7 @@ class PlanBook:
         account, manager = self._account_of(tenant)
         plan = Plan(principal, account, manager, level, table.policy.classifications[level])
         owed = table.obligations(tenant, level)
+        plan.key = key
         plan.active_us = owed.active_max_us
         owner = tenant_owner(principal.issuer, tenant)
         self._record_keys(

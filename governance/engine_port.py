@@ -1,0 +1,577 @@
+"""The engine port: what the adapter of an engine that allocates by itself tells the governance, and must obey.
+
+The engine keeps its allocator and its index. It says which blocks it handed out, attached, published and released, by
+index; the port answers with keys, decisions and orders. docs/engine-port.md has a complete example.
+
+T1  A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
+T2  Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
+    denied has keys that no other request can compute.
+T3  What is due has ended before any look-up answers, and attach is checked again, block by block.
+T4  Every block that is not zero is in the scrub order of the step that first writes to it (allocator, X2).
+T5  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from kvcustody.allocator.block import Blocks
+from kvcustody.allocator.foreign_pool import ForeignPool
+from kvcustody.allocator.foreign_residency import ForeignResidency
+from kvcustody.allocator.memory import ScrubResult
+from kvcustody.allocator.node import NEVER_US
+from kvcustody.allocator.quota import Account
+from kvcustody.allocator.scrub_queue import ScrubOrder
+from kvcustody.audit.conservation import PoolCounts
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.governance import port_evidence
+from kvcustody.governance.active_limits import ActiveLimits
+from kvcustody.governance.authority import Authority
+from kvcustody.governance.erasure import Erased, Selector
+from kvcustody.governance.identity import Principal
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.ledger_port import Ledger
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.narrowing import Bound
+from kvcustody.governance.outcome import Deferred, Refused
+from kvcustody.governance.plan import Plan
+from kvcustody.governance.port_accounts import ANONYMOUS, PortAccounts
+from kvcustody.governance.port_erasure import erase
+from kvcustody.governance.port_keys import NO_KEYS, Find, KeyChain, Keys, look_up
+from kvcustody.governance.port_scan import check, scan
+from kvcustody.governance.port_stats import pool_counts, port_stats
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
+from kvcustody.governance.reuse import Moment
+from kvcustody.governance.scan import Finding
+from kvcustody.governance.stats import Stats
+from kvcustody.policies.ir import Profile
+from kvcustody.policies.table import DecisionTable
+
+SWEEP_BATCH = 128
+_log = structlog.get_logger(__name__)
+
+
+class EngineView(NamedTuple):
+    """The engine's own books, one row a block: for scans and conservation, never for decisions."""
+
+    refs: NDArray[np.int64]
+    indexed: NDArray[np.bool_]
+    requests: frozenset[object]
+    allocated: int  # hand-outs since the start, by the engine's own count
+
+
+class EngineControl(Protocol):
+    """What an adapter must obey. Called on the engine's own thread, synchronously; `wake` from any thread."""
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """Forget these blocks' keys now and hand out the unreferenced ones first; no call back into the port."""
+
+    def abort(self, request_ids: Sequence[object], cause: str) -> None:
+        """End these requests now; the adapter then calls `release` for each, as for any other end."""
+
+    def withhold(self, blocks: Sequence[int]) -> None:
+        """Never hand these out again: they did not verify."""
+
+    def wake(self) -> None:
+        """Make an idle engine take a step soon."""
+
+    def view(self) -> EngineView:
+        """The engine's own books."""
+
+
+class EnginePort(Authority):
+    """Custody of every block of one engine that allocates by itself. Not thread-safe, except `call`."""
+
+    def __init__(
+        self,
+        pool: ForeignPool,
+        engine: EngineControl,
+        table: DecisionTable,
+        keyring: Keyring,
+        ledger: Ledger,
+        *,
+        clock: Clock | None = None,
+        block_tokens: int,
+        keep_last: bool = True,
+        residencies_max: int = 100_000,
+    ) -> None:
+        if table.policy.profile is Profile.DEDICATED and len(table.policy.tenants) > 1:
+            raise ConfigError(
+                f"policy `{table.policy.name}` is `dedicated` and names {len(table.policy.tenants)} tenants: "
+                "run one engine for each, with a policy of its own"
+            )
+        self.pool = pool
+        self._engine = engine
+        self._keep_last = keep_last
+        self._accounts = PortAccounts(pool, residencies_max)
+        self._running: dict[object, ForeignResidency] = {}
+        self._starting: list[ForeignResidency] = []
+        self._launch = 0
+        self._active = ActiveLimits()
+        self._epoch = 0  # moves with every activation: keys made before are looked up anew
+        super().__init__(table, keyring, ledger, block_tokens=block_tokens, clock=clock)
+        self._accounts.limit(table)
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        principal: Principal | None,
+        model: ModelIdentity,
+        tokens: Tokens,
+        *,
+        request_id: object,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        extras: Mapping[int, bytes] | None = None,
+        max_tokens: int = 0,
+        groups: int = 1,
+        keyed: bool = True,
+    ) -> ForeignResidency | Refused:
+        """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
+
+        `principal` None: no valid identity (T1). `tokens`: prompt token ids; `extras`: framed extra content by the
+        block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
+        of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused. Raises
+        `ConfigError` for token ids outside int32 and `IdentityError` for a malformed hint.
+        """
+        if request_id in self._running:
+            return Refused(request_id, "request id is in use")
+        moment = Moment(self._clock.now_us(), self._clock.utc_us())
+        plan = self._standing(principal, model, route, hints, request_id, moment)
+        if isinstance(plan, Refused):
+            return plan
+        account = plan.account if plan is not None else self._accounts.anonymous()
+        domain = plan.own.domain if plan is not None else self._accounts.anonymous_domain(self.table)
+        subject = plan.subject_key if plan is not None else None
+        residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
+        blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
+        most = self._accounts.limit_blocks(account)
+        if blocks > most:
+            return Refused(
+                request_id,
+                f"the prompt and `max_tokens` need {blocks} blocks, the most that the tenant may have is {most}",
+            )
+        residency.reserved_blocks = blocks
+        if plan is not None and keyed and plan.own.state is not None:
+            prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+            residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch)
+        else:
+            residency.publishes = False
+        self._running[request_id] = residency
+        return residency
+
+    def _standing(
+        self,
+        principal: Principal | None,
+        model: ModelIdentity,
+        route: str | None,
+        hints: Hints,
+        request_id: object,
+        moment: Moment,
+    ) -> Plan | Refused | None:
+        if principal is None:
+            return None
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        plan = self._plan(key, request_id, moment)
+        if isinstance(plan, Deferred):
+            return Refused(request_id, "the ledger cannot record the tenant's first key; try again")
+        if isinstance(plan, Refused):
+            return plan
+        if not plan.admitted.permitted:
+            tally = self._tally(plan.tenant)
+            tally.count(tally.refused, plan.admitted.reasons[0])
+            return Refused(request_id, f"policy: {plan.admitted.reasons[0]}")
+        return plan
+
+    # -- look-up ------------------------------------------------------------------------------------------------------
+
+    def look_up(self, residency: ForeignResidency, find: Find) -> Keys:
+        """The keys of the request's whole blocks, and how many leading ones it may read now (T2, T3).
+
+        `find` gives the block that the engine's index has under a key, or -1; it is asked only where several domains
+        may be read.
+        """
+        now_us = self._clock.now_us()
+        self._sweep(now_us)
+        chain = residency.keys
+        if not isinstance(chain, KeyChain):
+            return NO_KEYS
+        plan = residency.facts
+        assert isinstance(plan, Plan)
+        if chain.epoch != self._epoch:
+            self._plan_again(residency, chain)
+            plan = residency.facts
+            assert isinstance(plan, Plan)
+        tally = self._tally(plan.tenant)
+        read, reasons = self._reuse.read_plan(plan, chain.prompt, tally, Moment(now_us, self._clock.utc_us()))
+        residency.reasons = reasons
+        keys = look_up(residency, chain, read, self.pool, find, now_us)
+        residency.publishes = keys.publishable
+        return keys
+
+    def _plan_again(self, residency: ForeignResidency, chain: KeyChain) -> None:
+        """A revision or a key rotation came between arrival and now: the request's standing is found anew."""
+        old = residency.facts
+        assert isinstance(old, Plan)
+        key = old.key
+        plan = self._plan(key, residency.request_id, Moment(self._clock.now_us(), self._clock.utc_us()))
+        if isinstance(plan, Plan):
+            residency.facts = plan
+            if not residency.is_opened:
+                residency.domain = plan.own.domain
+        chain.forget()
+        chain.epoch = self._epoch
+
+    def extend_keys(self, residency: ForeignResidency, tokens: Sequence[int]) -> list[bytes]:
+        """The keys of blocks that `tokens`, accepted after those known, complete."""
+        chain = residency.keys
+        return chain.extend(tokens) if isinstance(chain, KeyChain) else []
+
+    def may_start(self, residency: ForeignResidency) -> str | None:
+        """None where the request may be scheduled now, else why it alone must wait: `over-quota` or `ledger`.
+
+        A request that may start has its whole length reserved until its release; its tenant's own cache makes room.
+        """
+        if residency.is_reserved:
+            return None
+        account = residency.account
+        if not self._ledger.admitting:
+            return self._defer(residency, "ledger")
+        need = residency.reserved_blocks
+        if not self._accounts.fits(account, need):
+            return self._defer(residency, "over-quota")
+        account.charge_active(need)
+        residency.is_reserved = True
+        over = account.used_blocks + need - account.cap_blocks
+        if over > 0 and account.cap_blocks < self.pool.partition.size:
+            now_us = self._clock.now_us()
+            victims = np.array(self.pool.victims(over, account), dtype=np.int64)
+            self._obey(self.pool.end_cached(victims, "quota", now_us))
+        return None
+
+    def _defer(self, residency: ForeignResidency, reason: str) -> str:
+        tally = self._tally(residency.tenant)
+        tally.count(tally.deferred, reason)
+        return reason
+
+    def attachable(
+        self, residency: ForeignResidency, blocks: Sequence[int], positions: Sequence[int] | None = None
+    ) -> int:
+        """How many leading blocks may be attached now: domain, deadline and ceiling are compared again (T3).
+
+        `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
+        """
+        if not blocks:
+            return 0
+        which = np.array(blocks, dtype=np.int64)
+        expected = residency.expected
+        if isinstance(expected, np.ndarray):
+            expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
+        return self.pool.attachable(which, expected, self._clock.now_us())
+
+    # -- what the engine did ------------------------------------------------------------------------------------------
+
+    def attached(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
+        """The engine took references on these cached or running blocks for the request."""
+        if blocks:
+            self.pool.attach(residency, np.array(blocks, dtype=np.int64), self._clock.now_us())
+            self._begin(residency)
+
+    def handed_out(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
+        """The engine gave these blocks to the request; what they held is scrubbed before the coming step (T4)."""
+        if not blocks:
+            return
+        which: Blocks = np.array(blocks, dtype=np.int64)
+        now_us = self._clock.now_us()
+        boundary = residency.segment_blocks
+        if boundary:
+            self._hand_out_by_domain(residency, which, boundary, now_us)
+        else:
+            self.pool.hand_out(residency, which, residency.domain, now_us)
+        self._begin(residency)
+
+    def handed_out_each(self, residencies: Sequence[ForeignResidency], blocks: Sequence[int]) -> None:
+        """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
+        if blocks:
+            self.pool.hand_out_each(residencies, np.array(blocks, dtype=np.int64), self._clock.now_us())
+
+    def _hand_out_by_domain(
+        self, residency: ForeignResidency, blocks: Blocks, boundary: int, now_us: int
+    ) -> None:
+        """Blocks of a declared segment belong to its domain, and are charged to its owner."""
+        segment = residency.segment_domain
+        assert segment is not None
+        have = len(residency.attached) + sum(len(run) for run, _ in residency.handed)
+        inside = max(0, min(boundary - have, len(blocks)))
+        if inside:
+            self.pool.hand_out(residency, blocks[:inside], segment, now_us)
+        if inside < len(blocks):
+            self.pool.hand_out(residency, blocks[inside:], residency.domain, now_us)
+
+    def _begin(self, residency: ForeignResidency) -> None:
+        if not residency.is_opened:
+            residency.is_opened = True
+            residency.began_us = self._clock.now_us()
+            self._starting.append(residency)
+            plan = residency.facts
+            if isinstance(plan, Plan) and plan.active_us < NEVER_US:
+                self._active.push(residency.began_us + plan.active_us, residency)
+
+    def published(
+        self, residency: ForeignResidency, blocks: Sequence[int], before: int = -1, *, chained: bool = True
+    ) -> None:
+        """These blocks are in the engine's index under the request's keys; the first continues block `before`.
+
+        `chained` False: blocks of a layer group whose children are reachable without them (a sliding window).
+        """
+        if not blocks:
+            return
+        if not residency.publishes or residency.granted_blocks > len(residency.attached):
+            self._engine.evict(blocks)  # not in the owner's domain, and in nobody's without a decision
+            return
+        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained)
+
+    def published_each(
+        self, residencies: Sequence[ForeignResidency], blocks: Sequence[int], before: Sequence[int]
+    ) -> None:
+        """`published` of one block each, all of requests that publish: what a decode step filled."""
+        if blocks:
+            self.pool.publish_each(np.array(blocks, dtype=np.int64), np.array(before, dtype=np.int64))
+
+    def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
+        """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
+        if blocks:
+            which = np.array(blocks, dtype=np.int64)
+            self._obey(self.pool.unpublish(which, cause, self._clock.now_us()))
+
+    def let_go(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
+        """A running request gave these blocks back, as a sliding window does."""
+        if blocks:
+            self._record_starting()
+            which = np.array(blocks, dtype=np.int64)
+            self._obey(self.pool.let_go(residency, which, self._clock.now_us()))
+
+    def release(self, residency: ForeignResidency, cause: str = "finished") -> bool:
+        """The request ended, or was preempted; False where it had ended already (L4)."""
+        if self._running.pop(residency.request_id, None) is None:
+            return False
+        account = residency.account
+        if residency.is_reserved:
+            account.charge_active(-residency.reserved_blocks)
+            residency.is_reserved = False
+        if not residency.is_opened:
+            residency.is_running = False
+            return True
+        self._record_starting()
+        now_us = self._clock.now_us()
+        written = port_evidence.written(residency, self.pool)
+        forget = self.pool.release(residency, cause, now_us)
+        self._outbox.append(port_evidence.released(residency, written, cause, now_us))
+        forget += self.pool.over_residencies(account, now_us)
+        self._obey(forget)
+        return True
+
+    def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | Refused:
+        """A preempted, released request waits to run again: its successor, with every token it has by now.
+
+        The identity was verified at arrival; policy, keys and quota are those of the moment of its look-up.
+        """
+        if residency.request_id in self._running:
+            return Refused(residency.request_id, "request id is in use")
+        again = self.pool.residency(
+            residency.account,
+            residency.domain,
+            residency.principal,
+            residency.facts,
+            residency.request_id,
+            self._clock.now_us(),
+        )
+        again.reserved_blocks = residency.reserved_blocks
+        chain = residency.keys
+        if isinstance(chain, KeyChain):
+            prompt = read_prompt(tokens, self.block_tokens, chain.prompt.extras, keep_last=self._keep_last)
+            again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)
+        else:
+            again.publishes = False
+        self._running[again.request_id] = again
+        return again
+
+    def _obey(self, forget: Sequence[int]) -> None:
+        if forget:
+            self._engine.evict(forget)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> ScrubOrder | None:
+        """Once per engine step, after scheduling, and on a timer while idle: commands, expiry, evidence.
+
+        Returns the scrubs that this step must do before any other write.
+        """
+        if self._commands:
+            self._run_commands()
+        now_us = self._clock.now_us()
+        self._sweep(now_us)
+        over = self._active.take_over(now_us)
+        if over:
+            self._engine.abort(over, "active-max")
+        order = self.pool.order(now_us)
+        self._drain(now_us)
+        return order
+
+    def _sweep(self, now_us: int) -> None:
+        forget = self.pool.sweep(now_us, SWEEP_BATCH)
+        if forget:
+            self._engine.evict(forget)
+
+    def fence(self) -> int:
+        """A device step is in flight; what ends inside it is scrubbed after it. Returns its id for `retire`."""
+        return self.pool.fences.open(self._clock.now_us())
+
+    def retire(self, fence: int) -> None:
+        """The device step has retired; a second time changes nothing."""
+        self.pool.fences.retire(fence)
+
+    def scrubbed(
+        self, number: int, shard: int, results: Sequence[ScrubResult], device_blocks: int | None = None
+    ) -> None:
+        """A worker's answer to a scrub order, one result a batch; `device_blocks` is the device's own count so far."""
+        failed = self.pool.scrubbed(number, shard, results)
+        if device_blocks is not None:
+            self.pool.queue.device_blocks[shard] = device_blocks
+        if len(failed):
+            _log.error("blocks failed to verify", blocks=failed.tolist()[:16], count=len(failed))
+            users = [
+                residency.request_id
+                for residency in self._running.values()
+                if np.isin(residency.blocks(), failed).any()
+            ]
+            self._engine.withhold(failed.tolist())
+            if users:
+                self._engine.abort(users, "scrub failed")
+
+    def has_work(self, now_us: int | None = None) -> bool:
+        """Something is due now, so that an idle engine must step."""
+        if self._commands or self._outbox or self.pool.queue.has_dirty or self.pool.queue.has_fenced:
+            return True
+        due_us = self.next_due_us()
+        return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)
+
+    def next_due_us(self) -> int | None:
+        """When something is due next, on the boot-time clock: for a timer. None where nothing is."""
+        lapse, active = self.pool.partition.wheel.next_due_us(), self._active.next_due_us()
+        return active if lapse is None else lapse if active is None else min(lapse, active)
+
+    # -- evidence -----------------------------------------------------------------------------------------------------
+
+    def _record_starting(self) -> None:
+        if not self._starting:
+            return
+        starting, self._starting = self._starting, []
+        revision = self.table.revision
+        for residency in starting:
+            self._outbox.append(port_evidence.opened(residency, self.pool, revision))
+            self._count(residency)
+
+    def _count(self, residency: ForeignResidency) -> None:
+        tally = self._tally(residency.tenant)
+        tally.requests += 1
+        if isinstance(residency.keys, KeyChain):
+            tally.prompt_tokens += residency.keys.prompt.tokens
+        if len(residency.attached):
+            tally.hit_requests += 1
+            tally.hit_blocks += len(residency.attached)
+
+    def _drain(self, now_us: int) -> None:
+        self._record_starting()
+        outbox, self._outbox = self._outbox, []
+        outbox += self._reuse.take_denials(now_us)
+        outbox += port_evidence.ends(self.pool, now_us)
+        launches = self.pool.take_scrubbed()
+        if launches:
+            self._launch += len(launches)
+            outbox += port_evidence.receipts(launches, self._launch - len(launches), self.pool, now_us)
+        if outbox:
+            self._ledger.submit(outbox)
+
+    # -- administration -----------------------------------------------------------------------------------------------
+
+    def _account(self, tenant: str) -> tuple[Account, ForeignPool]:
+        return self._accounts.account(tenant, self.table), self.pool
+
+    def _pools_bound(self) -> Iterable[Bound]:
+        return [self._accounts.bound]
+
+    def _limit(self, table: DecisionTable) -> None:
+        self._accounts.limit(table)
+        self._epoch += 1
+
+    def reload_keys(self) -> None:
+        """After a rotation or destruction in the keyring: forget every primed state; old blocks are unreachable."""
+        super().reload_keys()
+        self._epoch += 1
+
+    def erase(self, selector: Selector) -> Erased:
+        """End all custody of a selector now: requests are aborted, holds lapse, blocks leave the engine's index."""
+        result = erase(self, self._engine, selector)
+        _log.info(
+            "erased", tenant=selector.tenant, blocks=result.ended_blocks, remaining=result.remaining_blocks
+        )
+        self._drain(self._clock.now_us())
+        self._engine.wake()
+        return result
+
+    def scan(self) -> list[Finding]:
+        """Compare this side's books with the engine's; every disagreement is a finding."""
+        return scan(self, self._engine.view())
+
+    def check(self) -> list[str]:
+        """Recompute the invariants from scratch; an empty list when all hold."""
+        return check(self)
+
+    def victims(self, count: int) -> list[int]:
+        """CACHED blocks that our policy ends first to make room, their custody ended: hand these out first.
+
+        Empty where no tenant has a guarantee: then the engine's own order is as good.
+        """
+        victims = self.pool.victims(count)
+        if not victims:
+            return []
+        return self.pool.end_cached(np.array(victims, dtype=np.int64), "evicted", self._clock.now_us())
+
+    def stats(self) -> Stats:
+        """A snapshot of counters; consistent between steps."""
+        return Stats(dict(self.tallies), (port_stats(self.pool, self._clock.now_us()),), len(self._running))
+
+    def counts(self) -> PoolCounts:
+        """The pool's own counters for conservation, after everything that happened went to the ledger."""
+        self._drain(self._clock.now_us())
+        return pool_counts(self.pool, self._running.values())
+
+    @property
+    def running(self) -> Mapping[object, ForeignResidency]:
+        """Requests between arrival and release."""
+        return self._running
+
+    def close(self) -> None:
+        """Release every request, end all custody and hand over the evidence; the engine then does the last order."""
+        for residency in list(self._running.values()):
+            self.release(residency, "shutdown")
+        now_us = self._clock.now_us()
+        forget: list[int] = []
+        for account in self.pool.accounts.values():
+            for hold in list(account.residencies.values()):
+                assert isinstance(hold, ForeignResidency)
+                forget += self.pool.lapse(hold, "teardown", now_us)
+        self._obey(forget)
+        self._drain(now_us)
+        self._first_uses.close()
+
+
+__all__ = ["ANONYMOUS", "EngineControl", "EnginePort", "EngineView", "Keys", "ScrubOrder"]
