@@ -21,6 +21,7 @@ from kvcustody.audit.runs import Pairs, Run, gather
 from kvcustody.audit.schema import custody_ends, incarnations, releases, residencies, workers
 
 TEARDOWN = "process exit: device memory went back to the driver and was not re-read"
+NO_MEMORY = "process exit: it had announced no memory of its own"
 
 
 def close_dead(
@@ -28,7 +29,7 @@ def close_dead(
 ) -> list[Event]:
     """The events that close every earlier incarnation of a worker that neither stopped nor was closed."""
     query = (
-        select(incarnations.c.id, incarnations.c.uuid, incarnations.c.offset_us)
+        select(incarnations.c.id, incarnations.c.uuid, incarnations.c.offset_us, incarnations.c.shards)
         .join(workers, workers.c.id == incarnations.c.worker)
         .where(workers.c.name == worker, incarnations.c.end.is_(None), incarnations.c.uuid != incarnation)
     )
@@ -50,7 +51,8 @@ def close_dead(
                     now_us, tenant, classification, runs, PROCESS_DEATH, *times, 0, incarnation=dead.uuid
                 )
             )
-        made.append(WorkerDied(now_us, worker, dead.uuid, TEARDOWN, len(open_rows), blocks))
+        teardown = NO_MEMORY if dead.shards is None else TEARDOWN
+        made.append(WorkerDied(now_us, worker, dead.uuid, teardown, len(open_rows), blocks))
     return made
 
 
