@@ -104,9 +104,9 @@ class ScopeTokens:
         remembered_per_tenant_max: int | None = None,
     ) -> None:
         self._clock = clock
-        self._tagger = _keyed(secret, "tag", _TAG_BYTES)
-        self._salter = _keyed(secret, "client-salt", SALT_DIGEST_BYTES)
-        self._key_id = _keyed(secret, "key-id", 2).digest()
+        self._tagger = keyed_state(secret, "tag", _TAG_BYTES)
+        self._salter = keyed_state(secret, "client-salt", SALT_DIGEST_BYTES)
+        self._key_id = keyed_state(secret, "key-id", 2).digest()
         self._latest_ms = self._started_ms = clock.utc_us() // 1000
         self._spent = SpentTokens(remembered_max, remembered_per_tenant_max or max(1, remembered_max // 4))
         self._identities: dict[bytes, tuple[Principal, Hints]] = {}
@@ -246,8 +246,8 @@ def check_client_salt(value: object) -> str:
     return value
 
 
-def _keyed(secret: KeyBuffer, use: str, size: int) -> hashlib.blake2b:
-    """A BLAKE2b state under a key of its own for each use; like a domain's state, it is the key."""
+def keyed_state(secret: KeyBuffer, use: str, size: int) -> hashlib.blake2b:
+    """A BLAKE2b state of `size` bytes, under a key of its own for each use; like a domain's state, it is the key."""
     info = tlv.encode("kvcustody/scope-token", 1, {1: use})
     with KeyBuffer() as key:
         derive(secret, salt=b"kvcustody/v1/scope-token", info=info, into=key)

@@ -1,0 +1,36 @@
+"""What an authenticator finds out about a credential, and the port that every authenticator fills."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from kvcustody.errors import IdentityError
+
+
+class Authenticated(NamedTuple):
+    """What a credential proves, before anything that the request says of itself."""
+
+    issuer: str
+    tenant: str
+    subject: str | None = None
+    session: str | None = None
+    classification: str | None = None
+    route: str | None = None
+    subject_header: str | None = None  # where the tenant may assert a subject, lower case; `None`: nowhere
+    session_header: str | None = None
+    operator: bool = False  # may also use the paths that tenants may not
+
+
+class Authenticator(Protocol):
+    """Checks one kind of credential."""
+
+    def accepts(self, credential: str) -> bool:
+        """Whether `credential` looks like this kind; says nothing about its being valid."""
+
+    def authenticate(self, credential: str) -> Authenticated:
+        """What `credential` proves; `IdentityError` with a `reason` for the log, and never for the caller."""
+
+
+def refused(reason: str) -> IdentityError:
+    """The error of an authenticator; `reason` quotes nothing of the credential."""
+    return IdentityError(f"credential refused: {reason}", reason=reason)

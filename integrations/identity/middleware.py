@@ -1,0 +1,115 @@
+"""The ASGI middleware: every request is authenticated, and what reaches the engine carries a signed scope.
+
+M1 The application sees a request only after the door let it pass. An error on the way is a refusal, never a pass.
+M2 The body is read once, up to a bound, and given to the application once. Responses are not touched.
+M3 Websockets are refused: no field of theirs could carry a scope to the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from kvcustody.integrations.identity.door import Door, Visitor
+from kvcustody.integrations.identity.refusal import (
+    Application,
+    Message,
+    Receive,
+    RequestRefused,
+    Scope,
+    Send,
+)
+from kvcustody.integrations.identity.request_headers import RequestHeaders
+from kvcustody.integrations.identity.routes import route_path
+
+_LOG = structlog.get_logger("kvcustody.identity")
+_POLICY_VIOLATION: Final = 1008
+
+
+class IdentityMiddleware:
+    """Wraps an ASGI application; `body_bytes_max` bounds the bodies that it reads."""
+
+    def __init__(self, app: Application, door: Door, *, body_bytes_max: int = 32 << 20) -> None:
+        self._app = app
+        self._door = door
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await _refuse_socket(receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = route_path(scope["path"], scope.get("root_path", ""))
+        if self._door.is_open(path):
+            await self._app(scope, receive, send)
+            return
+        try:
+            headers = RequestHeaders(scope["headers"])
+            visitor = self._door.enter(scope["method"], path, headers)
+            body = None if visitor.scoped is None else await self._scoped_body(visitor, headers, receive)
+        except RequestRefused as refusal:
+            _LOG.warning("request refused", status=refusal.status, reason=refusal.reason)
+            await refusal.send(send)
+            return
+        except _ClientGoneError:
+            return
+        passed = {
+            **scope,
+            "headers": headers.passed_on(visitor.request_id, None if body is None else len(body)),
+        }
+        await self._app(passed, receive if body is None else _Replay(body, receive), send)
+
+    async def _scoped_body(self, visitor: Visitor, headers: RequestHeaders, receive: Receive) -> bytes:
+        stated = headers.one("content-length")
+        if (
+            stated is not None
+            and stated.isdigit()
+            and len(stated) < 20
+            and int(stated) > self._body_bytes_max
+        ):
+            raise self._too_large()
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise _ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._body_bytes_max:
+                raise self._too_large()
+            more = message.get("more_body", False)
+        return self._door.scope(visitor, b"".join(parts))
+
+    def _too_large(self) -> RequestRefused:
+        return RequestRefused(413, f"body: is larger than {self._body_bytes_max} bytes", param="body")
+
+
+class _ClientGoneError(Exception):
+    """The client left before its request was complete."""
+
+
+class _Replay:
+    """A `receive` that gives one whole body, then whatever the server has to say."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _refuse_socket(receive: Receive, send: Send) -> None:
+    """Close a websocket, or anything else, before it is open."""
+    await receive()
+    _LOG.warning("request refused", status=403, reason="websockets are not served")
+    await send({"type": "websocket.close", "code": _POLICY_VIOLATION})

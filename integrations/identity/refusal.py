@@ -1,0 +1,66 @@
+"""Replies of the middleware itself, in the shape of OpenAI's errors.
+
+R1 Every missing or bad credential gets the same 401, byte for byte. The reason is for the log.
+R2 No reply quotes anything that the request held.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from kvcustody.errors import IdentityError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's `LedgerUnavailable`
+    """A request that goes no further: `status` and `message` for the caller, `reason` for the log."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, reason: str | None = None
+    ) -> None:
+        super().__init__(message, status=status, param=param, reason=reason or message)
+        self.status = status
+        self.param = param
+        self.reason = reason or message
+
+    def body(self) -> bytes:
+        """The reply's JSON body."""
+        code = {401: "invalid_api_key", 403: "path_not_served", 404: "not_found", 413: "body_too_large"}
+        error = {
+            "message": self.message,
+            "type": "invalid_request_error",
+            "param": self.param,
+            "code": code.get(self.status),
+        }
+        return json.dumps({"error": error}).encode()
+
+    async def send(self, send: Send) -> None:
+        """Send the whole reply."""
+        body = self.body()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def unauthenticated(reason: str) -> RequestRefused:
+    """The one 401 (R1)."""
+    return RequestRefused(401, "a valid API key or token is required", reason=reason)
+
+
+def malformed(param: str, problem: str) -> RequestRefused:
+    """A 400 about one field or header."""
+    return RequestRefused(400, f"{param}: {problem}", param=param)
+
+
+def not_found() -> RequestRefused:
+    """A 404 about a stored response: absent and somebody else's are one answer."""
+    return RequestRefused(404, "response not found", param="response_id")

@@ -1,0 +1,145 @@
+"""A request body as the engine will get it: the same request, with our scope in place of what the client claimed.
+
+B1 What leaves is what was checked: the body is parsed once, with repeated names refused, and written again from what
+   was parsed, so no second parser can read something else.
+B2 Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
+   to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused.
+B3 Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, stored
+   responses, media uuids. Equal ids of different owners never meet.
+B4 Everything else is kept, value for value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Any, Final, NoReturn
+
+from kvcustody.governance.scope_token import Carried
+from kvcustody.integrations.identity.refusal import malformed, not_found
+from kvcustody.integrations.identity.routes import Body, Scoped
+
+OUR_TRANSFER_FIELD: Final = "kvcustody"
+_TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+_MEDIA_FIELDS = (
+    *("messages", "input", "query", "queries", "documents", "items"),
+    *("data_1", "data_2", "text_1", "text_2"),
+)
+_DEPTH_MAX = 64
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def parse_body(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`; `RequestRefused` (400) for anything else, and for a repeated name anywhere."""
+    try:
+        text = data.decode("utf-8")
+        body = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except (ValueError, RecursionError):
+        raise malformed("body", "is not one JSON object with distinct names") from None
+    if type(body) is not dict:
+        raise malformed("body", "is not a JSON object")
+    return body
+
+
+def write_body(body: dict[str, Any]) -> bytes:
+    """The body as ASCII JSON."""
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+    except ValueError:
+        raise malformed("body", "has a number out of range") from None
+
+
+def take_client_salt(body: dict[str, Any]) -> object:
+    """Remove the client's own salt; `None` if there was none."""
+    return body.pop("cache_salt", None)
+
+
+def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
+    """Remove our field from what the client sent, and refuse the rest unless the deployment allows it."""
+    sampling = body.get("sampling_params")
+    for holder in (
+        body.get("vllm_xargs"),
+        sampling.get("extra_args") if isinstance(sampling, dict) else None,
+    ):
+        if isinstance(holder, dict) and any(field in holder for field in _TRANSFER_FIELDS):
+            raise malformed("vllm_xargs", "may not carry transfer parameters")
+    for field in _TRANSFER_FIELDS:
+        given = body.pop(field, None)
+        if isinstance(given, dict):
+            given.pop(OUR_TRANSFER_FIELD, None)
+        if not given:
+            continue
+        if not allowed or not isinstance(given, dict):
+            raise malformed(field, "is not accepted from tenants")
+        body[field] = given
+
+
+def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:
+    """Put the token where the engine will look; `RequestRefused` if this kind of body has no room for it."""
+    body["cache_salt"] = carried.cache_salt
+    if carried.transfer is not None:
+        if not scoped.carries_transfer:
+            raise malformed("identity", "is too long for this path; ask the operator for shorter names")
+        body["kv_transfer_params"] = {
+            **body.get("kv_transfer_params", {}),
+            OUR_TRANSFER_FIELD: carried.transfer,
+        }
+
+
+def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
+    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (B3)."""
+    given = body.get("request_id")
+    if kind is Body.RESPONSES:
+        previous = body.get("previous_response_id")
+        if previous is not None and not owns_response(owner, previous):
+            raise not_found()
+        own = secrets.token_hex(16) if given is None else check_id("request_id", given)
+        body["request_id"] = f"resp_{owner}_{own}"
+    elif given is not None:
+        body["request_id"] = f"{owner}-{check_id('request_id', given)}"
+    if kind is Body.GENERATE and body.get("features") is not None:
+        raise malformed(
+            "features", "is not accepted from tenants: its media hashes name shared cache entries"
+        )
+    for field in _MEDIA_FIELDS:
+        if type(body.get(field)) in (list, dict):
+            _bind_media(body[field], owner, 0)
+
+
+def owns_response(owner: str, response_id: object) -> bool:
+    """Whether the id is one that `bind_ids` made for `owner`; says nothing about its existing."""
+    return isinstance(response_id, str) and response_id.startswith(f"resp_{owner}_")
+
+
+def check_id(param: str, value: object) -> str:
+    """`value` unchanged if it is a client's well-formed id."""
+    if type(value) is not str or _ID.fullmatch(value) is None:
+        raise malformed(param, "must be 1 to 128 letters, digits, `.`, `_`, `:` or `-`")
+    return value
+
+
+def _bind_media(value: Any, owner: str, depth: int) -> None:
+    """Prefix the uuid of each content part with its owner. Parts are in lists named `content`, and nowhere else."""
+    if depth > _DEPTH_MAX:
+        raise malformed("body", "nests too deeply")
+    if type(value) is list:
+        for item in value:
+            if type(item) in (dict, list):
+                _bind_media(item, owner, depth + 1)
+    elif type(value.get("content")) is list:
+        for part in value["content"]:
+            if type(part) is dict and type(part.get("uuid")) is str:
+                part["uuid"] = f"{owner}-{part['uuid']}"
+        _bind_media(value["content"], owner, depth + 1)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is repeated")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

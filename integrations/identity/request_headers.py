@@ -1,0 +1,50 @@
+"""The headers of one request: read strictly, and passed on without those that are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kvcustody.integrations.identity.mapping import OWN_HEADERS
+from kvcustody.integrations.identity.refusal import malformed
+
+Raw = list[tuple[bytes, bytes]]
+REQUEST_ID: Final = "x-request-id"
+_OWN: Final = OWN_HEADERS.encode("ascii")
+
+
+class RequestHeaders:
+    """Headers by lower-case name; reading one that is repeated or is not UTF-8 raises `RequestRefused`."""
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self._raw = [(name.lower(), value) for name, value in raw]
+
+    def one(self, name: str) -> str | None:
+        """The header's value, `None` if it is absent; empty text is a value."""
+        wanted = name.encode("ascii")
+        values = [value for found, value in self._raw if found == wanted]
+        if not values:
+            return None
+        if len(values) > 1:
+            raise malformed(name, "is given more than once")
+        try:
+            return values[0].decode("utf-8")
+        except UnicodeDecodeError:
+            raise malformed(name, "is not UTF-8") from None
+
+    def passed_on(self, request_id: str | None, body_bytes: int | None) -> Raw:
+        """The headers for the application: ours gone, the request id bound, the length that of a new body."""
+        replaced = {REQUEST_ID.encode()}
+        if body_bytes is not None:
+            replaced |= {b"content-length", b"transfer-encoding"}
+        kept = [(n, v) for n, v in self._raw if not _is_ours(n) and n not in replaced]
+        if request_id is not None:
+            kept.append((REQUEST_ID.encode(), request_id.encode("ascii")))
+        if body_bytes is not None:
+            kept.append((b"content-length", b"%d" % body_bytes))
+        return kept
+
+
+def _is_ours(name: bytes) -> bool:
+    """Whether a header is ours, or would be read as ours by a server that takes `_` for `-`."""
+    return name.replace(b"_", b"-").startswith(_OWN)

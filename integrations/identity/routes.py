@@ -1,0 +1,62 @@
+"""The paths of vLLM's HTTP server that tenants may use, and how each carries a scope token.
+
+What is not here, in the identity document, or open, is refused to tenants: development and administration endpoints,
+audio uploads and websockets (they have no field for a token), and whatever a later version adds.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+
+class Body(Enum):
+    """The shape of a request body, which decides how many engine requests it becomes."""
+
+    COMPLETION = auto()
+    CHAT = auto()
+    CHAT_BATCH = auto()
+    RESPONSES = auto()
+    MESSAGES = auto()
+    GENERATE = auto()
+    POOLING = auto()
+    SCORING = auto()
+
+
+class Scoped(NamedTuple):
+    """A path whose requests reach the engine: a token goes into the body."""
+
+    body: Body
+    carries_transfer: bool  # whether the body has `kv_transfer_params`, so that a long token fits
+
+
+SCOPED: Final = {
+    "/v1/completions": Scoped(Body.COMPLETION, True),
+    "/v1/chat/completions": Scoped(Body.CHAT, True),
+    "/v1/chat/completions/batch": Scoped(Body.CHAT_BATCH, False),
+    "/v1/responses": Scoped(Body.RESPONSES, True),
+    "/v1/messages": Scoped(Body.MESSAGES, True),
+    "/inference/v1/generate": Scoped(Body.GENERATE, True),
+    "/v1/embeddings": Scoped(Body.POOLING, False),
+    "/pooling": Scoped(Body.POOLING, False),
+    "/classify": Scoped(Body.POOLING, False),
+    "/score": Scoped(Body.SCORING, False),
+    "/v1/score": Scoped(Body.SCORING, False),
+    "/rerank": Scoped(Body.SCORING, False),
+    "/v1/rerank": Scoped(Body.SCORING, False),
+    "/v2/rerank": Scoped(Body.SCORING, False),
+    "/generative_scoring": Scoped(Body.SCORING, False),
+}
+# Paths that need identity and reach no engine block.
+PLAIN: Final = frozenset({"/v1/models", "/tokenize", "/detokenize", "/v1/messages/count_tokens"})
+# Paths that name a stored response: only its owner may.
+STORED_RESPONSE: Final = re.compile(r"/v1/responses/([^/]+)(?:/cancel)?")
+
+
+def route_path(scope_path: str, root_path: str) -> str:
+    """The path that the server behind will route by: without the prefix under which it is mounted."""
+    if not root_path or not scope_path.startswith(root_path):
+        return scope_path
+    rest = scope_path[len(root_path) :]
+    return rest if rest.startswith("/") or not rest else scope_path

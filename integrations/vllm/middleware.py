@@ -1,0 +1,16 @@
+"""The class to name on vLLM's command line: `--middleware kvcustody.integrations.vllm.middleware.ScopeMiddleware`."""
+
+from __future__ import annotations
+
+from kvcustody.governance.settings import load_settings
+from kvcustody.integrations.identity.deployment import open_door
+from kvcustody.integrations.identity.middleware import IdentityMiddleware
+from kvcustody.integrations.identity.refusal import Application
+
+
+class ScopeMiddleware(IdentityMiddleware):
+    """The identity middleware with this process's settings. A wrong setting fails here, and nothing is served."""
+
+    def __init__(self, app: Application) -> None:
+        settings = load_settings()
+        super().__init__(app, open_door(settings), body_bytes_max=int(settings.request_bytes_max))
