@@ -1,8 +1,7 @@
 """One engine process under governance: settings in, a Governor out, everything opened in order and closed in reverse.
 
-W1  Nothing is admitted before the worker and its policy are on record, and before every block is zero.
-W2  A policy of another profile than the deployment promises is refused.
-W3  `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
+W1  Nothing is admitted before the worker and its policy are on record (foundation, N1), and before every block is zero.
+W2  `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
     start of the same worker closes this one's custody as unproven.
 """
 
@@ -15,24 +14,15 @@ from typing import NamedTuple
 
 import structlog
 
-import kvcustody
 from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import Memory
-from kvcustody.audit.events import PolicyActivated, WorkerStarted, WorkerStopped
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.errors import ConfigError
+from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.governor import Governor
-from kvcustody.governance.key_store import FileKeyStore
-from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.pools import Pools
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.wrapping import open_wrapping
-from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.table import DecisionTable
 
 _log = structlog.get_logger(__name__)
 
@@ -60,7 +50,7 @@ class Worker:
         self._stack = stack
 
     def close(self) -> None:
-        """Stop in order (W3); a second time changes nothing."""
+        """Stop in order (W2); a second time changes nothing."""
         self._stack.close()
 
     def stop(self) -> None:
@@ -88,25 +78,16 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
     """
     clock = clock or SystemClock()
-    table = _table(settings)
     with ExitStack() as stack:
-        port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
-        keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
-        stack.callback(keyring.close)
-        engine = open_store(settings.database_url)
-        stack.callback(engine.dispose)
-        upgrade(engine)
-        sizes = WriterSettings(spill_bytes=int(settings.spill_bytes_max))
-        settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        writer = EventWriter(
-            engine,
-            worker=settings.worker_name,
-            clock=clock,
-            spill_directory=settings.spill_path,
-            settings=sizes,
+        table, keyring, writer = open_foundation(
+            settings,
+            clock,
+            stack,
+            blocks=memory.blocks,
+            shards=memory.shards,
+            bytes_per_block=memory.bytes_per_block,
+            device=memory.device,
         )
-        stack.callback(writer.close)
-        _announce(writer, settings, table, memory, clock.now_us())
         pools = Pools(
             memory.make,
             memory.blocks,
@@ -126,22 +107,6 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         return worker
 
 
-def _table(settings: Settings) -> DecisionTable:
-    path = settings.policy_path
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"policy `{path}`: {error.strerror}", path=path) from error
-    policy = load_policy(text, name=str(path))
-    if policy.profile.value != settings.profile:
-        raise ConfigError(
-            f"policy `{path}` has the profile `{policy.profile.value}`, this deployment promises `{settings.profile}`",
-            path=path,
-            profile=settings.profile,
-        )
-    return compile_policy(policy, revision=1)
-
-
 def _options(settings: Settings, blocks: int) -> PoolOptions:
     reserve = int(blocks * settings.clean_reserve_share)
     return PoolOptions(
@@ -151,28 +116,4 @@ def _options(settings: Settings, blocks: int) -> PoolOptions:
         scrub_batch=min(settings.scrub_batch_blocks, max(1, blocks // 8)),
         sweep_batch=settings.sweep_batch_residencies,
         fence_bound_us=settings.fence_bound_ms * 1000,
-    )
-
-
-def _announce(
-    writer: EventWriter, settings: Settings, table: DecisionTable, memory: MemoryPlan, now_us: int
-) -> None:
-    """The worker and its policy, on record before the first request (W1)."""
-    software = f"kvcustody {kvcustody.__version__}"
-    started = WorkerStarted(
-        now_us,
-        settings.worker_name,
-        memory.blocks,
-        memory.shards,
-        memory.bytes_per_block,
-        memory.device,
-        software,
-        table.revision,
-    )
-    writer.submit([started])
-    policy = table.policy
-    writer.submit_durable(
-        PolicyActivated(
-            now_us, table.revision, policy.name, policy.profile.value, table.digest, settings.worker_name
-        )
     )

@@ -1,0 +1,107 @@
+"""What every worker stands on, opened in order: the policy, the keys and the ledger, with the worker on record.
+
+N1  Nothing is admitted before the worker and its policy are on record; a dead predecessor's custody is closed first.
+N2  A policy of another profile than the deployment promises is refused.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import kvcustody
+from kvcustody.audit.events import PolicyActivated, WorkerStarted
+from kvcustody.audit.store import open_store
+from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.key_store import FileKeyStore
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.wrapping import open_wrapping
+from kvcustody.migrations.upgrade import upgrade
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.table import DecisionTable
+
+
+class Foundation(NamedTuple):
+    """An open policy, keyring and ledger."""
+
+    table: DecisionTable
+    keyring: Keyring
+    writer: EventWriter
+
+
+def open_foundation(
+    settings: Settings,
+    clock: Clock,
+    stack: ExitStack,
+    *,
+    blocks: int,
+    shards: int,
+    bytes_per_block: int,
+    device: str,
+) -> Foundation:
+    """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
+    table = _table(settings)
+    port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
+    keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
+    stack.callback(keyring.close)
+    engine = open_store(settings.database_url)
+    stack.callback(engine.dispose)
+    upgrade(engine)
+    sizes = WriterSettings(spill_bytes=int(settings.spill_bytes_max))
+    settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    writer = EventWriter(
+        engine,
+        worker=settings.worker_name,
+        clock=clock,
+        spill_directory=settings.spill_path,
+        settings=sizes,
+    )
+    stack.callback(writer.close)
+    started = WorkerStarted(
+        clock.now_us(),
+        settings.worker_name,
+        blocks,
+        shards,
+        bytes_per_block,
+        device,
+        f"kvcustody {kvcustody.__version__}",
+        table.revision,
+    )
+    _announce(writer, settings, table, started)
+    return Foundation(table, keyring, writer)
+
+
+def _table(settings: Settings) -> DecisionTable:
+    path = settings.policy_path
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"policy `{path}`: {error.strerror}", path=path) from error
+    policy = load_policy(text, name=str(path))
+    if policy.profile.value != settings.profile:
+        raise ConfigError(
+            f"policy `{path}` has the profile `{policy.profile.value}`, this deployment promises `{settings.profile}`",
+            path=path,
+            profile=settings.profile,
+        )
+    return compile_policy(policy, revision=1)
+
+
+def _announce(writer: EventWriter, settings: Settings, table: DecisionTable, started: WorkerStarted) -> None:
+    """The worker and its policy, on record before the first request (N1)."""
+    writer.submit([started])
+    policy = table.policy
+    writer.submit_durable(
+        PolicyActivated(
+            started.at_us,
+            table.revision,
+            policy.name,
+            policy.profile.value,
+            table.digest,
+            settings.worker_name,
+        )
+    )
