@@ -45,6 +45,7 @@ class Capabilities(NamedTuple):
     block_tokens: tokens a block. blocks: blocks that can be handed out, after what the engine reserves for itself.
     last_token: the last token of a prompt is always computed, so a whole number of blocks hits one block less.
     groups: layer groups with block tables of their own (more than one: a hybrid model); `Outcome.blocks` lists all.
+    vocabulary: prompts have token ids from 3 to below this.
     """
 
     engine: str
@@ -53,6 +54,7 @@ class Capabilities(NamedTuple):
     shards: int = 1
     groups: int = 1
     last_token: bool = True
+    vocabulary: int = 256
     lacks: Mapping[str, str] = {}
 
 

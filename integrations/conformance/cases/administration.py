@@ -1,0 +1,97 @@
+"""Erasure, revocation and narrowing take effect at once, on cached blocks and on running requests, and on nobody else."""
+
+from __future__ import annotations
+
+from kvcustody.governance.erasure import Selector
+from kvcustody.integrations.conformance.case import Case, case, expect_equal
+from kvcustody.integrations.conformance.engine_under_test import ABORTED, FINISHED
+from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US, policy
+from kvcustody.integrations.conformance.rig import Bench, person
+
+ALPHA, BOB, BETA = person("alpha"), person("alpha", "bob"), person("beta")
+ANN = Selector(tenant="alpha", subject="ann")
+
+
+@case("erase/cached")
+def erase_cached(bench: Bench) -> None:
+    """An erased subject's blocks are gone, at once and in every byte; every other subject's hits stay."""
+    rig = bench.open()
+    tokens = rig.prompt(4)
+    request = rig.submit(ALPHA, tokens, 2)
+    blocks = rig.until_running(request).blocks
+    rig.finish(request)
+    rig.hit(ALPHA, tokens, 4, "own, before (control)")
+    others = [(who, rig.warm(who, 4)) for who in (BOB, BETA)]
+    rig.engine.erase(ANN)
+    rig.same_as_cold(ALPHA, tokens, rig.hit(ALPHA, tokens, 0, "the erased subject's prompt"))
+    rig.engine.erase(ANN)
+    if rig.has("bytes"):
+        rig.idle(WITHIN_US)
+        expect_equal(rig.nonzero_bytes(blocks), 0, "bytes left of an erased subject")
+    for who, kept in others:
+        rig.hit(who, kept, 4, f"{who.tenant}'s {who.subject}, after another's erasure")
+
+
+@case("erase/running")
+def erase_running(bench: Bench) -> None:
+    """An erased subject's running and waiting requests are aborted; other subjects' run on."""
+    rig = bench.open()
+    erased = rig.submit(ALPHA, rig.prompt(4), 30)
+    tokens = rig.prompt(4)
+    other = rig.submit(BOB, tokens, 30)
+    blocks = rig.until_running(erased).blocks
+    rig.until_running(other)
+    rig.steps(2)
+    rig.engine.erase(ANN)
+    rig.finish(erased, other)
+    expect_equal(rig.engine.outcome(erased).state, ABORTED, "the erased subject's request")
+    expect_equal(rig.engine.outcome(other).state, FINISHED, "the other subject's request")
+    rig.same_as_cold(BOB, tokens, rig.engine.outcome(other))
+    if rig.has("bytes"):
+        rig.idle(WITHIN_US)
+        left = [block for block in blocks if block not in rig.engine.outcome(other).blocks]
+        expect_equal(rig.nonzero_bytes(left), 0, "bytes left of an aborted request")
+
+
+@case("erase/tier", "tier")
+def erase_tier(bench: Bench) -> None:
+    """An erasure reaches the tier: the subject's copies are gone, another's are served."""
+    rig = bench.open(policy(tier=True), tier=True)
+    mine, other = rig.warm(ALPHA, 4), rig.warm(BETA, 4)
+    rig.idle(SECOND_US)
+    rig.engine.drop_index()
+    copies = len(rig.engine.tier())
+    rig.engine.erase(ANN)
+    expect_equal(len(rig.engine.tier()), copies - 4, "objects in the tier")
+    rig.hit(ALPHA, mine, 0, "the erased subject, from the tier")
+    rig.hit(BETA, other, 4, "another, from the tier (control)")
+
+
+@case("policy/revocation", "grants")
+def revocation(bench: Bench) -> None:
+    """A revoked grant opens nothing from the next request on, whatever was decided before."""
+    rig = bench.open(policy(scope="tenant", grant=True))
+    tokens = rig.warm(ALPHA, 4)
+    rig.open_grant(BETA, tokens)
+    queued = rig.submit(BETA, tokens)
+    rig.engine.activate(policy(scope="tenant", grant=False))
+    rig.finish(queued)
+    expect_equal(rig.engine.outcome(queued).cached_tokens, 0, "a request that was queued when it was revoked")
+    rig.hit(BETA, tokens, 0, "reader, after the revocation")
+    rig.hit(ALPHA, tokens, 4, "owner, after the revocation (control)")
+
+
+@case("policy/shorter")
+def shorter(bench: Bench) -> None:
+    """A revision that shortens a retention binds what is cached already."""
+    rig = bench.open()
+    tokens = rig.warm(ALPHA, 4)
+    rig.engine.activate(policy(idle="5s"))
+    rig.idle(4 * SECOND_US)
+    rig.hit(ALPHA, tokens, 4, "own, before the shorter deadline (control)")
+    rig.idle(6 * SECOND_US)
+    rig.hit(ALPHA, tokens, 0, "own, past the shorter deadline")
+    rig.idle(IDLE_US)
+
+
+CASES: tuple[Case, ...] = (erase_cached, erase_running, erase_tier, revocation, shorter)

@@ -1,0 +1,83 @@
+"""The deployment around an engine under test, all in memory: keys, policy, ledger. An adapter's harness may use it.
+
+E1 Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones; the
+   key store is a document in memory and the ledger keeps its events in a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from kvcustody.audit.events import Event
+from kvcustody.clock import Clock
+from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.key_store import KeyDocument
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.wrapping import RootKeyWrapping
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.table import DecisionTable
+
+
+class MemoryKeyStore:
+    """A key store whose document is in memory."""
+
+    def __init__(self) -> None:
+        self._document = KeyDocument()
+
+    def load(self) -> KeyDocument:
+        """The document as last saved."""
+        return self._document.copy()
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """One process: nothing to lock."""
+        return nullcontext()
+
+    def save(self, document: KeyDocument) -> None:
+        """Replace it."""
+        self._document = document.copy()
+
+
+class KeepingLedger:
+    """A ledger that keeps every event, in order. `admitting` may be set False to act out an outage."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.admitting = True
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        """Keep them."""
+        self.events += events
+        return len(self.events)
+
+    def submit_durable(self, event: Event, /) -> int:
+        """Keep it."""
+        return self.submit([event])
+
+
+def keyring(clock: Clock) -> Keyring:
+    """A keyring with random secrets, gone with the process."""
+    return Keyring(MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
+
+
+def table(policy: str, revision: int = 1) -> DecisionTable:
+    """The decision table of a policy's YAML text."""
+    return compile_policy(load_policy(policy, name="conformance.yaml"), revision=revision)
+
+
+def toy_model(block_tokens: int) -> ModelIdentity:
+    """The identity of the toy model."""
+    return ModelIdentity(
+        weights_digest="sha256:toy",
+        weights_epoch=1,
+        tokenizer_digest="sha256:toy",
+        chat_template="none",
+        quantization="none",
+        kv_dtype="int32",
+        kv_layout="2-blocks-tokens-lanes",
+        block_tokens=block_tokens,
+        rope={"base": 10_000},
+        attention={"heads": 1},
+    )

@@ -1,0 +1,54 @@
+"""What a run of the kit found: one verdict a case, and the seed that reproduces it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+PASS, FAIL, SKIP = "pass", "fail", "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One case: pass; fail, with what was seen; or skip, with the reason that the engine stated."""
+
+    case: str
+    verdict: str
+    reason: str
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run over one engine."""
+
+    engine: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        """No case failed, and at least one passed."""
+        return bool(self.of(PASS)) and not self.of(FAIL)
+
+    def of(self, verdict: str) -> list[Verdict]:
+        """The cases with one verdict."""
+        return [one for one in self.verdicts if one.verdict == verdict]
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        body = {
+            "schema": "kvcustody/conformance@1",
+            "engine": self.engine,
+            "passed": self.passed,
+            "counts": {verdict: len(self.of(verdict)) for verdict in (PASS, FAIL, SKIP)},
+            "cases": [asdict(one) for one in self.verdicts],
+        }
+        return json.dumps(body, indent=2)
+
+    def __str__(self) -> str:
+        lines = [f"{self.engine}: {len(self.of(PASS))} passed, {len(self.of(FAIL))} failed"]
+        lines += [
+            f"  {one.verdict:4} {one.case}{': ' if one.reason else ''}{one.reason}" for one in self.verdicts
+        ]
+        return "\n".join(lines)
