@@ -38,6 +38,7 @@ class ObservedTotals(NamedTuple):
     gaps: int = 0
 
 
+_SUMS = ObservedTotals._fields[3:8]
 _STORED, _REMOVED, _OVERDUE, _GAP = (
     KINDS[kind].name for kind in (ObservedStored, ObservedRemoved, ObservedOverdue, ObservationGap)
 )
@@ -56,11 +57,14 @@ def observed_totals(connection: Connection) -> tuple[ObservedTotals, ...]:
             continue
         who = (body["engine"], body["tenant"] or UNATTRIBUTED)
         chains.setdefault(who, set()).add((body["incarnation"], body["residency"]))
-        row = rows.setdefault(who, dict.fromkeys(ObservedTotals._fields[3:8], 0))
+        row = rows.setdefault(who, dict.fromkeys(_SUMS, 0))
         for name, amount in _amounts(kind, body):
             row[name] += amount
     return tuple(
-        ObservedTotals(*who, len(chains[who]), **rows[who], gaps=gaps.get(who[0], 0)) for who in sorted(rows)
+        ObservedTotals._make(
+            (*who, len(chains[who]), *(rows[who][name] for name in _SUMS), gaps.get(who[0], 0))
+        )
+        for who in sorted(rows)
     )
 
 
