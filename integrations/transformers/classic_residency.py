@@ -29,6 +29,7 @@ from kvcustody.governance.outcome import Admission, Deferred
 from kvcustody.governance.plan import Plan
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.transformers.classic_memory import SlabMemory, SlabSize
+from kvcustody.policies.ir import Tier
 from kvcustody.policies.obligations import Obligations
 
 _log = structlog.get_logger(__name__)
@@ -178,6 +179,8 @@ class Custodian:
         """
         with self.lock:
             self._collect()
+            if offloads:
+                self._check_offload(principal, route, hints)
             size = self.governor.managers[0].pool.memory.bytes_per_block
             sizes = [SlabSize(-(-count // size), device, used_by) for device, count in devices]
             admission = self._admit(principal, model, sum(one.rows for one in sizes), route, hints)
@@ -187,8 +190,6 @@ class Custodian:
             owed = self.governor.table.obligations(plan.tenant, plan.level)
             residency = CacheResidency(self, admission.request_id, running, owed)
             try:
-                if offloads:
-                    _check_offload(plan, owed)
                 residency.slabs = _slab_memory(plan.manager.pool.memory).bind(admission.blocks, sizes)
             except BaseException:
                 self.governor.release(residency.handle, "aborted")
@@ -212,6 +213,21 @@ class Custodian:
             is_deferred=is_deferred,
             blocks=blocks,
         )
+
+    def _check_offload(self, principal: Principal, route: str | None, hints: Hints) -> None:
+        """Copies in host memory are plain, so the policy has to allow that tier without encryption."""
+        table, tenant = self.governor.table, str(principal.tenant)
+        level = table.classify(
+            tenant, route or principal.route, principal.classification, hints.classification
+        )
+        owed = table.obligations(tenant, level)
+        if Tier.HOST not in owed.tiers or owed.encrypt:
+            raise AdmissionError(
+                f"classification `{table.policy.classifications[level]}`: the policy does not allow plain copies in "
+                "host memory",
+                reason="offload",
+                is_deferred=False,
+            )
 
     def watch(self, residency: CacheResidency, cache: object) -> None:
         """End `residency` when `cache` is collected."""
@@ -308,16 +324,6 @@ def _slab_memory(memory: object) -> SlabMemory:
             "`SlabMemory.plan`"
         )
     return memory
-
-
-def _check_offload(plan: Plan, owed: Obligations) -> None:
-    """Copies in host memory are plain, so the policy has to allow that tier without encryption."""
-    if "host" not in [tier.value for tier in owed.tiers] or owed.encrypt:
-        raise AdmissionError(
-            f"classification `{plan.classification}`: the policy does not allow plain copies in host memory",
-            reason="offload",
-            is_deferred=False,
-        )
 
 
 def _nothing() -> None:
