@@ -114,6 +114,11 @@ class Settings(BaseSettings):
         ge=1,
         description="Most residencies that one tenant may have; beyond it the oldest lapses.",
     )
+    vllm_connectors_allowed: str = Field(
+        "",
+        description="vLLM KV connectors that may run beside ours, separated by commas: only those that passed the "
+        "conformance kit.",
+    )
     kv_events_endpoint: str = Field(
         "",
         description="Where KV events are published, as `tcp://127.0.0.1:5557`; empty: they are not.",
