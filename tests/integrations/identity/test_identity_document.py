@@ -1,0 +1,78 @@
+"""The identity document M1-M2 and D1-D2: every mistake with its place, nothing believed by default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from door_world import DOCUMENT
+
+from kvcustody.errors import ConfigError
+from kvcustody.integrations.identity.documents import parse_document
+from kvcustody.integrations.identity.mapping import IdentityDocument
+
+MISTAKES = [
+    ("audience: kvcustody", "audience: 7", "9:5: `issuers.0.audience` input should be a valid string"),
+    ("audience: kvcustody", "audiance: kvcustody", "9:5: `issuers.0.audiance` unknown field"),
+    ("    audience: kvcustody\n", "", "6:5: `issuers.0.audience` is missing"),
+    ("{tenant: org, ", "{", "10:5: `issuers.0.claims.tenant` is missing"),
+    ("tenants: [acme, globex]", 'tenants: ["*"]', "11:15: `issuers.0.tenants.0` has the character U+002A"),
+    ("name: idp", "name: api keys", "7:5: `issuers.0.name` has the character U+0020"),
+    ("subject: X-KVCustody-Subject", "subject: X-Forwarded-User", "4:14: `api_keys.asserted.subject` must be a header"),
+    (
+        "subject: X-KVCustody-Subject",
+        "subject: X-KVCustody-Classification",
+        "4:14: `api_keys.asserted.subject` must be a header",
+    ),
+    ("/search", "search", "13:10: `routes./v1/embeddings` must begin with `/`"),
+    ("schema: kvcustody/identity@1", "schema: kvcustody/identity@2", "1:1: `schema` input should be"),
+    ("audience: kvcustody", "audience: kvcustody\n    algorithms: [HS256]", "10:18: `issuers.0.algorithms.0` input"),
+    ("audience: kvcustody", "audience: kvcustody\n    algorithms: [none]", "10:18: `issuers.0.algorithms.0` input"),
+    ("audience: kvcustody", "audience: kvcustody\n    leeway_seconds: 301", "10:5: `issuers.0.leeway_seconds` input"),
+    ("audience: kvcustody", "audience: &a kvcustody", "9:15: KVP107 anchor"),
+    ("routes:", "issuers:", "13:1: KVP111 key `issuers` is already on line 5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), MISTAKES)
+def test_a_mistake_is_reported_with_its_place(old: str, new: str, expected: str) -> None:
+    assert DOCUMENT.count(old) == 1
+    with pytest.raises(ConfigError) as caught:
+        parse_document(IdentityDocument, DOCUMENT.replace(old, new).encode(), "identity.yaml")
+    assert f"identity.yaml:{expected}" in caught.value.message
+
+
+def test_every_mistake_is_reported_at_once_and_no_value_is_quoted() -> None:
+    text = DOCUMENT.replace("path: keys.yaml", "path: {s3cret: 1}").replace(
+        "audience: kvcustody", "audience: [s3cret]"
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+    assert len(caught.value.message.splitlines()) == 2
+    assert "s3cret" not in caught.value.message
+
+
+def test_a_document_that_lets_nobody_in_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nobody could get in"):
+        parse_document(IdentityDocument, b"schema: kvcustody/identity@1\n", "identity.yaml")
+
+
+def test_two_issuers_of_one_name_are_refused() -> None:
+    entry = DOCUMENT[DOCUMENT.index("  - issuer") : DOCUMENT.index("routes:")]
+    for second in (entry, entry.replace("realm", "other")):
+        text = DOCUMENT.replace("routes:", second + "routes:")
+        with pytest.raises(ConfigError, match="two are alike"):
+            parse_document(IdentityDocument, text.encode(), "identity.yaml")
+
+
+def test_an_issuer_that_is_no_identifier_needs_a_name() -> None:
+    text = DOCUMENT.replace("    name: idp\n", "").replace("example/realm", "example/realm?x=1")
+    with pytest.raises(ConfigError, match="give it a `name`"):
+        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+
+
+def test_the_documented_example_is_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "identity.md").read_text()
+    example = page.split("```yaml\n")[1].split("```")[0]
+    document = parse_document(IdentityDocument, example.encode(), "docs/identity.md")
+    assert document.issuers and document.api_keys is not None
