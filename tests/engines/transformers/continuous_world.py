@@ -1,0 +1,271 @@
+"""A tiny random model under continuous batching, governed or plain, driven step by step or by its own loop.
+
+W1  The engine is the installed one, its weights are random, its cache is real memory, and nothing is a stand-in.
+W2  Plain and governed engines are driven by the same code, so that what differs is governance.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from kvcustody.allocator.manager import PoolOptions
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.governor import Governor
+from kvcustody.governance.identity import Principal, identify
+from kvcustody.governance.key_store import FileKeyStore
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.ledger_port import CountingLedger
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.pools import Pools
+from kvcustody.governance.worker import MemoryPlan
+from kvcustody.governance.wrapping import open_wrapping
+from kvcustody.integrations.transformers.continuous import GovernedBatching
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+
+PAGE = 8
+VOCABULARY = 97
+IDLE_US = 20_000_000
+
+IDENTITY = ModelIdentity(
+    weights_digest="sha256:aa",
+    weights_epoch=1,
+    tokenizer_digest="none",
+    chat_template="none",
+    quantization="none",
+    kv_dtype="float32",
+    kv_layout="paged",
+    block_tokens=PAGE,
+    rope={"base": 10000},
+    attention={"heads": 4},
+)
+TENANTS = """\
+  a: {quota: {guaranteed: 25%, cap: 100%, borrow: true}}
+  b: {quota: {guaranteed: 25%, cap: 100%, borrow: true}}"""
+ANYBODY = "\n  default: {quota: {guaranteed: 0%, cap: 50%, borrow: true}}"
+POLICY = """\
+schema: kvcustody/policy@1
+name: continuous
+profile: shared
+scope: subject
+classifications: [low]
+classify:
+  - {{tenant: "*", as: low}}
+tenants:
+{tenants}
+rules:
+  - {{id: own, effect: permit, action: reuse, when: {{reader: owner}}}}
+retention:
+  low: {{idle: 20s, absolute: 90s, active_max: 5m}}
+scrub:
+  default: {{within: 1s, verify: all}}
+offload: {{low: never}}
+audit: {{on_outage: {{decisions: deny, lifecycle: spill, own_hits: aggregate}}}}
+eviction: {{policy: lru}}
+"""
+
+
+def policy(tenants: str = TENANTS) -> str:
+    return POLICY.format(tenants=tenants)
+
+
+def person(tenant: str = "a", subject: str = "ada") -> Principal:
+    return identify(issuer="idp", tenant=tenant, verified={"subject": subject})
+
+
+def model(kind: str = "llama") -> Any:
+    torch.manual_seed(7)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    }
+    if kind == "sliding":
+        sizes |= {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    config: Any = LlamaConfig(**sizes) if kind == "llama" else Qwen2Config(**sizes)
+    config._attn_implementation = "sdpa"
+    return (LlamaForCausalLM if kind == "llama" else Qwen2ForCausalLM)(config).eval()
+
+
+def prompt(tokens: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(1, VOCABULARY, tokens).tolist()
+
+
+def batching(**values: Any) -> ContinuousBatchingConfig:
+    chosen = {
+        "page_size": PAGE,
+        "num_blocks": 64,
+        "max_batch_tokens": 64,
+        "max_memory_percent": 0.9,
+        "seed": 3,
+    }
+    return ContinuousBatchingConfig(**(chosen | values))
+
+
+def generation(**values: Any) -> GenerationConfig:
+    return GenerationConfig(**({"max_new_tokens": 8, "do_sample": False, "eos_token_id": -1} | values))
+
+
+def govern(text: str, clock: Any, **options: Any) -> Callable[[MemoryPlan], Governor]:
+    """What `GovernedBatching` asks for: a Governor over the engine's memory, with a ledger that counts."""
+
+    def make(plan: MemoryPlan) -> Governor:
+        folder = Path(tempfile.mkdtemp())
+        port = open_wrapping("generated", folder / "root.key")
+        ring = Keyring(FileKeyStore(folder / "keys.json"), port, clock)
+        chosen = PoolOptions(block_tokens=PAGE, **{"evict_ahead": 4, "scrub_batch": 4, **options})
+        pools = Pools(plan.make, plan.blocks, chosen)
+        table = compile_policy(load_policy(text, name="continuous.yaml"), revision=1)
+        return Governor(pools, table, ring, CountingLedger(), clock=clock)
+
+    return make
+
+
+class Driver:
+    """Runs an engine's manager on the calling thread: one `step` is one forward."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+        if manager.batch_processor is None:
+            manager.batch_processor = manager._create_batch_processor()
+        self.processor = manager.batch_processor
+        self.scheduler = self.processor.scheduler
+        self.cache = self.processor.cache
+        (self.allocator,) = self.cache.cache_allocators.values()
+        self.results: dict[str, Any] = {}
+        self.reused: dict[str, int] = {}
+        self.before_forward: Callable[[], None] = lambda: None
+
+    def add(self, tokens: Sequence[int], **options: Any) -> str:
+        return str(self.manager.add_request(list(tokens), **options))
+
+    def step(self) -> bool:
+        waiting = {
+            **self.scheduler.waiting_requests,
+            **{s.request_id: s for s in self.manager.input_queue.queue},
+        }
+        ready = self.processor.prepare_next_batch()
+        if ready:
+            for future in self.processor.inputs_and_outputs.requests_in_batch:
+                state = future.state
+                if (
+                    state.request_id in waiting
+                ):  # its first step: the position has moved by what is in the batch
+                    self.reused[state.request_id] = state.position_offset - future.query_length
+            self.before_forward()
+            self.processor._generation_step(self.manager.model)
+            self.processor.update_batch()
+        queue = self.manager.output_router.output_queue
+        while not queue.empty():
+            result = queue.get()
+            if result.is_finished():
+                self.results[result.request_id] = result
+        return ready
+
+    def run(self, limit: int = 400) -> int:
+        """Steps until nothing is queued or running; returns how many had a forward."""
+        steps = 0
+        for _ in range(limit):
+            ran = self.step()
+            steps += ran
+            if not ran and not self.processor.has_pending_requests():
+                return steps
+        raise AssertionError(f"still busy after {limit} steps: {self.processor}")
+
+    def output(self, request_id: str) -> list[int]:
+        result = self.results[request_id]
+        assert result.error is None, result.error
+        return list(result.generated_tokens)
+
+    def tables(self) -> dict[str, list[int]]:
+        return {name: list(table) for name, table in self.allocator.block_table.items()}
+
+    def nonzero(self, blocks: Sequence[int]) -> int:
+        """Bytes that are not zero in these blocks of the engine, read from its cache tensor."""
+        rows = self.cache.cache_tensor.view(-1, self.allocator.bytes_per_block)
+        return int(torch.count_nonzero(rows[list(blocks)]))
+
+
+class Governed(Driver):
+    """A governed engine and its clock."""
+
+    def __init__(self, batching_: GovernedBatching, clock: VirtualClock) -> None:
+        super().__init__(batching_.manager)
+        self.batching = batching_
+        self.clock = clock
+        self.custody = batching_.custody
+        self.governor = batching_.custody.governor
+
+    def submit(self, principal: Principal, tokens: Sequence[int], **options: Any) -> str:
+        return self.batching.submit(principal, tokens, **options)
+
+    def sound(self) -> None:
+        """Every invariant and the orphan scan, and the engine's books against ours."""
+        with self.custody.turn:
+            assert self.governor.check() == []
+            assert self.governor.scan() == []
+            assert set(self.allocator.block_table) == set(self.custody.records)
+            for record in self.custody.records.values():
+                if record.handle in self.governor.running:
+                    first = self.custody.blocks.pool_first[record.manager.number]
+                    assert record.table == (self.governor.blocks(record.handle) + first).tolist()
+
+
+@contextmanager
+def governed(
+    kind: str = "llama",
+    *,
+    text: str | None = None,
+    generate: GenerationConfig | None = None,
+    config: ContinuousBatchingConfig | None = None,
+    pool: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[Governed]:
+    clock = VirtualClock()
+    one = GovernedBatching(
+        model(kind),
+        govern(text or policy(), clock, **(pool or {})),
+        IDENTITY,
+        generation_config=generate or generation(),
+        batching_config=config or batching(),
+        clock=clock,
+        **options,
+    )
+    try:
+        engine = Governed(one, clock)
+        yield engine
+        engine.sound()
+    finally:
+        one.close()
+        one.custody.governor.close()
+
+
+@contextmanager
+def plain(
+    kind: str = "llama",
+    *,
+    generate: GenerationConfig | None = None,
+    config: ContinuousBatchingConfig | None = None,
+) -> Iterator[Driver]:
+    manager = model(kind).init_continuous_batching(generate or generation(), config or batching())
+    yield Driver(manager)
+    manager.batch_processor = None
