@@ -1,4 +1,4 @@
-"""`python -m kvcustody.integrations.conformance --engine module:factory [--json] [--case NAME]`: exit 1 on a failure."""
+"""`python -m kvcustody.integrations.conformance --engine module:factory [--json] [--case NAME]`; exits 1 on failure."""
 
 from __future__ import annotations
 

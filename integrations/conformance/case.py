@@ -1,4 +1,4 @@
-"""A case of the kit: what it proves, what an engine needs for it, and the function that fails where it does not hold."""
+"""A case of the kit: what it proves, what an engine needs for it, and the function that fails otherwise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The reference engine's own allocator: a free list, a prefix index, an LRU order, reference counts. It knows no governance.
+"""The reference engine's own allocator: free list, prefix index, LRU order, reference counts. It knows no governance.
 
 A1 free + least recently used + referenced + parked + withheld = all blocks; each is in exactly one of them.
-A2 A block under device work (a step in flight, a transfer) is pinned: when it becomes free it is parked, not handed out.
+A2 A block under device work (a step in flight, a transfer) is pinned: once free it is parked, not handed out.
 """
 
 from __future__ import annotations
@@ -29,9 +29,18 @@ class ReferenceBlocks:
         self.withheld: set[int] = set()
         self.allocated = 0
 
+    def find(self, key: bytes) -> int:
+        """The block that is indexed under a key, or -1."""
+        return self.index.get(key, -1)
+
     def room(self, keeping: Iterable[int] = ()) -> int:
         """How many blocks could be taken, if these unreferenced ones are kept."""
-        return len(self.free) + len(self.unused) - sum(block in self.unused for block in keeping)
+        kept = set(keeping)
+        return len(self.free) + sum(block not in kept and not self.pins[block] for block in self.unused)
+
+    def oldest(self) -> int:
+        """The least recently used block that no device work keeps in its place."""
+        return next(block for block in self.unused if not self.pins[block])
 
     def take(self, count: int) -> list[int]:
         """`count` blocks of the free list, which the caller has filled."""

@@ -1,9 +1,9 @@
-"""The reference engine: an engine with its own allocator, index and tier, governed through `EnginePort` as a third party.
+"""The reference engine: its own allocator, index and tier, governed through `EnginePort` as a third party would do it.
 
 It is the example of docs/engine-port.md. What it owes governance, in the order of a request's life:
 
 1. Arrival: `admit`. Each attempt to start: `may_start`, `look_up`, `attachable`, then `attached` and `handed_out`.
-2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is ever indexed.
+2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is indexed.
 3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks pinned.
 4. Any end: `release`, once or often. A preempted request's residency is succeeded by `resume`.
 """
@@ -122,17 +122,18 @@ class ReferenceEngine(ToyEngine):
     def arrive(self, request: ToyRequest) -> None:
         """Admission; a preempted request's residency is succeeded instead."""
         known = self.standing.get(request)
+        answer: ForeignResidency | Refused
         if known is not None:
-            self.standing[request] = Standing(self.port.resume(known.residency))
-            return
-        answer = self.port.admit(
-            request.principal,
-            _MODEL,
-            request.tokens,
-            request_id=request.number,
-            hints=request.hints,
-            max_tokens=request.ask.max_tokens - len(request.output),
-        )
+            answer = self.port.resume(known.residency, request.tokens)
+        else:
+            answer = self.port.admit(
+                request.principal,
+                _MODEL,
+                request.tokens,
+                request_id=request.number,
+                hints=request.hints,
+                max_tokens=request.ask.max_tokens - len(request.output),
+            )
         if isinstance(answer, Refused):
             self.refuse(request, answer.reason)
         else:
@@ -143,7 +144,7 @@ class ReferenceEngine(ToyEngine):
         mine = self.standing[request]
         if self.port.may_start(mine.residency) is not None:
             return False
-        looked = self.port.look_up(mine.residency, self.blocks.index.__contains__)
+        looked = self.port.look_up(mine.residency, self.blocks.find)
         mine.keys = list(looked.keys)
         found = self.find(mine.residency, looked.keys[: looked.readable])
         need = -(-len(request.tokens) // BLOCK_TOKENS) - len(found)
@@ -163,8 +164,8 @@ class ReferenceEngine(ToyEngine):
         """Leading blocks of the index that the port lets this request attach now."""
         found: list[int] = []
         for key in keys:
-            block = self.blocks.index.get(key)
-            if block is None:
+            block = self.blocks.find(key)
+            if block < 0:
                 break
             found.append(block)
         return found[: self.port.attachable(residency, found)]
@@ -176,7 +177,7 @@ class ReferenceEngine(ToyEngine):
             for block in self.port.victims(short):
                 self.forget(block, "evicted")
         while len(self.blocks.free) < count:
-            oldest = next(iter(self.blocks.unused))
+            oldest = self.blocks.oldest()
             self.forget(oldest, "evicted")
             self.port.unpublished([oldest], "evicted")
         new = self.blocks.take(count)
@@ -201,7 +202,7 @@ class ReferenceEngine(ToyEngine):
         mine = self.standing[request]
         while mine.published < min(request.landed // BLOCK_TOKENS, len(mine.keys)):
             at = mine.published
-            before = -1 if at == 0 else self.blocks.index.get(mine.keys[at - 1], -1)
+            before = -1 if at == 0 else self.blocks.find(mine.keys[at - 1])
             if at and before < 0:
                 break  # its parent has ended: what follows could not be reached
             self.publish(request, mine, at, before)
@@ -323,8 +324,6 @@ class ReferenceEngine(ToyEngine):
             self.blocks.pin(touched)
             self.device.submit([*step, Call(partial(self.end_transfer, touched, fence))])
         self.retire_due(submitted=bool(step))
-        for request_id in self.port.over_active_max():
-            self.end(self.requests[request_id], ABORTED, "active-max")
 
     def first(self, order: ScrubOrder | None) -> list[Work]:
         """The scrubs that go before everything else of the step."""

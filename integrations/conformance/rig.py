@@ -54,6 +54,7 @@ class Rig:
         self.capabilities: Capabilities = engine.capabilities
         self.block_tokens = self.capabilities.block_tokens
         self.first_writes: list[FirstWrite] = []
+        self.lawful_findings: list[str] = []  # that a case has provoked
         self._bench = bench
         if self.has("bytes"):
             engine.watch(self.first_writes.append)
@@ -151,9 +152,11 @@ class Rig:
         self.hit(who, tokens, blocks, "own second request (control)", **more)
         return tokens
 
-    def open_grant(self, reader: Principal, tokens: Sequence[int]) -> None:
+    def open_grant(self, owner: Principal, reader: Principal) -> None:
         """Ask until the grant serves: its first use has to be durable before (class A)."""
-        for _ in range(200):
+        for _ in range(100):
+            tokens = self.prompt(1)
+            self.ask(owner, tokens)
             if self.ask(reader, tokens).cached_tokens:
                 return
             time.sleep(0.005)
@@ -182,7 +185,7 @@ class Rig:
         """The engine's and governance's own checks, and the orphan scan."""
         problems = self.engine.check()
         expect(not problems, f"check: {problems[:5]}")
-        findings = self.engine.scan()
+        findings = [finding for finding in self.engine.scan() if finding not in self.lawful_findings]
         expect(not findings, f"scan: {findings[:5]}")
 
     def expect_opened(self, tenant: str, at_least: int) -> None:

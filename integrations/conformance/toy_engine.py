@@ -242,7 +242,7 @@ class ToyEngine(ABC):
             self.preempt(request.number)
 
     def retire_due(self, *, submitted: bool) -> None:
-        """Do the device steps that are more than `steps_in_flight` behind; one more where there was nothing to submit."""
+        """Do the device steps that are more than `steps_in_flight` behind; one where there was nothing to submit."""
         depth = self.setup.steps_in_flight if submitted and (self.waiting or self.running) else 0
         while len(self.device.stream) > depth:
             self.device.retire()

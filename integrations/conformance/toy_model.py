@@ -1,4 +1,4 @@
-"""A toy model that is honest about K/V: it writes what the whole prefix says, and says what every byte it reads makes it.
+"""A toy model that is honest about K/V: it writes what the whole prefix makes it, and says what every byte read does.
 
 1. K/V of a position is a function of the writer's canary, of every token up to it and of the position, and is never 0.
 2. A token that it says is a function of the K/V of every earlier position, as read from the blocks: one wrong, stale,

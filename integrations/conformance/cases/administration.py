@@ -1,4 +1,4 @@
-"""Erasure, revocation and narrowing take effect at once, on cached blocks and on running requests, and on nobody else."""
+"""Erasure, revocation and narrowing take effect at once, on cached and running blocks, and on nobody else's."""
 
 from __future__ import annotations
 
@@ -71,13 +71,19 @@ def erase_tier(bench: Bench) -> None:
 def revocation(bench: Bench) -> None:
     """A revoked grant opens nothing from the next request on, whatever was decided before."""
     rig = bench.open(policy(scope="tenant", grant=True))
+    rig.open_grant(ALPHA, BETA)
     tokens = rig.warm(ALPHA, 4)
-    rig.open_grant(BETA, tokens)
+    read = rig.submit(BETA, tokens, 6)
+    rig.until_running(read)
     queued = rig.submit(BETA, tokens)
     rig.engine.activate(policy(scope="tenant", grant=False))
-    rig.finish(queued)
+    rig.finish(queued, read)
+    expect_equal(
+        rig.engine.outcome(read).cached_tokens, 4 * rig.block_tokens, "a request before it (control)"
+    )
     expect_equal(rig.engine.outcome(queued).cached_tokens, 0, "a request that was queued when it was revoked")
-    rig.hit(BETA, tokens, 0, "reader, after the revocation")
+    unread = rig.warm(ALPHA, 4)
+    rig.hit(BETA, unread, 0, "reader, after the revocation")
     rig.hit(ALPHA, tokens, 4, "owner, after the revocation (control)")
 
 

@@ -136,7 +136,7 @@ def _handles(events: list[object], runs: str) -> Counter[tuple[int, int]]:
     """How often each (block, generation) is listed."""
     counted: Counter[tuple[int, int]] = Counter()
     for event in events:
-        blocks, generations = flatten(getattr(event, runs))
+        _, blocks, generations = flatten(getattr(event, runs))
         counted.update(zip(blocks.tolist(), generations.tolist(), strict=True))
     return counted
 

@@ -35,7 +35,7 @@ def salt(bench: Bench) -> None:
 
 @case("scope/attach")
 def attach(bench: Bench) -> None:
-    """What a running request has published is attached by its own subject only, and no foreign table names its blocks."""
+    """What a running request has published is attached by its own subject only; no foreign table names its blocks."""
     rig = bench.open()
     tokens = rig.prompt(4)
     first = rig.submit(ALPHA, tokens, 30)

@@ -37,7 +37,7 @@ def missing(bench: Bench) -> None:
 @case("identity/forged", "tokens")
 def forged(bench: Bench) -> None:
     """A token changed in any one place, cut, extended or made up is no identity."""
-    rig = bench.open()
+    rig = bench.open(blocks=200)
     tokens = rig.warm(ALPHA, 4)
     token = rig.engine.mint(ALPHA, 60 * SECOND_US)
     places = rig.random.sample(range(len(token)), 6)

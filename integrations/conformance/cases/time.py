@@ -110,8 +110,8 @@ def tier(bench: Bench) -> None:
 def foreign_renewal(bench: Bench) -> None:
     """A reader through a grant renews nothing: the owner's deadline stands."""
     rig = bench.open(policy(scope="tenant", grant=True))
+    rig.open_grant(ALPHA, BETA)
     tokens = rig.warm(ALPHA, 4)
-    rig.open_grant(BETA, tokens)
     rig.idle(IDLE_US - SECOND_US)
     rig.hit(BETA, tokens, 4, "reader through the grant (control)")
     rig.late(2 * SECOND_US)
