@@ -71,11 +71,21 @@ class ScrubQueue:
         self._fenced.append(custody)
 
     def release_fence(self, blocks: Blocks, now_us: int) -> None:
-        """The engine has handed `blocks` out again already: their custody is ordered with this step (X2)."""
+        """The engine has handed `blocks` out again already: they are ordered with this step (X2)."""
+        waiting: deque[Custody] = deque()
         for custody in self._fenced:
-            if custody.fence and np.isin(custody.blocks, blocks).any():
-                custody.fence = 0
-                custody.retired_us = now_us
+            taken = (
+                np.isin(custody.blocks, blocks) if custody.fence else np.zeros(len(custody.blocks), np.bool_)
+            )
+            if taken.any():
+                again = _part(custody, taken)
+                again.fence, again.retired_us = 0, now_us
+                waiting.append(again)
+                if not taken.all():
+                    waiting.append(_part(custody, ~taken))
+            else:
+                waiting.append(custody)
+        self._fenced = waiting
 
     def reclaim(self, fences: Fences, now_us: int) -> list[Custody]:
         """Custodies whose fences have retired; they are in the next order."""
@@ -180,6 +190,20 @@ class ScrubQueue:
             custody for order in self._orders.values() for batch in order.custodies for custody in batch
         ]
         return [*self._fenced, *self._dirty, *ordered]
+
+
+def _part(custody: Custody, chosen: NDArray[np.bool_]) -> Custody:
+    """The chosen blocks of a custody, as a custody of their own."""
+    return Custody(
+        custody.blocks[chosen],
+        custody.generations[chosen],
+        custody.account,
+        custody.domain,
+        custody.cause,
+        custody.due_us,
+        custody.ended_us,
+        custody.fence,
+    )
 
 
 def _unique(parts: list[NDArray[np.int64]]) -> Blocks:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import ACTIVE, CACHED, BlockState
+from kvcustody.allocator.block import ACTIVE, CACHED, QUARANTINED, BlockState
 from kvcustody.allocator.foreign_residency import ForeignResidency
 from kvcustody.governance.plan import DomainLabel
 from kvcustody.governance.scan import Finding
@@ -50,6 +50,7 @@ def scan(port: EnginePort, view: EngineView) -> list[Finding]:
         view.indexed & ~in_custody,
     )
     found("hold without residency", "blocks are CACHED and nobody holds them", _unheld(port))
+    found("failed verification", "blocks did not verify after a scrub", pool.state == QUARANTINED)
     for request_id, residency in port.running.items():
         if residency.is_opened and request_id not in view.requests:
             blocks = tuple(residency.blocks().tolist())
