@@ -360,8 +360,9 @@ class EnginePort(Authority):
 
     def release(self, residency: ForeignResidency, cause: str = "finished") -> bool:
         """The request ended, or was preempted; False where it had ended already (L4)."""
-        if self._running.pop(residency.request_id, None) is None:
+        if self._running.get(residency.request_id) is not residency:  # or a resumed one has its place
             return False
+        del self._running[residency.request_id]
         account = residency.account
         if residency.is_reserved:
             account.charge_active(-residency.reserved_blocks)
