@@ -191,7 +191,9 @@ class EventPublisher:
 
     def _bind(self, kind: int, endpoint: str, remote_allowed: bool) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.set_hwm(self._limits.peer_messages)
+        # A whole replay fits the pipe to its client; only a client that does not read loses some.
+        room = self._limits.replay_batches + 1 if kind == zmq.ROUTER else 0
+        socket.set_hwm(max(room, self._limits.peer_messages))
         socket.setsockopt(zmq.MAXMSGSIZE, _REQUEST_BYTES_MAX)  # of what comes in
         socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         try:

@@ -1,7 +1,8 @@
 """Reads an engine's own event stream: live batches, replays of missed ones, bounded whatever the other end does.
 
 S1  Every wait is bounded. A peer that is away, silent or hostile costs a counter, never the observer.
-S2  A message above `message_bytes` breaks its connection; frames that are none of the protocol's are counted.
+S2  A message above `message_bytes` breaks its connection, for good as far as ZeroMQ is concerned: a socket that stays
+    disconnected is made anew. Frames that are none of the protocol's are counted.
 S3  A silent stream is asked from time to time what was missed, and whether it is still the same engine.
 """
 
@@ -29,9 +30,11 @@ class Reading(NamedTuple):
 
     message_bytes: int = 16 << 20
     waiting_messages: int = 2000
+    replay_messages: int = 20_000
     replay_seconds: float = 2.0
     replay_bytes: int = 256 << 20
     check_seconds: float = 5.0
+    renew_seconds: float = 5.0
 
 
 class Connection(NamedTuple):
@@ -59,6 +62,7 @@ class Subscriber:
         reading: Reading | None = None,
     ) -> None:
         self._reading = reading or Reading()
+        self._endpoint = check_endpoint(endpoint)
         self._replay_endpoint = replay_endpoint and check_endpoint(replay_endpoint)
         self._topic = topic.encode()
         self._messages = self._malformed = self._replays = self._disconnects = 0
@@ -68,12 +72,7 @@ class Subscriber:
         self._continuity = Continuity(self._ask if replay_endpoint else None)
         self._check_at = time.monotonic()  # at once: what was published before we came
         try:
-            self._sub = self._socket(zmq.SUB)
-            self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
-            self._monitor = self._sub.get_monitor_socket(
-                zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            )
-            self._connect(self._sub, check_endpoint(endpoint))
+            self._subscribe()
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -81,6 +80,9 @@ class Subscriber:
     def poll(self, timeout_ms: int) -> list[Arrival]:
         """What arrived, after at most about `timeout_ms` of waiting (and a replay where one is due)."""
         self._watch()
+        if not self._connected and time.monotonic() >= self._renew_at:
+            self._unsubscribe()
+            self._subscribe()
         if time.monotonic() >= self._check_at and self._replay_endpoint:
             self._postpone_check()
             found = self._continuity.check()
@@ -114,9 +116,9 @@ class Subscriber:
 
     def close(self) -> None:
         """Disconnect; a second time changes nothing."""
-        with suppress(zmq.ZMQError):
-            self._sub.disable_monitor()
-        self._context.destroy(linger=0)
+        if not self._context.closed:
+            self._unsubscribe()
+            self._context.destroy(linger=0)
 
     def __enter__(self) -> Subscriber:
         return self
@@ -125,6 +127,18 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _subscribe(self) -> None:
+        self._sub = self._socket(zmq.SUB, self._reading.waiting_messages)
+        self._sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+        events = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self._monitor = self._sub.get_monitor_socket(events)
+        self._connect(self._sub, self._endpoint)
+        self._renew_at = time.monotonic() + self._reading.renew_seconds
+
+    def _unsubscribe(self) -> None:
+        self._sub.disable_monitor()
+        self._sub.close(linger=0)
 
     def _message(self, frames: list[bytes]) -> list[Arrival]:
         self._messages += 1
@@ -140,6 +154,7 @@ class Subscriber:
             self._connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if not self._connected:
                 self._disconnects += 1
+                self._renew_at = time.monotonic() + self._reading.renew_seconds
                 self._continuity.doubt()
 
     def _postpone_check(self) -> None:
@@ -149,7 +164,7 @@ class Subscriber:
         """Every batch that the publisher still has from a number on; None where it did not answer in time."""
         assert self._replay_endpoint is not None
         if self._dealer is None:
-            self._dealer = self._socket(zmq.DEALER)
+            self._dealer = self._socket(zmq.DEALER, self._reading.replay_messages)
             self._connect(self._dealer, self._replay_endpoint)
         self._replays += 1
         until = time.monotonic() + self._reading.replay_seconds
@@ -174,9 +189,9 @@ class Subscriber:
         self._dealer = None
         return Replayed(_in_order(batches, first)) if batches else None
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+    def _socket(self, kind: int, waiting_messages: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.set_hwm(self._reading.waiting_messages)
+        socket.set_hwm(waiting_messages)
         socket.setsockopt(zmq.MAXMSGSIZE, self._reading.message_bytes)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
