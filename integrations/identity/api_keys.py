@@ -175,7 +175,7 @@ def _changing(path: Path) -> Iterator[dict[str, Any]]:
         else:
             data = {"schema": SCHEMA, "salt": secrets.token_hex(32), "keys": []}
         yield data
-        _replace(path, yaml.safe_dump(data, sort_keys=False).encode())
+        _replace(path, yaml.dump(data, Dumper=_Quoting, sort_keys=False).encode())
     finally:
         os.close(descriptor)
 
@@ -190,6 +190,15 @@ def _replace(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     draft.replace(path)
     fsync_directory(path.parent)
+
+
+class _Quoting(yaml.SafeDumper):
+    """Quotes every text: hexadecimal digits can look like a number."""
+
+
+_Quoting.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
+)
 
 
 def _utc_us(date: datetime.date) -> int:

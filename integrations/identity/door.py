@@ -80,7 +80,8 @@ class Door:
         stored = STORED_RESPONSE.fullmatch(path)
         if scoped is None and stored is None and path not in self._plain and not proven.operator:
             raise RequestRefused(403, "this path is not served to tenants")
-        principal = self._principal(proven, path, headers)
+        route = proven.route or (None if scoped is None else self._document.routes.get(path, path))
+        principal = _principal(proven, route, headers)
         owner = self._tags.tag(principal)
         if stored is not None and not owns_response(owner, stored[1]) and not proven.operator:
             raise not_found()
@@ -123,33 +124,29 @@ class Door:
             raise unauthenticated(error.operands.get("reason", "malformed credential")) from None
         raise unauthenticated("no authenticator accepts this kind of credential")
 
-    def _principal(self, proven: Authenticated, path: str, headers: RequestHeaders) -> Principal:
-        """The principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
-        route = proven.route or self._document.routes.get(path, path)
-        verified = {
-            "subject": proven.subject,
-            "session": proven.session,
-            "classification": proven.classification,
-        }
-        try:
-            identify(issuer=proven.issuer, tenant=proven.tenant, verified=verified, route=proven.route)
-        except IdentityError as error:
-            raise unauthenticated(f"claim {error.message}") from None
-        asserted = {
-            name: headers.one(header)
-            for name, header in (("subject", proven.subject_header), ("session", proven.session_header))
-            if header is not None
-        }
-        try:
-            return identify(
-                issuer=proven.issuer,
-                tenant=proven.tenant,
-                verified=verified,
-                asserted=asserted,
-                route=route if len(route) <= 128 else None,
-            )
-        except IdentityError as error:
-            raise malformed(error.operands["field"], error.operands["reason"]) from None
+
+def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders) -> Principal:
+    """The principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
+    verified = {
+        "subject": proven.subject,
+        "session": proven.session,
+        "classification": proven.classification,
+    }
+    try:
+        identify(issuer=proven.issuer, tenant=proven.tenant, verified=verified, route=route)
+    except IdentityError as error:
+        raise unauthenticated(f"claim {error.message}") from None
+    asserted = {
+        name: headers.one(header)
+        for name, header in (("subject", proven.subject_header), ("session", proven.session_header))
+        if header is not None
+    }
+    try:
+        return identify(
+            issuer=proven.issuer, tenant=proven.tenant, verified=verified, asserted=asserted, route=route
+        )
+    except IdentityError as error:
+        raise malformed(error.operands["field"], error.operands["reason"]) from None
 
 
 def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:

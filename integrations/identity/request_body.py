@@ -12,9 +12,12 @@ B4 Everything else is kept, value for value.
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from typing import Any, Final, NoReturn
+
+import orjson
 
 from kvcustody.governance.scope_token import Carried
 from kvcustody.integrations.identity.refusal import malformed, not_found
@@ -34,7 +37,7 @@ def parse_body(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`; `RequestRefused` (400) for anything else, and for a repeated name anywhere."""
     try:
         text = data.decode("utf-8")
-        body = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        body = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise malformed("body", "is not one JSON object with distinct names") from None
     if type(body) is not dict:
@@ -43,11 +46,11 @@ def parse_body(data: bytes) -> dict[str, Any]:
 
 
 def write_body(body: dict[str, Any]) -> bytes:
-    """The body as ASCII JSON."""
+    """The body as JSON in UTF-8."""
     try:
+        return orjson.dumps(body)
+    except TypeError:  # what Python's JSON can carry and orjson cannot: long integers, lone surrogates
         return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
-    except ValueError:
-        raise malformed("body", "has a number out of range") from None
 
 
 def take_client_salt(body: dict[str, Any]) -> object:
@@ -143,3 +146,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is out of range")
+    return number
