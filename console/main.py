@@ -11,6 +11,7 @@ import kvcustody
 from kvcustody.console import keys as keys_command
 from kvcustody.console import size as size_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
+from kvcustody.console.plugins import add_commands
 from kvcustody.console.replay import command as replay_command
 
 app = typer.Typer(
@@ -57,6 +58,8 @@ def versions() -> dict[str, Any]:
         **{name: installed(name) for name in names},
     }
 
+
+add_commands(app)
 
 if __name__ == "__main__":
     app()

@@ -1,0 +1,217 @@
+"""`kvcustody observe`: watch an engine that nobody governs, and say what it still holds past its deadline."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import orjson
+import typer
+import yaml
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvcustody.errors import ConfigError
+from kvcustody.policies import library
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.table import DecisionTable
+
+EPILOG = """
+Examples:
+
+    kvcustody observe --endpoint tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --policy policy.yaml
+
+    kvcustody observe --policy regulated-saas --salts salts.yaml --ledger kvcustody.db
+
+    kvcustody observe --policy policy.yaml --seconds 60 --json
+"""
+
+_STEP_MS = 200
+_SALTS_BYTES_MAX = 16 << 20
+_INTERRUPTED = 130
+
+
+def observe(
+    *,
+    policy: Annotated[str, typer.Option(help="The policy whose deadlines count: a file, or a library name.")],
+    endpoint: Annotated[str, typer.Option(help="Where the engine publishes.")] = "tcp://127.0.0.1:5557",
+    replay: Annotated[
+        str | None, typer.Option(help="Where the engine replays missed batches; without it a gap stays one.")
+    ] = None,
+    topic: Annotated[str, typer.Option(help="The engine's topic.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the observed engine, in the ledger too.")] = "observed-0",
+    salts: Annotated[
+        Path | None, typer.Option(help="Which tenant has which salts: a YAML file, `acme: [salt, …]`.")
+    ] = None,
+    trust_scope: Annotated[
+        bool, typer.Option(help="Take tenants from the stream: for a stream that kvcustody publishes.")
+    ] = False,
+    unattributed: Annotated[
+        str | None, typer.Option(help="Classification of blocks without a tenant; default: the highest.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option(help="Record here: an SQLite file or PostgreSQL URL. Default: nowhere.")
+    ] = None,
+    spill: Annotated[Path, typer.Option(help="Folder for what cannot reach the ledger for a while.")] = Path(
+        "kvcustody-observe.spill"
+    ),
+    blocks_max: Annotated[int, typer.Option(min=1, help="Most blocks to keep track of.")] = 1_000_000,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this time.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document at the end.")] = False,
+) -> None:
+    """Watch a vLLM engine's KV events: who holds blocks, until when they may, and what is overdue.
+
+    Nothing is enforced. The engine is believed: a block that it does not tell of is not seen, and a removal says that
+    the block left its index, not that its memory was overwritten. Stop with Ctrl-C.
+    """
+    try:
+        from kvcustody.integrations.events.observer import Watch, open_observer
+    except ImportError as error:
+        raise ConfigError(
+            f"`observe` needs `{error.name}`: pip install 'kvcustody[events]'", module=error.name
+        ) from None
+    watch = Watch(
+        endpoint,
+        _table(policy),
+        name,
+        replay,
+        topic,
+        {} if salts is None else read_salts(salts),
+        trust_scope,
+        unattributed,
+        blocks_max,
+        ledger,
+        spill,
+    )
+    until = time.monotonic() + (float("inf") if seconds is None else seconds)
+    with _stoppable() as stopped, open_observer(watch) as observer:
+        with _shown(quiet=as_json) as show:
+            while not stopped() and time.monotonic() < until:
+                observer.step(_STEP_MS)
+                show(observer.status)
+        observer.flush()
+        last = observer.status()
+    if as_json:
+        sys.stdout.write(orjson.dumps(last, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        Console(width=None if sys.stdout.isatty() else 120).print(render(last))
+    if stopped() == signal.SIGINT:
+        raise typer.Exit(_INTERRUPTED)
+
+
+def read_salts(path: Path) -> dict[str, str]:
+    """Salt to tenant, from a YAML mapping of tenants to lists of salts. Raises `ConfigError` without quoting a salt."""
+    try:
+        if path.stat().st_size > _SALTS_BYTES_MAX:
+            raise ConfigError(f"salts `{path}`: larger than 16 MiB", path=path)
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"salts `{path}`: {error.strerror}", path=path) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise ConfigError(f"salts `{path}`: is not YAML", path=path) from None
+    made: dict[str, str] = {}
+    for tenant, found in data.items() if isinstance(data, dict) else [(None, None)]:
+        if not (
+            isinstance(tenant, str)
+            and isinstance(found, list)
+            and all(isinstance(s, str) and s for s in found)
+        ):
+            raise ConfigError(
+                f"salts `{path}`: must map each tenant to a list of its salts, as text", path=path
+            )
+        for salt in found:
+            if made.setdefault(salt, tenant) != tenant:
+                raise ConfigError(f"salts `{path}`: `{tenant}` and `{made[salt]}` share a salt", path=path)
+    return made
+
+
+def render(status: dict[str, Any]) -> Group:
+    """The status for a terminal."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for at, column in enumerate(("tenant", "chains", "blocks", "overdue chains", "overdue blocks")):
+        table.add_column(column, justify="right" if at else "left")
+    for row in status["tenants"]:
+        values = list(row.values())
+        style = "red" if row["overdue_blocks"] else None
+        table.add_row(values[0] or "unattributed", *(f"{value:,}" for value in values[1:]), style=style)
+    connection = status["connection"]
+    state = "connected" if connection["connected"] else "not connected"
+    head = Text(f"{status['engine']} at {status['endpoint']}: observed, not enforced", style="bold")
+    counts = (
+        f"{state}; {status['batches']:,} batches, {status['missed_batches']:,} missed, "
+        f"{connection['disconnects']:,} disconnects, {status['restarts']:,} restarts, "
+        f"{status['malformed'] + status['unknown']:,} unreadable"
+    )
+    lines: list[RenderableType] = [head, Text(counts), table]
+    if status["unused_residencies"]:
+        lines.append(
+            Text(f"{status['unused_residencies']:,} chains: no use seen within their idle time", style="dim")
+        )
+    if status["unsure"]:
+        lines.append(Text(f"counts are unsure: {status['unsure']}", style="yellow"))
+    if status["recording"] is False:
+        lines.append(Text("the ledger cannot record", style="red"))
+    return Group(*lines)
+
+
+def _table(name: str) -> DecisionTable:
+    if name in library.names():
+        return compile_policy(library.load(name), revision=1)
+    try:
+        text = Path(name).read_bytes()
+    except OSError as error:
+        known = ", ".join(library.names())
+        reason = error.strerror or error
+        raise ConfigError(f"policy `{name}`: {reason}; the library has {known}", path=name) from None
+    return compile_policy(load_policy(text, name=name), revision=1)
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], int]]:
+    """The signal that asked to stop, 0 while none has; a second one acts at once."""
+    asked = 0
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = number
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, ask) for number in numbers]
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _shown(*, quiet: bool) -> Iterator[Callable[[Callable[[], dict[str, Any]]], None]]:
+    """A live view on stderr, once a second at most; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda status: None
+        return
+    due = 0.0
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+
+        def show(status: Callable[[], dict[str, Any]]) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + 1.0
+                live.update(render(status()), refresh=True)
+
+        yield show
