@@ -1,0 +1,85 @@
+"""Real vLLM engines for the tests beside it. Nothing here is collected where vLLM is not installed (`make test-engines`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+
+if TYPE_CHECKING:
+    from deployment import Deployment
+    from local_engine import LocalEngine
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """PYTHONPATH entries of the engines' processes, in use here too."""
+    from engine_site import enter_site, make_site
+
+    entries = make_site(tmp_path_factory.mktemp("site"))
+    enter_site(entries)
+    return entries
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model of full attention."""
+    from tiny_model import save_model
+
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model whose layers form two groups: full attention and a sliding window."""
+    from tiny_model import save_model
+
+    return save_model(tmp_path_factory.mktemp("windowed"), windowed=True)
+
+
+@pytest.fixture(scope="module")
+def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Deployment]:
+    """Makes a deployment in a folder of its own."""
+    from deployment import Deployment
+
+    return lambda **named: Deployment(tmp_path_factory.mktemp("deployment"), **named)
+
+
+@pytest.fixture(scope="module")
+def start(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
+    """Starts engines; those of a module that still run are closed with it."""
+    from local_engine import LocalEngine
+
+    engines: list[LocalEngine] = []
+
+    def started(which: Path = model, **named: Any) -> LocalEngine:
+        engines.append(LocalEngine(which, site, **named))
+        return engines[-1]
+
+    yield started
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def plain(start: Callable[..., LocalEngine]) -> LocalEngine:
+    """vLLM as it is: the positive control."""
+    return start()
+
+
+@pytest.fixture(scope="module")
+def governed(start: Callable[..., LocalEngine], new_deployment: Callable[..., Deployment]) -> LocalEngine:
+    """The same engine, governed."""
+    return start(deployment=new_deployment())

