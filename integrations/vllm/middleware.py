@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvcustody.governance.logs import configure
 from kvcustody.governance.settings import load_settings
 from kvcustody.integrations.identity.deployment import open_door
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
@@ -13,4 +14,5 @@ class ScopeMiddleware(IdentityMiddleware):
 
     def __init__(self, app: Application) -> None:
         settings = load_settings()
+        configure(settings.log_level, settings.log_format)
         super().__init__(app, open_door(settings), body_bytes_max=int(settings.request_bytes_max))

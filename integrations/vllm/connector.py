@@ -1,0 +1,185 @@
+"""The connector that vLLM loads: one class for both roles, each delegating to its own half.
+
+D1 It moves no block and loads none: for vLLM it is a connector that never has anything external, so nothing of the model's
+   path changes. What it needs of the connector interface is the order of calls.
+D2 It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
+   whatever role the command line names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
+from kvcustody.integrations.vllm.versions import check_version
+from kvcustody.integrations.vllm.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """`--kv-transfer-config '{"kv_connector": "KVCustody", "kv_role": "kv_both"}'`."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
+    ) -> None:
+        check_version()
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._cache_config = kv_cache_config
+        self.scheduler_side: SchedulerSide | None = None
+        self.worker_side: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            _require_plugin()
+            self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config)
+        else:
+            self.worker_side = WorkerSide(_shard(vllm_config))
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nothing is handed off."""
+        return False
+
+    @property
+    def _scheduler(self) -> SchedulerSide:
+        assert self.scheduler_side is not None, "called in the worker's role"
+        return self.scheduler_side
+
+    @property
+    def _worker(self) -> WorkerSide:
+        assert self.worker_side is not None, "called in the scheduler's role"
+        return self.worker_side
+
+    # -- scheduler ----------------------------------------------------------------------------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """See the interface; releases before 0.32 bind through `plugin` instead."""
+        self._kv_cache_manager = kv_cache_manager
+        self._scheduler.bind(kv_cache_manager)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """The pool is bound with its manager."""
+
+    def on_new_request(self, request: Request) -> None:
+        """See the interface."""
+        self._scheduler.on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Nothing external; `None` for a request that must wait."""
+        return (None, False) if self._scheduler.waits(request) else (0, False)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """See the interface."""
+        if num_external_tokens:
+            raise IsolationError(
+                f"`{num_external_tokens}` tokens of another connector reached a governed pool"
+            )
+        self._scheduler.placed(request)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepOrder:
+        """See the interface."""
+        return self._scheduler.build(scheduler_output)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """See the interface."""
+        receipt = connector_output.kv_connector_worker_meta
+        self._scheduler.receive(receipt if isinstance(receipt, StepReceipt) else None)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks are freed at once; the manager tells governance when they are."""
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As `request_finished`."""
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """See the interface."""
+        return self._scheduler.has_work()
+
+    def reset_cache(self) -> bool:
+        """See the interface."""
+        return self._scheduler.reset()
+
+    # -- worker -------------------------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """See the interface."""
+        self._worker.register(kv_caches, self._blocks())
+
+    def register_cross_layers_kv_cache(self, kv_cache: torch.Tensor, attn_backend: Any) -> None:
+        """One tensor for all layers (releases before 0.32)."""
+        self._worker.register({"all layers": kv_cache}, self._blocks())
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """First in every step: the scrubs."""
+        assert isinstance(kv_connector_metadata, StepOrder)
+        self._worker.obey(kv_connector_metadata)
+
+    def build_connector_worker_meta(self) -> StepReceipt:
+        """See the interface."""
+        return self._worker.receipt()
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Nothing is loaded."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is loaded."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is saved."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is saved."""
+
+    def shutdown(self) -> None:
+        """Either half closes itself; a second time changes nothing."""
+        if self.scheduler_side is not None:
+            self.scheduler_side.close()
+        if self.worker_side is not None:
+            self.worker_side.close()
+
+    def _blocks(self) -> int:
+        config = self._cache_config
+        blocks = config.num_blocks if config is not None else self._vllm_config.cache_config.num_gpu_blocks
+        return int(blocks)
+
+
+def _require_plugin() -> None:
+    """A connector that was named by its module path alone would run with vLLM's own hashes."""
+    from kvcustody.integrations.vllm.plugin import is_installed
+
+    if not is_installed():
+        raise IsolationError(
+            "the kvcustody plugin is not loaded in the engine's process: name `kvcustody` in VLLM_PLUGINS, or unset it"
+        )
+
+
+def _shard(config: VllmConfig) -> int:
+    """This worker's place among those that each hold a part of every block."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    parallel = config.parallel_config
+    if parallel.world_size == 1:
+        return 0
+    return int(get_pp_group().rank_in_group * get_tp_group().world_size + get_tp_group().rank_in_group)

@@ -1,0 +1,46 @@
+"""What travels between the scheduler's side and the workers: one order a step there, receipts back.
+
+M1 Both ways everything is numbers and names of methods: no tokens, no keys, no identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+if TYPE_CHECKING:
+    from kvcustody.allocator.memory import ScrubResult
+    from kvcustody.allocator.scrub_queue import ScrubOrder
+
+
+@dataclass(slots=True)
+class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
+    """What the workers must do before anything else is written in this step."""
+
+    step: int
+    order: ScrubOrder | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """One shard's answer to one scrub order. `device_blocks`: scrubbed so far, as the device counted them."""
+
+    order: int
+    shard: int
+    results: tuple[ScrubResult, ...]
+    device_blocks: int
+
+
+@dataclass(slots=True)
+class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What a worker did in one step; those of all workers are put together before the scheduler sees them."""
+
+    step: int
+    answers: list[Answer] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
+        """Both workers' answers. A step has retired when the slower one says so."""
+        assert isinstance(other, StepReceipt)
+        return StepReceipt(min(self.step, other.step), self.answers + other.answers)

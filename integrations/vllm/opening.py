@@ -1,0 +1,95 @@
+"""From vLLM's configuration to an open port: settings, the pool's plan, the model's identity, who may connect.
+
+O1 Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`, whose
+   names are those of docs/settings.md. Every process of an engine reads the same.
+O2 A connector beside ours is refused unless it is on the allow-list: an external tier keeps blocks out of custody, and
+   some hash tokens without any scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.engine_port import EngineControl, EnginePort
+from kvcustody.governance.engine_worker import EnginePlan, EngineWorker, open_engine_worker
+from kvcustody.governance.scope_token import ScopeTokens
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.integrations.identity.deployment import open_verifier
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+NAME = "KVCustody"
+_MULTI = "MultiConnector"
+
+
+class Opened(NamedTuple):
+    """What the scheduler's side stands on. `worker` is None where a test built the port itself."""
+
+    port: EnginePort
+    tokens: ScopeTokens
+    clock: Clock
+    worker: EngineWorker | None = None
+
+
+Opener = Callable[[Settings, EnginePlan, EngineControl], Opened]
+
+
+def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> Opened:
+    """Open the ledger, the keys and the policy, and the verifier of scope tokens; a `CustodyError` says what is wrong."""
+    clock = SystemClock()
+    worker = open_engine_worker(settings, plan, control, clock=clock)
+    try:
+        return Opened(worker.port, open_verifier(settings, clock), clock, worker)
+    except BaseException:
+        worker.close()
+        raise
+
+
+def settings_of(config: VllmConfig) -> Settings:
+    """This engine's settings (O1)."""
+    transfer = config.kv_transfer_config
+    return load_settings(**(transfer.kv_connector_extra_config if transfer is not None else {}))
+
+
+def plan_of(
+    config: VllmConfig, cache: KVCacheConfig, manager: KVCacheManager, block_tokens: int
+) -> EnginePlan:
+    """The pool that vLLM brings; its null block is nobody's."""
+    parallel = config.parallel_config
+    tensors = cache.kv_cache_tensors
+    sizes = {tensor.size for tensor in tensors}
+    shared = len(sizes) == 1 and hasattr(tensors[0], "layers")  # one allocation that every tensor names
+    size = next(iter(sizes)) if shared else sum(tensor.size for tensor in tensors)
+    return EnginePlan(
+        blocks=cache.num_blocks,
+        block_tokens=block_tokens,
+        shards=parallel.world_size,
+        bytes_per_block=size // cache.num_blocks,
+        device=str(config.device_config.device_type),
+        reserved=(manager.block_pool.null_block.block_id,),
+    )
+
+
+def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
+    """Raises `ConfigError` that names the first connector that is not allowed beside ours (O2).
+
+    config: the engine's, not the copy that a connector among several is given, which names that connector alone.
+    """
+    transfer = config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != _MULTI:
+        return
+    fine = {NAME, *(name.strip() for name in allowed.split(","))}
+    for child in transfer.kv_connector_extra_config.get("connectors", ()):
+        name = str(child.get("kv_connector"))
+        if name not in fine:
+            raise ConfigError(
+                f"connector `{name}` keeps KV blocks outside this engine, where no deadline, scrub or scope reaches "
+                "them; remove it, or list it in `vllm_connectors_allowed` once it passes the conformance kit",
+                connector=name,
+            )

@@ -1,0 +1,119 @@
+"""The `vllm.general_plugins` entry point. vLLM calls `register` in every process, before it configures anything.
+
+P1 It changes nothing for an engine that does not name our connector: each patch asks whether the engine at hand has one.
+P2 It never raises, because vLLM would swallow that and go on: a vLLM that cannot be patched leaves the plugin uninstalled,
+   and our connector then refuses to start.
+P3 Calling it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+NAME = "KVCustody"
+_MODULE = "kvcustody.integrations.vllm.connector"
+_state: dict[str, bool] = {}
+_log = structlog.get_logger(__name__)
+
+
+def register() -> None:
+    """Register the connector and install the patches."""
+    if _state:
+        return
+    _state["installed"] = False
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+        KVConnectorFactory.register_connector(NAME, _MODULE, "GovernedConnector")
+        _patch()
+        _state["installed"] = True
+    except Exception as error:
+        _log.error("plugin not installed", error=f"{type(error).__name__}: {error}")
+
+
+def is_installed() -> bool:
+    """Whether the patches of this process are in place."""
+    return _state.get("installed", False)
+
+
+def _patch() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import core
+
+    from kvcustody.integrations.vllm.engine import UTILITIES
+
+    core.get_request_block_hasher = _instead_of_hashes(core.get_request_block_hasher)
+    Scheduler.__init__ = _then(Scheduler.__init__, _govern_scheduler)
+    # A served engine loads plugins inside its constructor, so it is taken over when its loop begins; one in its caller's
+    # process has no loop, and has loaded them before.
+    core.EngineCore.__init__ = _then(core.EngineCore.__init__, _govern_engine)
+    for served in (core.EngineCoreProc, core.DPEngineCoreProc):
+        served.run_busy_loop = _first(served.run_busy_loop, _govern_engine)
+    core.EngineCore.shutdown = _first(core.EngineCore.shutdown, _close)
+    for utility in UTILITIES:
+        setattr(core.EngineCore, utility.__name__, utility)
+
+
+def _instead_of_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_request_block_hasher(*args: Any, **kwargs: Any) -> Any:
+        from kvcustody.integrations.vllm.hasher import governed_block_hasher
+
+        return governed_block_hasher() if _state.get("governs") else original(*args, **kwargs)
+
+    return get_request_block_hasher
+
+
+def _then(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        act(self)
+        return result
+
+    return patched
+
+
+def _first(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        act(self)
+        return original(self, *args, **kwargs)
+
+    return patched
+
+
+def _govern_scheduler(scheduler: Any) -> None:
+    side = _side_of(scheduler)
+    _state["governs"] = side is not None
+    if side is not None:
+        side.bind_scheduler(scheduler)
+
+
+def _govern_engine(engine: Any) -> None:
+    side = _side_of(engine.scheduler)
+    if side is not None and not hasattr(engine, "kvcustody"):
+        from kvcustody.integrations.vllm.engine import EngineHandle
+
+        engine.kvcustody = EngineHandle(engine, side)
+
+
+def _close(engine: Any) -> None:
+    handle = getattr(engine, "kvcustody", None)
+    if handle is not None:
+        handle.close()
+
+
+def _side_of(scheduler: Any) -> Any:
+    """Our half of a scheduler's connector, alone or among several; None for an engine without it."""
+    from kvcustody.integrations.vllm.connector import GovernedConnector
+
+    connector = getattr(scheduler, "connector", None)
+    for one in [connector, *getattr(connector, "_connectors", ())]:
+        if isinstance(one, GovernedConnector):
+            return one.scheduler_side
+    return None

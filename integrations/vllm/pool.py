@@ -1,0 +1,161 @@
+"""vLLM's block pool under governance: the same pool, with what it does told, and three doors shut.
+
+P1 `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody` every
+   method is the original's.
+P2 A block enters the index only under keys that governance made: what is not publishable is never cached.
+P3 Entries for part of a block are not made: their later copies would run beside the scrub, and need a key inside a block.
+P4 Blocks whose custody ended stand at the head of the free queue, so memory that holds nobody's data is used before
+   anything cached is evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.vllm.governed_request import Published, governed
+from kvcustody.integrations.vllm.versions import check_type
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.books import Books
+
+
+class GovernedBlockPool(BlockPool):  # type: ignore[misc]
+    """vLLM's `BlockPool`, telling `custody` what it does."""
+
+    custody: Books | None = None
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Hand out, our evictions first."""
+        custody = self.custody
+        if custody is None:
+            return super().get_new_blocks(num_blocks)  # type: ignore[no-any-return]
+        custody.make_room(num_blocks)
+        blocks: list[KVCacheBlock] = super().get_new_blocks(num_blocks)
+        custody.allocated_blocks += num_blocks
+        return blocks
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Give references back. Outside a request's release, note whose they may be: `Books.settle` finds out."""
+        custody = self.custody
+        if custody is None or custody.is_releasing:
+            super().free_blocks(ordered_blocks)
+            return
+        blocks = list(ordered_blocks)
+        if blocks:
+            custody.loose = True
+            super().free_blocks(blocks)
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        """Publish whole blocks, if the request may (P2)."""
+        custody = self.custody
+        if custody is not None:
+            mine = governed(request)
+            if mine is None or not mine.publishes or num_cached_blocks >= num_full_blocks:
+                return
+            if not mine.notes:
+                custody.noted.append(mine)
+            mine.notes.append(Published(kv_cache_group_id, num_cached_blocks, num_full_blocks, block_mask))
+        super().cache_full_blocks(
+            request,
+            blocks,
+            num_cached_blocks,
+            num_full_blocks,
+            block_size,
+            kv_cache_group_id,
+            block_mask,
+        )
+
+    def cache_partial_block(
+        self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Nothing is cached for part of a block (P3); what the block held before is forgotten if it was replaced."""
+        if self.custody is None:
+            return super().cache_partial_block(request, block, num_tokens, *args, **kwargs)
+        if kwargs.get("replace_existing_hashes"):
+            self._maybe_evict_cached_block(block)
+        return None
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Somebody else's wish: told, so that custody ends with the key."""
+        super().evict_blocks(block_ids)
+        if self.custody is not None:
+            self.custody.forgotten(sorted(block_ids), "evicted by the engine")
+
+    def reset_prefix_cache(self) -> bool:
+        """Withheld blocks are nobody's, so they do not stand in the way of a reset."""
+        custody = self.custody
+        if custody is None:
+            return bool(super().reset_prefix_cache())
+        custody.settle()
+        self.num_gpu_blocks -= len(custody.withheld)
+        try:
+            done = bool(super().reset_prefix_cache())
+        finally:
+            self.num_gpu_blocks += len(custody.withheld)
+        if done:
+            custody.forgotten(custody.indexed_blocks(), "reset")
+        return done
+
+    def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
+        """Raises `IsolationError`: somebody would go on reading blocks that nobody references."""
+        if self.custody is not None:
+            raise IsolationError(
+                "a connector reads blocks after their release; it cannot run under kvcustody"
+            )
+        super().unpin_blocks(blocks, on_reuse)
+
+    # -- for EngineControl -------------------------------------------------------------------------------------------
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Drop keys, without telling custody, and put the unreferenced blocks where they are used first (P4)."""
+        first: list[KVCacheBlock] = []
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            self._maybe_evict_cached_block(block)
+            if block.ref_cnt == 0 and not block.is_null:
+                self.free_block_queue.remove(block)
+                first.append(block)
+        self.free_block_queue.prepend_n(first)
+
+    def withhold(self, block_id: int) -> None:
+        """Never hand this block out again: a reference that nobody gives back."""
+        block = self.blocks[block_id]
+        self._maybe_evict_cached_block(block)
+        if block.ref_cnt == 0:
+            self.free_block_queue.remove(block)
+        block.ref_cnt += 1
+
+    def head_is_cached(self, num_blocks: int) -> bool:
+        """The next `num_blocks` hand-outs would evict something."""
+        block = self.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(num_blocks):
+            if block is None or block._block_hash is not None:
+                return block is not None
+            block = block.next_free_block
+        return False
+
+
+def governed_pool(pool: BlockPool, custody: Books) -> GovernedBlockPool:
+    """`pool` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
+    if not isinstance(pool, GovernedBlockPool):
+        check_type(pool, BlockPool, "the block pool")
+        pool.__class__ = GovernedBlockPool
+    assert isinstance(pool, GovernedBlockPool)
+    pool.custody = custody
+    return pool

@@ -1,0 +1,143 @@
+"""Which vLLM releases the adapter knows, what differs between them, and what it must find before it governs one.
+
+V1 A release outside the range is refused at start, with what to do about it: an engine that would run ungoverned under
+   our flag is worse than one that does not start.
+V2 Inside the range too, every class that is swapped and every method that is overridden is compared with what this file
+   says it takes. A fork or a patched build that differs is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kvcustody.errors import ConfigError
+
+OLDEST = (0, 28)
+BELOW = (0, 34)
+
+
+class Version(NamedTuple):
+    """A vLLM release as far as the adapter is concerned."""
+
+    major: int
+    minor: int
+    text: str
+
+    @property
+    def binds_manager(self) -> bool:
+        """The scheduler hands the connector its cache manager; before, only the block pool."""
+        return (self.major, self.minor) >= (0, 32)
+
+
+# Overridden or called: dotted place -> names of the parameters after `self`, as every release of the range has them.
+# A release may add parameters with a default behind these.
+_SIGNATURES: dict[str, tuple[str, ...]] = {
+    "vllm.v1.core.block_pool:BlockPool.get_new_blocks": ("num_blocks",),
+    "vllm.v1.core.block_pool:BlockPool.touch": ("blocks",),
+    "vllm.v1.core.block_pool:BlockPool.free_blocks": ("ordered_blocks",),
+    "vllm.v1.core.block_pool:BlockPool.evict_blocks": ("block_ids",),
+    "vllm.v1.core.block_pool:BlockPool.reset_prefix_cache": (),
+    "vllm.v1.core.block_pool:BlockPool.cache_full_blocks": (
+        "request",
+        "blocks",
+        "num_cached_blocks",
+        "num_full_blocks",
+        "block_size",
+        "kv_cache_group_id",
+        "block_mask",
+    ),
+    "vllm.v1.core.block_pool:BlockPool.cache_partial_block": ("request", "block", "num_tokens"),
+    "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block": ("block",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": ("request",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled": ("request",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.free": ("request",),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.pop_blocks_for_free": ("request",),
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.find_longest_cache_hit": (
+        "block_hashes",
+        "max_cache_hit_length",
+    ),
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.remove": ("block",),
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": ("blocks",),
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("request_ids", "finished_status"),
+    "vllm.v1.core.sched.scheduler:Scheduler.has_requests": (),
+    "vllm.v1.engine.core:EngineCore.add_request": ("request",),
+    "vllm.v1.engine.core:EngineCore.abort_requests": ("request_ids",),
+    "vllm.v1.engine.core:EngineCore.shutdown": (),
+}
+
+
+def check_version(installed: str | None = None) -> Version:
+    """The running vLLM's version. Raises `ConfigError` outside the range (V1) and where a method differs (V2)."""
+    version = read_version(installed if installed is not None else _installed())
+    if not OLDEST <= (version.major, version.minor) < BELOW:
+        raise ConfigError(
+            f"vllm `{version.text}` is not governed by this kvcustody: it knows {_text(OLDEST)} up to, but not, "
+            f"{_text(BELOW)}; install a vllm in that range, or a kvcustody that knows this one",
+            version=version.text,
+        )
+    if installed is None:
+        check_signatures()
+    return version
+
+
+def read_version(text: str) -> Version:
+    """`0.32.0+cpu` as numbers. Raises `ConfigError` for what is not a version, as a build from a bare checkout says."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise ConfigError(f"vllm says that its version is `{text}`; install a released vllm", version=text)
+    return Version(int(match[1]), int(match[2]), text)
+
+
+def check_signatures(expected: dict[str, tuple[str, ...]] | None = None) -> None:
+    """Raises `ConfigError` that names the first method of vLLM that is missing or takes something else (V2)."""
+    for place, names in (_SIGNATURES if expected is None else expected).items():
+        function = _resolve(place)
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        found = [parameter.name for parameter in parameters]
+        added = [p for p in parameters[len(names) :] if p.default is p.empty and p.kind not in _VARIADIC]
+        partial = place.endswith("cache_partial_block")  # overridden with *args: what follows does not matter
+        if tuple(found[: len(names)]) != names or (added and not partial):
+            raise ConfigError(
+                f"`{place}` takes ({', '.join(found)}), not ({', '.join(names)}): this vllm is not the release that "
+                "its version says; install an unmodified one",
+                place=place,
+            )
+
+
+def check_type(thing: object, expected: type, what: str) -> None:
+    """Raises `ConfigError` unless `thing` is exactly an `expected`: a subclass may override what governance needs."""
+    if type(thing) is not expected:
+        raise ConfigError(
+            f"{what} is a `{type(thing).__module__}.{type(thing).__qualname__}`, not vllm's own "
+            f"`{expected.__qualname__}`: another plugin has replaced it; remove that plugin or kvcustody",
+            found=type(thing).__qualname__,
+        )
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _installed() -> str:
+    from vllm.version import __version__
+
+    return str(__version__)
+
+
+def _resolve(place: str) -> Callable[..., Any]:
+    module, _, path = place.partition(":")
+    try:
+        found: Any = __import__(module, fromlist=["_"])
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"vllm has no `{place}`: {error}; install a release in the range", place=place
+        ) from None
+    return found  # type: ignore[no-any-return]
+
+
+def _text(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
