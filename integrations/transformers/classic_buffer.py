@@ -32,6 +32,7 @@ class Buffer:
         self.by_token: torch.Tensor | None = None  # [capacity, batch, heads, width], contiguous
         self.token_major = token_major
         self.rows = torch.empty(0)
+        self._takes = (0, 0, 0)  # batch, heads, width
 
     def shape(self, batch: int, heads: int, width: int, dtype: torch.dtype) -> None:
         """Lay the rows out; raises `CapacityError` where they do not fit what was reserved."""
@@ -43,6 +44,7 @@ class Buffer:
                 "the right `batch_size`, `dtype` or `kv_shape`",
                 bytes=needed,
             )
+        self._takes = (batch, heads, width)
         count = batch * heads * self.capacity_tokens * width
         flat = self.region[: count * dtype.itemsize].view(dtype)
         if self.token_major:
@@ -56,20 +58,19 @@ class Buffer:
         batch, heads, _, width = states.shape
         self.shape(batch, heads, width, dtype or states.dtype)
 
-    def check(self, states: torch.Tensor) -> None:
-        """Raise `CapacityError` where `states` are of another batch, head count or width than the rows."""
-        expected = (*self.rows.shape[:2], self.rows.shape[3])
-        if (*states.shape[:2], states.shape[3]) != expected:
+    def check_room(self, first: int, states: torch.Tensor) -> int:
+        """Where `states` would end if they were written at token `first`.
+
+        Raises `CapacityError` beyond the reservation, or for another batch, head count or width than the rows have.
+        """
+        batch, heads, count, width = states.shape
+        if (batch, heads, width) != self._takes:
             raise CapacityError(
-                f"states of shape `{tuple(states.shape)}` do not continue a cache of `{expected[0]}` rows, "
-                f"`{expected[1]}` heads and width `{expected[2]}`",
+                f"states of shape `{tuple(states.shape)}` do not continue a cache of `{self._takes[0]}` rows, "
+                f"`{self._takes[1]}` heads and width `{self._takes[2]}`",
                 shape=tuple(states.shape),
             )
-
-    def check_room(self, first: int, states: torch.Tensor) -> int:
-        """Where `states` would end if they were written at token `first`; raises `CapacityError` beyond the rows."""
-        self.check(states)
-        last = first + states.shape[-2]
+        last = first + count
         if last > self.capacity_tokens:
             raise CapacityError(
                 f"`{last}` tokens in a cache reserved for `{self.capacity_tokens}`: open it with a larger `max_tokens`",
@@ -79,29 +80,33 @@ class Buffer:
         return last
 
     def write(self, first: int, states: torch.Tensor) -> None:
-        """Put `states` at token `first`; raises `CapacityError` before anything is written."""
-        last = self.check_room(first, states)
-        self.rows[:, :, first:last].copy_(states.detach())
+        """Put `states` at token `first`; raises as `check_room` does, before anything is written."""
+        self.put(first, self.check_room(first, states), states)
+
+    def put(self, first: int, last: int, states: torch.Tensor) -> None:
+        """`write` where `check_room` has answered `last`."""
+        self.rows.narrow(2, first, last - first).copy_(states.detach() if states.requires_grad else states)
 
     def read(self, first: int, last: int) -> torch.Tensor:
         """A view of the tokens [first, last)."""
-        return self.rows[:, :, first:last]
+        return self.rows.narrow(2, first, last - first)
 
     def erase(self, first: int, last: int) -> None:
         """Zero the tokens [first, last)."""
         self.rows[:, :, first:last].zero_()
 
     def move(self, first: int, last: int) -> None:
-        """Move the tokens [first, last) to the front; what lay there is overwritten, the rest stays until it is."""
+        """Move the tokens [first, last) to the front, and zero what they leave behind."""
         count = last - first
         if first >= count:
             self.rows[:, :, :count].copy_(self.rows[:, :, first:last])
-            return
-        copied = self.rows[:, :, first:last].clone()
-        try:
-            self.rows[:, :, :count].copy_(copied)
-        finally:
-            copied.zero_()
+        else:
+            copied = self.rows[:, :, first:last].clone()
+            try:
+                self.rows[:, :, :count].copy_(copied)
+            finally:
+                copied.zero_()
+        self.erase(count, last)
 
     def gather(self, indices: torch.Tensor, last: int) -> None:
         """Batch row i becomes what row `indices[i]` was, over the tokens [0, last)."""

@@ -17,7 +17,13 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
-from transformers.cache_utils import Cache, DummyLayer, DynamicCache, QuantizedCache, StaticCache
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    Cache,
+    DynamicCache,
+    QuantizedCache,
+    StaticCache,
+)
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity import Principal
@@ -170,7 +176,7 @@ def _layer(
 ) -> Any:
     """A dynamic layer of its kind over two regions."""
     if layer.kind == "none":
-        return DummyLayer()  # type: ignore[no-untyped-call]
+        return _holds_nothing()
     make: Any = GovernedDynamicLayer
     made = GovernedDynamicSlidingLayer(layer.window_tokens) if layer.kind == "window" else make()
     made.govern(residency, *_pair(keys, values, shape.capacity(layer)))
@@ -193,7 +199,7 @@ def _static(shape: CacheShape, device: torch.device, open_residency: Open) -> Go
     for layer in shape.layers:
         keys, values = next(regions), next(regions)
         if layer.kind == "none":
-            layers.append(DummyLayer())  # type: ignore[no-untyped-call]
+            layers.append(_holds_nothing())
             continue
         made: Any = (
             GovernedStaticSlidingLayer(shape.max_tokens, layer.window_tokens)
@@ -253,6 +259,12 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
     for one, following in zip(offloaded, [*offloaded[1:], offloaded[0]], strict=True):
         one.follow(following)
     return GovernedDynamicCache(residency, layers)
+
+
+def _holds_nothing() -> Any:
+    """A layer without states of its own; transformers before 5.20 has no such class and no such layer type."""
+    made: Any = DYNAMIC_LAYER_TYPE_MAPPING["dummy"]
+    return made()
 
 
 def _full_only(shape: CacheShape, kind: str) -> None:

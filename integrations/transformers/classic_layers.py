@@ -54,13 +54,18 @@ class GovernedLayer:
 
     def _write(self, first: int, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         keys, values = self._buffers
-        values.check_room(first, value_states)  # so that a refusal leaves both as they were
-        keys.write(first, key_states)
-        values.write(first, value_states)
+        last = values.check_room(first, value_states)  # both before either, so that a refusal changes nothing
+        if keys.check_room(first, key_states) != last:
+            raise CapacityError(
+                f"`{key_states.shape[-2]}` tokens of keys with `{value_states.shape[-2]}` of values"
+            )
+        keys.put(first, last, key_states)
+        values.put(first, last, value_states)
 
     def _show(self) -> None:
         """Publish the views that transformers reads as `keys` and `values`."""
-        self.keys, self.values = (buffer.read(0, self._tokens) for buffer in self._buffers)
+        keys, values = self._buffers
+        self.keys, self.values = keys.read(0, self._tokens), values.read(0, self._tokens)
 
     def _gather(self, indices: torch.Tensor) -> None:
         with self._residency:
@@ -195,7 +200,7 @@ class _Window(GovernedLayer):
         count, past, keep = key_states.shape[-2], self._tokens - self._start, self.window_tokens - 1
         capacity = self._buffers[0].capacity_tokens
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer.check(states)
+            buffer.check_room(-count, states)
         if self._tokens + count > capacity:
             room = min(past, capacity - count)
             if room < min(past, keep):
@@ -221,7 +226,8 @@ class _Window(GovernedLayer):
             if past:
                 window = buffer.read(self._tokens - past, self._tokens)
                 whole = self._residency.lend(torch.cat([window, states.detach()], dim=-2))
-            buffer.write(0, whole[:, :, whole.shape[-2] - min(kept, whole.shape[-2]) :])
+            buffer.erase(0, self._tokens)
+            buffer.write(0, whole[:, :, max(0, whole.shape[-2] - kept) :])
             full.append(whole)
         self._start, self._tokens = 0, min(kept, past + key_states.shape[-2])
         return full[0], full[1]

@@ -1,4 +1,4 @@
-"""A worker for classic caches, real from settings to ledger, with tiny random models; only the clock may be a stand-in."""
+"""A worker for classic caches, real from settings to ledger, with tiny random models; the clock alone may be virtual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Residencies of classic caches: every way to end one, each with zeros and evidence (R1-R5, C2), and what is refused."""
+"""Residencies of classic caches: every way to end one, with zeros and evidence (R1-R5, C2), and what is refused."""
 
 from __future__ import annotations
 

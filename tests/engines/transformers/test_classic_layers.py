@@ -1,4 +1,4 @@
-"""Random operations on governed layers against the classes they stand for: same tensors, same masks (Y1), no rest (U2)."""
+"""Random operations on governed layers against the classes they stand for: same tensors (Y1), no rest (U2)."""
 
 from __future__ import annotations
 
