@@ -183,6 +183,7 @@ class ForeignPool:
         self.tag[blocks] = domain.tag
         self.ceiling_us[blocks] = min(now_us + domain.absolute_us, residency.ceiling_us)
         self.born_us[blocks] = now_us
+        self.holds[blocks] = 0
         self.parent[blocks] = _NO_BLOCK
         self.children[blocks] = 0
         self.domains[domain.tag] = domain
@@ -215,6 +216,7 @@ class ForeignPool:
         self.generation[blocks] = np.arange(first, first + count)
         self.refs[blocks] = 1
         self.born_us[blocks] = now_us
+        self.holds[blocks] = 0
         self.parent[blocks] = _NO_BLOCK
         self.children[blocks] = 0
         tags, ceilings = [], []
@@ -400,14 +402,21 @@ class ForeignPool:
 
     def lapse(self, hold: ForeignResidency, cause: str, now_us: int) -> list[int]:
         """End one hold; blocks without another hold or reference end. Returns what the engine must forget."""
-        due = hold.deadline_us if cause == "expired" else now_us
         self._forget(hold)
         valid = self.generation[hold.held] == hold.held_generations
         held = hold.held if valid.all() else hold.held[valid]
         left = self.holds[held] - 1
         self.holds[held] = left
         over = held[(left == 0) & (self.state[held] == CACHED)]
-        return self._end(over, cause, due, now_us) if len(over) else []
+        if not len(over):
+            return []
+        if cause != "expired":
+            return self._end(over, cause, now_us, now_us)
+        forget: list[int] = []
+        dues = self.hold_until_us[over]  # the latest of its holds, whichever of them was swept last
+        for due in np.unique(dues).tolist():
+            forget += self._end(over[dues == due], cause, due, now_us)
+        return forget
 
     def sweep(self, now_us: int, at_most: int) -> list[int]:
         """Lapse holds whose deadline has passed, at most so many. Returns what the engine must forget."""
@@ -473,7 +482,11 @@ class ForeignPool:
         wave = self._orphans(blocks)
         while len(wave):
             forget += wave.tolist()
-            self._end_flat(wave, "unreachable", due_us, now_us)
+            dues = np.minimum(
+                self.hold_until_us[wave], now_us
+            )  # until now it could be reached, while it was held
+            for due in np.unique(dues).tolist():
+                self._end_flat(wave[dues == due], "unreachable", due, now_us)
             wave = self._orphans(wave)
         return forget
 

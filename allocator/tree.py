@@ -328,12 +328,16 @@ class PrefixTree:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def end_subtree(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
-        """End an unreferenced node with all its descendants, deepest first (T1). The caller flushes."""
+        """End an unreferenced node with all its descendants, deepest first (T1). The caller flushes.
+
+        A descendant is due now, or when its own last hold ended: until then it could be reached.
+        """
         while node.first_child is not None:
             deepest = node.first_child
             while deepest.first_child is not None:
                 deepest = deepest.first_child
-            self._end_cached(deepest, "unreachable", due_us, now_us)
+            due = min(now_us, deepest.deadline_us) if deepest.deadline_us else now_us
+            self._end_cached(deepest, "unreachable", due, now_us)
         self._end_cached(node, cause, due_us, now_us)
 
     def _end_cached(self, node: Node, cause: str, due_us: int, now_us: int) -> None:

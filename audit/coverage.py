@@ -5,7 +5,8 @@ only when every shard has a receipt for that very block and generation, started 
 within `scrub_within` of `due_at` or, if later, of the fence's retirement.
 C2 `due_at = max(last release, min(ceiling, end of the last hold, erasure))`, recomputed from the
 residencies' own leaves. A hold ends at its deadline, at an erasure of its residency, or when custody did
-(eviction), whichever is first. The due time that the allocator claimed decides nothing; where the two
+(eviction), whichever is first. A reader of another tenant holds blocks only where custody says so (a segment; through
+a grant it has references, not holds). The due time that the allocator claimed decides nothing; where the two
 differ the custody counts as disputed.
 C3 Every due unit gets exactly one verdict: in time, late, failed (receipts exist, none that counts),
 missing (a shard has no receipt), unproven (its process died, or nothing recorded that the block was ever

@@ -53,14 +53,22 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
 
     place, known = _place(keys, uses.keys)
     known &= uses.blocks == blocks[place] if size else known
-    last_release, hold_end = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    last_release, own_end = np.zeros(size, np.int64), np.zeros(size, np.int64)
     np.maximum.at(last_release, place[known], uses.released[known])
-    np.maximum.at(hold_end, place[known], uses.hold_end[known])
+    foreign = known & _foreign(ends, uses, row[place]) if size else known
+    own = known & ~foreign
+    np.maximum.at(own_end, place[own], uses.hold_end[own])
+    any_end = own_end.copy()
+    np.maximum.at(any_end, place[foreign], uses.hold_end[foreign])
     written = np.zeros(size, np.bool_)
     written[place[known & uses.written]] = True
 
     # Custody that ended early (eviction, erasure) ended its holds; ending late moves nothing.
-    due = np.maximum(last_release, np.minimum(np.minimum(ceiling, hold_end), ended))
+    due = np.maximum(last_release, np.minimum(np.minimum(ceiling, own_end), ended))
+    # A reader of another tenant holds a segment's blocks and only refers to a grant's: the later end counts where it
+    # is claimed, and never without such a reader's own leaf.
+    later = np.maximum(last_release, np.minimum(np.minimum(ceiling, any_end), ended))
+    due = np.where(claimed == later, later, due)
     due = np.where(written, due, claimed)
     last_use = np.maximum(last_release, retired)
 
@@ -81,6 +89,17 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
         lag=lag,
         disputed=written & (due != claimed),
     )
+
+
+def _foreign(ends: Evidence, uses: Uses, row: Int64s) -> Flags:
+    """Which uses are by another tenant than the owner of the custody that they are about."""
+    numbers: dict[str, int] = {}
+    owner = np.array([numbers.setdefault(entry.tenant, len(numbers)) for entry in ends.rows], np.int64)
+    ids, where = np.unique(uses.residency, return_inverse=True)
+    users = [uses.tenants.get(item, ("", ""))[0] for item in ids.tolist()]
+    user = np.array([numbers.setdefault(name, len(numbers)) for name in users], np.int64)
+    different: Flags = user[where] != owner[row]
+    return different
 
 
 def _matched(keys: Int64s, blocks: Int64s, last_use: Int64s, cells: ReceiptCells, shards: int) -> Matched:
