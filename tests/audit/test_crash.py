@@ -44,6 +44,10 @@ def kill_often(store: Engine, folder: Path, kills: int) -> list[Kill]:
             deadline = time.monotonic() + 5
             while chance.random() > 0.002 and not progress.exists() and time.monotonic() < deadline:
                 time.sleep(0.001)  # now and then the kill falls into the start: replay, closing of the dead
+            if chance.random() < 0.4:  # and often while the database is locked, however slow the machine is
+                until = time.monotonic() + 2
+                while not any((folder / "spill").glob("*.spill")) and time.monotonic() < until:
+                    time.sleep(0.001)
             time.sleep(0.1 * chance.random())
             os.kill(child, signal.SIGKILL)
             print("wait", file=server.stdin, flush=True)
