@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity import check_identifier
 from kvcustody.integrations.identity.documents import Document, Identifier, RouteName, read_document
+from kvcustody.integrations.identity.routes import SCOPED
 
 OWN_HEADERS = "x-kvcustody-"  # every header that begins so is ours: read here, and never passed on
 
@@ -108,6 +109,8 @@ class IdentityDocument(Document):
     def _usable(self) -> IdentityDocument:
         if self.api_keys is None and not self.issuers:
             raise ValueError("the document names neither `api_keys` nor `issuers`: nobody could get in")
+        if SCOPED.keys() & {*self.open_paths, *self.served_paths}:
+            raise ValueError("`open_paths` and `served_paths` may not name a path to the engine")
         for field in ("issuer", "called"):
             values = [getattr(entry, field) for entry in self.issuers]
             if len(set(values)) != len(values):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +70,21 @@ def jwk(kid: str, key: Any) -> dict[str, Any]:
     return {**algorithm.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"}
 
 
+@functools.cache
+def api_keys() -> tuple[bytes, list[str]]:
+    """A file of keys and the keys in it, made once: making one is durable, so it waits for the disk."""
+    entries: list[dict[str, object]] = [
+        {"name": "acme-ci", "tenant": "acme"},
+        {"name": "globex-ci", "tenant": "globex"},
+        {"name": "alice", "tenant": "acme", "subject": "alice", "classification": "internal"},
+        {"name": "ops", "tenant": "platform", "operator": True},
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "keys.yaml"
+        keys = [add_key(path, entry) for entry in entries]
+        return path.read_bytes(), keys
+
+
 class Deployment:
     """Files, clock, door and verifier of one deployment."""
 
@@ -75,13 +92,9 @@ class Deployment:
         self.directory = directory
         self.signers = signers
         self.clock = VirtualClock()
-        keys = directory / "keys.yaml"
-        self.acme = add_key(keys, {"name": "acme-ci", "tenant": "acme"})
-        self.globex = add_key(keys, {"name": "globex-ci", "tenant": "globex"})
-        self.alice = add_key(
-            keys, {"name": "alice", "tenant": "acme", "subject": "alice", "classification": "internal"}
-        )
-        self.operator = add_key(keys, {"name": "ops", "tenant": "platform", "operator": True})
+        content, (self.acme, self.globex, self.alice, self.operator) = api_keys()
+        (directory / "keys.yaml").touch(0o600)
+        (directory / "keys.yaml").write_bytes(content)
         rows = [jwk(kid, key) for kid, key in signers._asdict().items()]
         (directory / "jwks.json").write_text(json.dumps({"keys": rows}))
         (directory / "identity.yaml").write_text(document)

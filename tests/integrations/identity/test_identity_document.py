@@ -57,6 +57,14 @@ def test_a_document_that_lets_nobody_in_is_refused() -> None:
         parse_document(IdentityDocument, b"schema: kvcustody/identity@1\n", "identity.yaml")
 
 
+@pytest.mark.parametrize("field", ["open_paths", "served_paths"])
+def test_a_path_to_the_engine_cannot_be_opened(field: str) -> None:
+    text = f"{DOCUMENT}{field}: [/health, /v1/completions]\n"
+    with pytest.raises(ConfigError, match="may not name a path to the engine"):
+        parse_document(IdentityDocument, text.encode(), "identity.yaml")
+    parse_document(IdentityDocument, text.replace(", /v1/completions", "").encode(), "identity.yaml")
+
+
 def test_two_issuers_of_one_name_are_refused() -> None:
     entry = DOCUMENT[DOCUMENT.index("  - issuer") : DOCUMENT.index("routes:")]
     for second in (entry, entry.replace("realm", "other")):

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import uvicorn
 from door_world import Deployment
 from starlette.applications import Starlette
@@ -77,11 +78,12 @@ def serve(app: Starlette) -> Iterator[str]:
 
 
 @pytest.fixture
-def configured(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+def configured(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
     monkeypatch.setenv("KVCUSTODY_IDENTITY_PATH", str(deployment.directory / "identity.yaml"))
     monkeypatch.setenv("KVCUSTODY_SCOPE_TOKEN_KEY_PATH", str(deployment.directory / "scope.key"))
     monkeypatch.setenv("KVCUSTODY_REQUEST_BYTES_MAX", "1MiB")
-    return deployment
+    yield deployment
+    structlog.reset_defaults()
 
 
 @pytest.fixture

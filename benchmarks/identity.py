@@ -1,0 +1,114 @@
+"""What identity costs: a scope token verified in the engine, a request let in and scoped at the door.
+
+Each figure is the least of many short rounds, so that other work on the machine does not count. Run it from the
+repository root: `.venv/bin/python benchmarks/identity.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from kvcustody.clock import SystemClock
+from kvcustody.governance.identity import Principal
+from kvcustody.governance.key_buffer import KeyBuffer
+from kvcustody.governance.scope_token import ScopeTokens, Verified
+from kvcustody.ids import SessionId, SubjectId, TenantId
+from kvcustody.integrations.identity.api_keys import add_key
+from kvcustody.integrations.identity.door import Door
+from kvcustody.integrations.identity.mapping import load_identity
+from kvcustody.integrations.identity.request_headers import RequestHeaders
+
+ROUNDS, BATCH = 400, 50
+SIGNERS = {
+    "RS256": rsa.generate_private_key(65537, 2048),
+    "ES256": ec.generate_private_key(ec.SECP256R1()),
+    "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+}
+BODIES = {
+    "text of 4 KB": {"prompt": "x" * 4_000},
+    "text of 128 KB": {"prompt": "x" * 128_000},
+    "32,000 token ids": {"prompt": list(range(32_000))},
+    "chat of 40 messages": {"messages": [{"role": "user", "content": "y" * 500}] * 40},
+}
+
+
+def least_us(call: Callable[[], object], batch: int = BATCH) -> float:
+    """The least mean time of a call over the rounds, in microseconds."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(batch):
+            call()
+        best = min(best, time.perf_counter() - start)
+    return best / batch * 1e6
+
+
+def verification(principal: Principal, salt: str | None) -> float:
+    """Microseconds to verify a fresh token."""
+    tokens = ScopeTokens(
+        KeyBuffer.random(), SystemClock(), remembered_max=1 << 20, remembered_per_tenant_max=1 << 20
+    )
+    fresh = iter([tokens.carry(tokens.issue(principal, client_salt=salt)) for _ in range(ROUNDS * BATCH)])
+
+    def verify() -> None:
+        if not isinstance(tokens.verify(*next(fresh)), Verified):
+            raise SystemExit("a fresh token was rejected")
+
+    return least_us(verify)
+
+
+def make_door(directory: Path) -> tuple[Door, dict[str, str]]:
+    """A door, and a credential of each kind."""
+    clock = SystemClock()
+    credentials = {"API key": add_key(directory / "keys.yaml", {"name": "bench", "tenant": "acme"})}
+    expiry = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    lines = ["schema: kvcustody/identity@1", "api_keys: {path: keys.yaml}", "issuers:"]
+    for name, key in SIGNERS.items():
+        pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        (directory / f"{name}.pem").write_bytes(pem)
+        lines.append(
+            f"- {{issuer: {name}, keys: {name}.pem, audience: a, claims: {{tenant: org, subject: sub}}}}"
+        )
+        claims = {"iss": name, "aud": "a", "exp": expiry, "org": "acme", "sub": "alice"}
+        credentials[name] = jwt.encode(claims, key, name)
+    (directory / "identity.yaml").write_text("\n".join(lines) + "\n")
+    document = load_identity(directory / "identity.yaml")
+    return Door(document, directory, KeyBuffer.random(), clock), credentials
+
+
+def main() -> None:
+    """Print one line for each figure."""
+    short = Principal("idp", TenantId("acme"), SubjectId("alice"), route="/v1/completions")
+    long = Principal(
+        "idp", TenantId("acme"), SubjectId("s" * 90), SessionId("t" * 36), route="/v1/completions"
+    )
+    for name, principal in (("in the salt", short), ("beside the salt", long)):
+        for salt in (None, "mine"):
+            print(f"verify, {name}, client salt {salt}: {verification(principal, salt):.1f} us")
+    with tempfile.TemporaryDirectory() as name:
+        door, credentials = make_door(Path(name))
+        for kind, credential in credentials.items():
+            headers = [(b"authorization", f"Bearer {credential}".encode())]
+            cost = least_us(
+                lambda headers=headers: door.enter("POST", "/v1/completions", RequestHeaders(headers))
+            )
+            print(f"enter, {kind}: {cost:.0f} us")
+        visitor = door.enter("POST", "/v1/completions", RequestHeaders(headers))
+        for kind, body in BODIES.items():
+            data = json.dumps(body).encode()
+            cost = least_us(lambda data=data: door.scope(visitor, data), batch=2)
+            parse = least_us(lambda data=data: json.loads(data), batch=2)
+            print(f"scope, {kind}: {cost:.0f} us (parsing alone {parse:.0f} us)")
+
+
+if __name__ == "__main__":
+    main()
