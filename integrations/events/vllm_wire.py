@@ -1,8 +1,10 @@
-"""vLLM's KV events, written as its own encoder writes them (0.32.0; `lookahead_token_ids` is 0.33's).
+"""vLLM's KV events, written as its own encoder writes them (0.32.0).
 
 V1  A batch is an array [time, events, data-parallel rank]; an event is a map with its class name under `type`.
     Fields keep vLLM's order, and those at their default are left out.
-V2  An event whose `kvcustody` is None has the bytes that vLLM's encoder gives; a test compares them.
+V2  `BlockStored`, `BlockRemoved` and `AllBlocksCleared` have the bytes that vLLM's encoder gives; a test compares them.
+    The governed ones add one field at the end. They are classes of their own because the encoder sizes a map's header
+    by the fields that a class has: one more would change the bytes of an event that does not use it.
 V3  Frames: (topic, sequence as 8 bytes big-endian, payload). A replay request is (empty, first sequence) to the
     ROUTER; answers are (empty, topic, sequence, payload), and (empty, empty, -1, empty) ends them.
 """
@@ -37,8 +39,6 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     locality: str | None = None
     ownership: str | None = None
     session_id: str | None = None
-    lookahead_token_ids: list[int] | None = None
-    kvcustody: Custody | None = None
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -49,20 +49,43 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     group_idx: int | None = None
     locality: str | None = None
     ownership: str | None = None
-    kvcustody: Custody | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """The prefix cache was reset."""
 
+
+class GovernedStored(BlockStored, omit_defaults=True, gc=False, tag="BlockStored"):
+    """Blocks that entered, and whose they are."""
+
     kvcustody: Custody | None = None
 
 
-Event = BlockStored | BlockRemoved | AllBlocksCleared
+class GovernedRemoved(BlockRemoved, omit_defaults=True, gc=False, tag="BlockRemoved"):
+    """Blocks that left, and whose they were."""
+
+    kvcustody: Custody | None = None
+
+
+class GovernedCleared(AllBlocksCleared, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
+    """All blocks left, and who says so."""
+
+    kvcustody: Custody | None = None
+
+
+Event = GovernedStored | GovernedRemoved | GovernedCleared
 
 
 class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The events of one step. `ts`: UTC seconds."""
+
+    ts: float
+    events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class GovernedBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """A batch with scopes, or without: vLLM's own decodes to it too."""
 
     ts: float
     events: list[Event]
@@ -70,15 +93,15 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Batch)
+_decoder = msgspec.msgpack.Decoder(GovernedBatch)
 
 
-def encode(batch: Batch) -> bytes:
+def encode(batch: Batch | GovernedBatch) -> bytes:
     """The payload of one batch."""
     return _encoder.encode(batch)
 
 
-def decode(payload: bytes) -> Batch:
+def decode(payload: bytes) -> GovernedBatch:
     """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
     return _decoder.decode(payload)
 
@@ -88,7 +111,7 @@ def payload_of(
 ) -> bytes:
     """Governed block events as one payload."""
     made = [_event(event, incarnation, tokens_published) for event in events]
-    return _encoder.encode(Batch(ts_seconds, made, rank))
+    return _encoder.encode(GovernedBatch(ts_seconds, made, rank))
 
 
 def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
@@ -99,17 +122,17 @@ def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes,
 def _event(event: BlockEvent, incarnation: str, tokens_published: bool) -> Event:
     custody = custody_of(event, incarnation)
     if event.kind == CLEARED:
-        return AllBlocksCleared(custody)
+        return GovernedCleared(custody)
     keys: list[Hash] = [*split_keys(event.keys)]
     if event.kind != STORED:
-        return BlockRemoved(keys, event.medium, event.group, kvcustody=custody)
+        return GovernedRemoved(keys, event.medium, event.group, kvcustody=custody)
     extra: list[tuple[Any, ...] | None] | None = None
     tokens: list[int] = []
     if tokens_published:
         tokens = [int(token) for token in event.tokens]
         if event.salt is not None and not event.parent:
             extra = [(event.salt,), *(None for _ in keys[1:])]
-    return BlockStored(
+    return GovernedStored(
         keys,
         event.parent or None,
         tokens,

@@ -30,7 +30,7 @@ from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_en
 from kvcustody.integrations.events.publisher import EventPublisher, Limits, open_publisher
 
 LOCAL = "tcp://127.0.0.1:0"
-SMALL = Limits(waiting_batches=3, waiting_blocks=8, replay_batches=4)
+SMALL = Limits(waiting_batches=3, waiting_blocks=8)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_frames_are_topic_sequence_payload(publisher: EventPublisher) -> None:
         assert sequences == list(range(sequences[0], sequences[0] + 3))
         assert [frames[0] for frames in got] == [b""] * 3
         batch = vllm_wire.decode(got[0][2])
-        assert [type(event).__name__ for event in batch.events] == ["BlockStored", "BlockRemoved"]
+        assert [type(event).__name__ for event in batch.events] == ["GovernedStored", "GovernedRemoved"]
         assert abs(batch.ts - time.time()) < 10 and batch.data_parallel_rank == 0
         assert publisher.publish([]) == -1
 
@@ -86,7 +86,7 @@ def test_the_stream_begins_with_a_clear_of_what_was_before(publisher: EventPubli
         wait_until(lambda: publisher.stats().batches == 2)
         dealer.connect(publisher.replay_endpoint)
         first, second = (vllm_wire.decode(frames[2]) for frames in replay(dealer, 0))
-        assert isinstance(first.events[0], vllm_wire.AllBlocksCleared) and len(first.events) == 2
+        assert isinstance(first.events[0], vllm_wire.GovernedCleared) and len(first.events) == 2
         assert first.events[0].kvcustody is not None and first.events[0].kvcustody.cause == "start"
         assert len(second.events) == 1
 
@@ -159,10 +159,10 @@ def test_a_full_queue_loses_batches_in_the_open_and_never_waits() -> None:
         got = {int.from_bytes(frames[1], "big"): frames[2] for frames in replay(dealer, 0)}
         assert sorted(got) == [*range(50 - lost), after] and after == 50
         last = vllm_wire.decode(got[50]).events
-        assert isinstance(last[0], vllm_wire.AllBlocksCleared), "the batch after a hole begins with a clear"
+        assert isinstance(last[0], vllm_wire.GovernedCleared), "the batch after a hole begins with a clear"
         assert last[0].kvcustody is not None and last[0].kvcustody.cause == "resync"
         assert not any(
-            isinstance(event, vllm_wire.AllBlocksCleared)
+            isinstance(event, vllm_wire.GovernedCleared)
             for number in range(1, 50 - lost)
             for event in vllm_wire.decode(got[number]).events
         )
@@ -186,7 +186,7 @@ def test_a_batch_that_cannot_be_encoded_is_a_hole_and_not_the_end() -> None:
         dealer.connect(publisher.replay_endpoint)
         got = {int.from_bytes(frames[1], "big"): frames[2] for frames in replay(dealer, 0)}
         assert sorted(got) == [0, 2]
-        assert isinstance(vllm_wire.decode(got[2]).events[0], vllm_wire.AllBlocksCleared)
+        assert isinstance(vllm_wire.decode(got[2]).events[0], vllm_wire.GovernedCleared)
 
 
 def test_an_event_without_scope_is_refused_at_the_door(publisher: EventPublisher) -> None:

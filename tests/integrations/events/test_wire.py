@@ -53,7 +53,7 @@ tokens = st.lists(small, max_size=4)
 ours = {"kvcustody": st.none() | custodies}
 vllm_events = st.one_of(
     st.builds(
-        vllm_wire.BlockStored,
+        vllm_wire.GovernedStored,
         block_hashes=st.lists(hashes, max_size=3),
         parent_block_hash=st.none() | hashes,
         token_ids=tokens,
@@ -66,17 +66,16 @@ vllm_events = st.one_of(
         kv_cache_spec_kind=maybe_text,
         locality=maybe_text,
         session_id=maybe_text,
-        lookahead_token_ids=st.none() | tokens,
         **ours,
     ),
     st.builds(
-        vllm_wire.BlockRemoved,
+        vllm_wire.GovernedRemoved,
         block_hashes=st.lists(hashes, max_size=3),
         medium=maybe_text,
         group_idx=maybe_small,
         **ours,
     ),
-    st.builds(vllm_wire.AllBlocksCleared, **ours),
+    st.builds(vllm_wire.GovernedCleared, **ours),
 )
 sglang_events = st.one_of(
     st.builds(
@@ -110,7 +109,7 @@ def as_maps(payload: bytes) -> list[dict[str, Any]]:
 @settings(max_examples=60, deadline=None)
 @given(events=st.lists(vllm_events, max_size=4), ts=st.floats(0, 1e10), rank=st.none() | small)
 def test_vllm_batches_come_back_as_they_were(events: list[Any], ts: float, rank: int | None) -> None:
-    batch = vllm_wire.Batch(ts, events, rank)
+    batch = vllm_wire.GovernedBatch(ts, events, rank)
     assert vllm_wire.decode(vllm_wire.encode(batch)) == batch
 
 
