@@ -71,7 +71,7 @@ class ScrubQueue:
         self._fenced.append(custody)
 
     def release_fence(self, blocks: Blocks, now_us: int) -> None:
-        """The engine has handed `blocks` out again already: they are ordered with this step (X2)."""
+        """The engine has handed `blocks` out again already: they are ordered with this step (X1)."""
         waiting: deque[Custody] = deque()
         for custody in self._fenced:
             taken = (

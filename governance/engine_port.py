@@ -7,18 +7,16 @@ T1  A request without a valid identity reads nothing, publishes nothing and hold
 T2  Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
     denied has keys that no other request can compute.
 T3  What is due has ended before any look-up answers, and attach is checked again, block by block.
-T4  Every block that is not zero is in the scrub order of the step that first writes to it (allocator, X2).
+T4  Every block that is not zero is in the scrub order of the step that first writes to it (allocator.foreign_blocks, X1).
 T5  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from kvcustody.allocator.block import Blocks
 from kvcustody.allocator.foreign_pool import ForeignPool
@@ -33,6 +31,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance import port_evidence
 from kvcustody.governance.active_limits import ActiveLimits
 from kvcustody.governance.authority import Authority
+from kvcustody.governance.engine_control import EngineControl, EngineView
 from kvcustody.governance.erasure import Erased, Selector
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.keyring import Keyring
@@ -55,34 +54,6 @@ from kvcustody.policies.table import DecisionTable
 
 SWEEP_BATCH = 128
 _log = structlog.get_logger(__name__)
-
-
-class EngineView(NamedTuple):
-    """The engine's own books, one row a block: for scans and conservation, never for decisions."""
-
-    refs: NDArray[np.int64]
-    indexed: NDArray[np.bool_]
-    requests: frozenset[object]
-    allocated: int  # hand-outs since the start, by the engine's own count
-
-
-class EngineControl(Protocol):
-    """What an adapter must obey. Called on the engine's own thread, synchronously; `wake` from any thread."""
-
-    def evict(self, blocks: Sequence[int]) -> None:
-        """Forget these blocks' keys now and hand out the unreferenced ones first; no call back into the port."""
-
-    def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        """End these requests now; the adapter then calls `release` for each, as for any other end."""
-
-    def withhold(self, blocks: Sequence[int]) -> None:
-        """Never hand these out again: they did not verify."""
-
-    def wake(self) -> None:
-        """Make an idle engine take a step soon."""
-
-    def view(self) -> EngineView:
-        """The engine's own books."""
 
 
 class EnginePort(Authority):

@@ -1,0 +1,260 @@
+"""The blocks of a pool that an engine allocates by itself, as arrays: their states, their ends and their way to CLEAN.
+
+The engine says what it did with block indices; this keeps custody of them. Numbers in, events out: it knows no policy,
+SQL or HTTP. Zeroing is *stream-ordered* (design §6): a block may be handed out while its scrub is still on its way,
+because the scrub is enqueued on the engine's stream before anything else is written.
+
+X1  Everything that ended is in the next scrub order, so no step writes to a block before the scrub of what it held.
+X2  A receipt, a hold or an end of an older generation touches no newer one.
+X3  Where a chain's parent ends, its cached descendants end with it (L7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.block import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks, BlockState
+from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.eviction import EvictionQueue, Lru
+from kvcustody.allocator.fence import Fences
+from kvcustody.allocator.foreign_residency import NO_BLOCKS, ForeignResidency
+from kvcustody.allocator.memory import ScrubResult
+from kvcustody.allocator.node import NEVER_US
+from kvcustody.allocator.pool import Custody, LetGo, Partition, Scrubbed
+from kvcustody.allocator.quota import Account
+from kvcustody.allocator.scrub_queue import ScrubOrder, ScrubQueue
+from kvcustody.errors import CapacityError
+
+NO_BLOCK = -1
+_DOMAINS_MIN = 1024  # domains kept before those without a block are dropped
+
+
+class ForeignBlocks:
+    """State of `blocks` physical blocks over `shards` workers. `reserved` indices are never anybody's."""
+
+    def __init__(
+        self,
+        blocks: int,
+        *,
+        shards: int = 1,
+        bytes_per_block: int = 0,
+        reserved: Iterable[int] = (),
+        fence_bound_us: int = 30_000_000,
+    ) -> None:
+        if blocks < 1:
+            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+        self.blocks = blocks
+        self.bytes_per_block = bytes_per_block
+        self.number = 0
+        self.reserved: Blocks = np.array(sorted(set(reserved)), dtype=np.int64)
+        self.state: NDArray[np.uint8] = np.full(blocks, DIRTY, dtype=np.uint8)
+        self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.refs: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.holds: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.tag: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)  # of the block's domain
+        self.indexed: NDArray[np.bool_] = np.zeros(blocks, dtype=np.bool_)
+        self.hold_until_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.ceiling_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.born_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.used: NDArray[np.int64] = np.zeros(
+            blocks, dtype=np.int64
+        )  # when last CACHED: the order of eviction
+        self.parent: NDArray[np.int64] = np.full(blocks, NO_BLOCK, dtype=np.int64)
+        self.parent_generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.children: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.next_generation = 1
+        self.fences = Fences()
+        self.fence_bound_us = fence_bound_us
+        size = blocks - len(self.reserved)
+        self.partition = Partition(0, size, 0, 0)
+        self.accounts: dict[str, Account] = {}
+        self.domains: dict[int, Domain] = {}
+        self.queue = ScrubQueue(shards)
+        self.let_go_events: list[LetGo] = []
+        self.evicted: dict[str, int] = {}
+        self.expired_residencies = 0
+        self._next_domain = 1
+        self._next_residency = 1
+        self._tips: dict[
+            tuple[int, int], ForeignResidency
+        ] = {}  # (last block, generation) -> newest hold that ends there
+        self._clock = 0
+        self._domains_max = _DOMAINS_MIN
+        usable = np.setdiff1d(np.arange(blocks, dtype=np.int64), self.reserved)
+        self.state[self.reserved] = CLEAN
+        self.queue.add_boot(usable)
+
+    # -- set-up -------------------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> int:
+        """Workers that each hold a part of every block."""
+        return self.queue.shards
+
+    def account(
+        self,
+        name: str,
+        *,
+        guaranteed: int = 0,
+        cap: int | None = None,
+        borrow: bool = True,
+        residencies: int = 1 << 30,
+    ) -> Account:
+        """The account of `name`, made on first use, with these limits in blocks."""
+        account = self.accounts.get(name)
+        partition = self.partition
+        if account is None:
+            account = self.accounts[name] = Account(name, partition, EvictionQueue(Lru()))
+            partition.accounts.append(account)
+        partition.over_blocks -= account.over_blocks()
+        partition.charged_over -= account.charged_over_blocks()
+        partition.common_blocks += account.guaranteed_blocks - guaranteed
+        account.guaranteed_blocks = guaranteed
+        account.cap_blocks = partition.size if cap is None else min(cap, partition.size)
+        account.borrow = borrow
+        account.residency_cap = residencies
+        partition.over_blocks += account.over_blocks()
+        partition.charged_over += account.charged_over_blocks()
+        return account
+
+    def domain(
+        self,
+        owner: Account,
+        *,
+        label: object = None,
+        idle_us: int = NEVER_US,
+        absolute_us: int = NEVER_US,
+        scrub_within_us: int = NEVER_US,
+        verify_share: float = 0.0,
+        is_segment: bool = False,
+    ) -> Domain:
+        """A new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
+        domain = Domain(
+            self._next_domain,
+            owner,
+            label=label,
+            idle_us=idle_us,
+            absolute_us=absolute_us,
+            scrub_within_us=scrub_within_us,
+            verify_share=verify_share,
+            is_segment=is_segment,
+        )
+        self._next_domain += 1
+        return domain
+
+    def residency(
+        self,
+        account: Account,
+        domain: Domain,
+        principal: object,
+        facts: object,
+        request_id: object,
+        now_us: int,
+    ) -> ForeignResidency:
+        """A new residency without blocks."""
+        residency = ForeignResidency(
+            self._next_residency, account, domain, principal, facts, request_id, now_us
+        )
+        self._next_residency += 1
+        return residency
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _end(self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, told: bool = False) -> list[int]:
+        """End the custody of unreferenced blocks and, as unreachable, of their cached descendants (X3).
+
+        Returns the indexed ones among them, which the engine must forget; with `told`, it knows of `blocks` itself.
+        """
+        forget: list[int] = [] if told else blocks[self.indexed[blocks]].tolist()
+        self._end_flat(blocks, cause, due_us, now_us)
+        wave = self._orphans(blocks)
+        while len(wave):
+            forget += wave.tolist()
+            dues = np.minimum(
+                self.hold_until_us[wave], now_us
+            )  # until now it could be reached, while it was held
+            for due in np.unique(dues).tolist():
+                self._end_flat(wave[dues == due], "unreachable", due, now_us)
+            wave = self._orphans(wave)
+        return forget
+
+    def _orphans(self, ended: Blocks) -> Blocks:
+        """CACHED blocks that continue one of those that ended."""
+        left = ended[self.children[ended] > 0]
+        if not len(left):
+            return NO_BLOCKS
+        cached = np.flatnonzero(self.state == CACHED)
+        cached = cached[np.isin(self.parent[cached], left)]
+        orphans: Blocks = cached[self.parent_generation[cached] == self.generation[self.parent[cached]]]
+        return orphans
+
+    def _leave_parents(self, blocks: Blocks) -> None:
+        """What ends is nobody's child any more."""
+        with_parent = blocks[self.parent[blocks] >= 0]
+        if len(with_parent):
+            parents = self.parent[with_parent]
+            same = self.parent_generation[with_parent] == self.generation[parents]
+            np.subtract.at(self.children, parents[same], 1)
+            self.parent[with_parent] = NO_BLOCK
+
+    def _prune_domains(self) -> None:
+        live = set(np.unique(self.tag[(self.state != CLEAN) & (self.state != DIRTY)]).tolist())
+        live.update(custody.domain.tag for custody in self.queue.custodies() if custody.domain is not None)
+        self.domains = {tag: domain for tag, domain in self.domains.items() if tag in live}
+        self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
+
+    def _end_flat(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
+        self._leave_parents(blocks)
+        self.state[blocks] = FENCED
+        self.indexed[blocks] = False
+        self.holds[blocks] = 0
+        self.hold_until_us[blocks] = 0
+        tags = self.tag[blocks]
+        fence = self.fences.last if len(self.fences) else 0
+        first = int(tags[0])
+        if len(tags) == 1 or not bool((tags != first).any()):
+            groups: list[tuple[Domain, Blocks]] = [(self.domains[first], blocks)]
+        else:
+            groups = [(self.domains[tag], blocks[tags == tag]) for tag in dict.fromkeys(tags.tolist())]
+        for domain, run in groups:
+            domain.owner.charge(-len(run))
+            custody = Custody(run, self.generation[run], domain.owner, domain, cause, due_us, now_us, fence)
+            self.queue.add(custody)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def order(self, now_us: int) -> ScrubOrder | None:
+        """The scrubs that the coming step must do first: everything that ended and whose fences have retired (X1)."""
+        for custody in self.queue.reclaim(self.fences, now_us):
+            current = self.generation[custody.blocks] == custody.generations
+            still = custody.blocks[current & (self.state[custody.blocks] == FENCED)]
+            self.state[still] = DIRTY
+        return self.queue.order()
+
+    def scrubbed(self, number: int, shard: int, results: Sequence[ScrubResult]) -> Blocks:
+        """One shard's answer to an order. Blocks become CLEAN with the last shard's; returns those that failed."""
+        done, failed = self.queue.answer(number, shard, results)
+        for custody in done:
+            same = (self.generation[custody.blocks] == custody.generations) & (
+                self.state[custody.blocks] == DIRTY
+            )
+            self.state[custody.blocks[same]] = CLEAN
+        if len(failed):
+            unused = failed[(self.state[failed] != ACTIVE) & (self.state[failed] != CACHED)]
+            self.state[unused] = QUARANTINED
+        return failed
+
+    def take_scrubbed(self) -> list[Scrubbed]:
+        """Evidence of the answered launches since the last call."""
+        return self.queue.take_scrubbed()
+
+    # -- counts --------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Blocks by state, without the reserved ones."""
+        numbers = np.bincount(self.state, minlength=len(BlockState)).tolist()
+        numbers[CLEAN] -= len(self.reserved)
+        return {state.name.lower(): numbers[state] for state in BlockState}
