@@ -7,7 +7,7 @@ T1  A request without a valid identity reads nothing, publishes nothing and hold
 T2  Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
     denied has keys that no other request can compute.
 T3  What is due has ended before any look-up answers, and attach is checked again, block by block.
-T4  Every block that is not zero is in the scrub order of the step that first writes to it (allocator.foreign_blocks, X1).
+T4  Every block that is not zero is in the scrub order of the step that first writes to it (foreign_blocks, X1).
 T5  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
 """
 
