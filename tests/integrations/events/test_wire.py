@@ -120,15 +120,30 @@ def test_sglang_batches_come_back_as_they_were(events: list[Any], ts: float, ran
     assert sglang_wire.decode(sglang_wire.encode(batch)) == batch
 
 
-@pytest.mark.parametrize("form", WIRES)
-def test_every_event_has_its_scope_removal_included(form: str) -> None:
+def check_scopes(maps: list[dict[str, Any]]) -> None:
+    """What every subscriber may rely on: EVENTS, each with the scope of its blocks."""
     whole = {"classification": "internal", "domain": 3, "revision": 5, "scope": "tenant", "tenant": "acme"}
-    stored_map, removed_map, cleared_map = as_maps(encoded(form, EVENTS))
+    stored_map, removed_map, cleared_map = maps
     for event in (stored_map, removed_map):
         assert whole.items() <= event["kvcustody"].items()
         assert event["kvcustody"]["residency"] == 7 and event["kvcustody"]["incarnation"] == "inc"
     assert removed_map["type"] == "BlockRemoved" and removed_map["kvcustody"]["cause"] == "expired"
     assert cleared_map["kvcustody"]["tenant"] == "*" and cleared_map["kvcustody"]["scope"] == "worker"
+
+
+@pytest.mark.parametrize("form", WIRES)
+def test_every_event_has_its_scope_removal_included(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_scopes(as_maps(encoded(form, EVENTS)))
+    whole = WIRES[form].custody_of
+    for kind in ("stored", "removed", "cleared"):  # the control: each kind of event, with its scope dropped
+
+        def dropped(event: BlockEvent, *rest: Any, lost: str = kind, **more: Any) -> Custody | None:
+            made: Custody = whole(event, *rest, **more)
+            return None if event.kind == lost else made
+
+        monkeypatch.setattr(WIRES[form], "custody_of", dropped)
+        with pytest.raises((AssertionError, KeyError)):
+            check_scopes(as_maps(encoded(form, EVENTS)))
 
 
 @pytest.mark.parametrize(
