@@ -49,7 +49,7 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("windowed"), windowed=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Deployment]:
     """Makes a deployment in a folder of its own."""
     from deployment import Deployment
@@ -57,29 +57,39 @@ def new_deployment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., De
     return lambda **named: Deployment(tmp_path_factory.mktemp("deployment"), **named)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def engines(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
+    """Starts engines that live as long as the run."""
+    yield from _engines(model, site)
+
+
+@pytest.fixture
 def start(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
-    """Starts engines; those of a module that still run are closed with it."""
+    """Starts engines that live as long as the test."""
+    yield from _engines(model, site)
+
+
+def _engines(model: Path, site: list[str]) -> Iterator[Callable[..., LocalEngine]]:
     from local_engine import LocalEngine
 
-    engines: list[LocalEngine] = []
+    running: list[LocalEngine] = []
 
-    def started(which: Path = model, **named: Any) -> LocalEngine:
-        engines.append(LocalEngine(which, site, **named))
-        return engines[-1]
+    def start(which: Path = model, **named: Any) -> LocalEngine:
+        running.append(LocalEngine(which, site, **named))
+        return running[-1]
 
-    yield started
-    for engine in engines:
+    yield start
+    for engine in running:
         engine.close()
 
 
-@pytest.fixture(scope="module")
-def plain(start: Callable[..., LocalEngine]) -> LocalEngine:
-    """vLLM as it is: the positive control."""
-    return start()
+@pytest.fixture(scope="session")
+def plain(engines: Callable[..., LocalEngine]) -> LocalEngine:
+    """vLLM as it is: the positive control. Every test leaves it idle."""
+    return engines()
 
 
-@pytest.fixture(scope="module")
-def governed(start: Callable[..., LocalEngine], new_deployment: Callable[..., Deployment]) -> LocalEngine:
-    """The same engine, governed."""
-    return start(deployment=new_deployment())
+@pytest.fixture(scope="session")
+def governed(engines: Callable[..., LocalEngine], new_deployment: Callable[..., Deployment]) -> LocalEngine:
+    """The same engine, governed. Every test leaves it idle and uses tenants of its own."""
+    return engines(deployment=new_deployment())

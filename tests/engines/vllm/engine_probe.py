@@ -12,12 +12,43 @@ from typing import Any
 
 import torch
 
+SOILED = "ENGINE_PROBE_SOILED"  # in the environment: new caches are not zero
+_preempted: list[str] = []
+
 
 def register() -> None:
     """vLLM's plugin hook: one more utility on EngineCore."""
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
 
-    EngineCore.probe = _probe  # type: ignore[attr-defined]
+    if hasattr(EngineCore, "probe"):
+        return
+    EngineCore.probe = _probe
+    preempts = Scheduler._preempt_request
+
+    def preempt_request(self: Any, request: Any, *arguments: Any, **named: Any) -> Any:
+        _preempted.append(request.request_id)
+        return preempts(self, request, *arguments, **named)
+
+    Scheduler._preempt_request = preempt_request
+    if os.environ.get(SOILED):
+        _soil_new_caches()
+
+
+def _soil_new_caches() -> None:
+    """Let every new cache hold what a dead process might have left there, before anybody is told of it."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    allocates = GPUModelRunner.initialize_kv_cache_tensors
+
+    def initialize_kv_cache_tensors(self: Any, *arguments: Any, **named: Any) -> Any:
+        caches = allocates(self, *arguments, **named)
+        for cache in self.kv_caches:
+            cache.fill_(1)
+        self.soiled_bytes = sum(int(_nonzero(cache).sum()) for cache in self.kv_caches)
+        return caches
+
+    GPUModelRunner.initialize_kv_cache_tensors = initialize_kv_cache_tensors
 
 
 def _probe(core: Any, name: str, *arguments: Any) -> Any:
@@ -56,24 +87,9 @@ class WorkerProbe:
         """Bytes that are not zero, block by block."""
         return sum(_nonzero(cache) for cache in self._caches()).tolist()  # type: ignore[union-attr]
 
-    def find_bytes(self, needle: list[int], layer: int = 0) -> list[int]:
-        """Blocks in which these bytes of one layer's tensor lie, at any place."""
-        cache = self._caches()[layer]
-        flat = [
-            bytes(cache[block].contiguous().view(torch.uint8).flatten().tolist())
-            for block in range(len(cache))
-        ]
-        return [block for block, content in enumerate(flat) if bytes(needle) in content]
-
-    def block_bytes(self, block: int) -> list[int]:
-        """Everything that one block holds, layer after layer."""
-        parts = [cache[block].contiguous().view(torch.uint8).flatten() for cache in self._caches()]
-        return torch.cat(parts).tolist()
-
-    def soil(self, blocks: list[int]) -> None:
-        """Write ones into blocks: what a crash of the scrub would leave."""
-        for cache in self._caches():
-            cache[torch.tensor(blocks)] = 1
+    def soiled_bytes(self) -> int:
+        """What `SOILED` left in the cache before the engine was told of it."""
+        return int(getattr(self.model_runner, "soiled_bytes", 0))
 
     def _caches(self) -> list[torch.Tensor]:
         seen: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
@@ -147,8 +163,15 @@ def _requests(core: Any) -> dict[str, list[str]]:
     return {
         "running": [request.request_id for request in scheduler.running],
         "waiting": [request.request_id for request in scheduler.waiting],
-        "skipped": [request.request_id for request in scheduler.skipped_waiting],
+        "skipped": [request.request_id for request in getattr(scheduler, "skipped_waiting", ())],
     }
 
 
-_ENGINE = {"pool": _pool, "requests": _requests}
+def _preemptions(core: Any) -> list[str]:
+    """Requests that vLLM's scheduler preempted since the last question."""
+    found = list(_preempted)
+    _preempted.clear()
+    return found
+
+
+_ENGINE = {"preemptions": _preemptions, "pool": _pool, "requests": _requests}

@@ -1,0 +1,121 @@
+"""Books over a bare cache manager: everything is told to a real engine port, nothing is denied (injected, J2)."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deployment import POLICY, principal
+
+from kvcustody.allocator.foreign_pool import ForeignPool
+from kvcustody.clock import SystemClock
+from kvcustody.governance.engine_port import EnginePort
+from kvcustody.governance.key_store import FileKeyStore
+from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.request import NO_HINTS
+from kvcustody.governance.wrapping import open_wrapping
+from kvcustody.integrations.vllm.books import Books
+from kvcustody.integrations.vllm.engine_control import VllmControl
+from kvcustody.integrations.vllm.extras import extras_of
+from kvcustody.integrations.vllm.governed_request import ATTRIBUTE, GovernedRequest, governed
+from kvcustody.integrations.vllm.manager import governed_manager
+from kvcustody.integrations.vllm.pool import governed_pool
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+
+MODEL = ModelIdentity(
+    weights_digest="sha256:w",
+    weights_epoch=1,
+    tokenizer_digest="sha256:t",
+    chat_template="t",
+    quantization="none",
+    kv_dtype="bf16",
+    kv_layout="default",
+    block_tokens=16,
+    rope={"base": 10_000},
+    attention={"heads": 1},
+)
+
+
+class NoLedger:
+    """A ledger that is always there and keeps nothing."""
+
+    admitting = True
+
+    def submit(self, events: Sequence[object], /) -> int:
+        return 0
+
+    def submit_durable(self, event: object, /) -> int:
+        return 0
+
+
+class ListeningBooks(Books):
+    """The adapter's books, with requests that nobody admitted admitted when they first show, and vLLM's hashes kept."""
+
+    def begin_look_up(self, request: Any) -> bool:
+        mine = self._mine(request)
+        mine.hit_blocks = (0,) * len(self.groups)
+        self.sync()
+        mine.publishes = self.caching
+        if not self.caching or request.skip_reading_prefix_cache:
+            return True
+        mine.readable_tokens = 1 << 40
+        self.reading = mine
+        return True
+
+    def _mine(self, request: Any) -> GovernedRequest:
+        mine = governed(request)
+        if mine is None or mine.residency is None:
+            extras = extras_of(request, self.block_tokens)
+            mine = GovernedRequest(request, principal("alpha"), NO_HINTS, MODEL, extras, len(self.groups))
+            mine.residency = self.port.admit(mine.principal, MODEL, [], request_id=request.request_id)
+            mine.publishes = self.caching
+            setattr(request, ATTRIBUTE, mine)
+            self.requests[request.request_id] = mine
+        return mine
+
+    def agree(self) -> None:
+        """The port's books and vLLM's say the same."""
+        self.settle()
+        self.port.step()
+        assert self.port.check() == []
+        assert [str(finding) for finding in self.port.scan()] == []
+
+
+def listen(manager: Any, folder: Path) -> ListeningBooks:
+    """Put `manager` and its pool under custody."""
+    table, keyring = _foundation(folder)
+    block_tokens = manager.block_pool.hash_block_size
+    control = VllmControl()
+    control.books = books = ListeningBooks(manager, block_tokens)
+    pool = ForeignPool(len(manager.block_pool.blocks), reserved=[manager.block_pool.null_block.block_id])
+    books.port = EnginePort(
+        pool, control, table, keyring, NoLedger(), clock=SystemClock(), block_tokens=block_tokens
+    )
+    governed_pool(manager.block_pool, books)
+    governed_manager(manager, books)
+    allocates = manager.allocate_slots
+
+    @functools.wraps(allocates)
+    def allocate_slots(request: Any, *arguments: Any, **named: Any) -> Any:
+        mine = books._mine(request)
+        blocks = allocates(request, *arguments, **named)
+        if blocks is not None and request.request_id not in books.running:
+            books.placed(request)
+        assert blocks is None or mine.residency is not None
+        return blocks
+
+    manager.allocate_slots = allocate_slots
+    return books
+
+
+@functools.cache
+def _foundation(folder: Path) -> Any:
+    home = Path(tempfile.mkdtemp(dir=folder))
+    port = open_wrapping("generated", home / "root.key", strict=False)
+    keyring = Keyring(FileKeyStore(home / "keys.json"), port, SystemClock())
+    return compile_policy(load_policy(POLICY, name="listening"), revision=1), keyring

