@@ -110,6 +110,18 @@ class Rig:
             self.engine.step()
         raise Failed(f"the request does not run after {STEPS_MAX} steps")
 
+    def until_output(self, request: object, tokens: int) -> None:
+        """Step until it has said so many tokens and still runs."""
+        self.until_running(request)
+        for _ in range(STEPS_MAX):
+            outcome = self.engine.outcome(request)
+            if outcome.state in OVER:
+                raise Failed(f"the request ended as {outcome.state} after {len(outcome.output)} tokens")
+            if len(outcome.output) >= tokens:
+                return
+            self.engine.step()
+        raise Failed(f"the request has not said {tokens} tokens after {STEPS_MAX} steps")
+
     def steps(self, count: int) -> None:
         """So many engine steps."""
         for _ in range(count):

@@ -17,6 +17,7 @@ def look_up(bench: Bench) -> None:
     tokens = rig.warm(ALPHA, 5)
     for who, what in ((BETA, "foreign tenant"), (BOB, "other subject of the tenant")):
         rig.same_as_cold(who, tokens, rig.hit(who, tokens, 0, what, max_tokens=3))
+        rig.hit(who, tokens, 5, f"{what}, on what it computed itself")
     rig.hit(ALPHA, tokens, 0, "other classification", route=ONCE)
     rig.same_as_cold(ALPHA, tokens, rig.hit(ALPHA, tokens, 5, "own, after the others asked", max_tokens=3))
 
@@ -107,9 +108,7 @@ def fork(bench: Bench) -> None:
     rig = bench.open()
     tokens = rig.prompt(4, 2)
     parent = rig.submit(ALPHA, tokens, 12)
-    rig.until_running(parent)
-    while len(rig.engine.outcome(parent).output) < 3:
-        rig.steps(1)
+    rig.until_output(parent, 3)
     child = rig.engine.fork(parent)
     rig.finish(parent, child)
     outcome = rig.engine.outcome(child)
@@ -132,15 +131,16 @@ def preempt_resume(bench: Bench) -> None:
     rig = bench.open()
     tokens = rig.prompt(4, 2)
     request = rig.submit(ALPHA, tokens, 10)
-    rig.until_running(request)
     for wanted in (2, 5):
-        while len(rig.engine.outcome(request).output) < wanted:
-            rig.steps(1)
+        rig.until_output(request, wanted)
         rig.engine.preempt(request)
     rig.finish(request)
     outcome = rig.engine.outcome(request)
     expect_equal(outcome.state, FINISHED, "preempted request")
-    expect(outcome.cached_tokens >= 4 * rig.block_tokens, "it did not resume on its own blocks (control)")
+    expect(
+        outcome.cached_tokens >= 4 * rig.block_tokens,
+        f"{outcome.cached_tokens} cached: it did not resume on its own blocks",
+    )
     rig.same_as_cold(ALPHA, tokens, outcome)
     rig.expect_opened("alpha", 3)
     grown = (*tokens, *outcome.output)
