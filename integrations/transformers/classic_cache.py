@@ -30,12 +30,11 @@ from kvcustody.governance.identity import Principal
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.integrations.transformers.classic_buffer import Buffer, carve
+from kvcustody.integrations.transformers.classic_custodian import Custodian
 from kvcustody.integrations.transformers.classic_layers import (
     GovernedDynamicLayer,
-    GovernedDynamicSlidingLayer,
     GovernedLayer,
     GovernedStaticLayer,
-    GovernedStaticSlidingLayer,
 )
 from kvcustody.integrations.transformers.classic_offloaded import GovernedOffloadedLayer, Staging
 from kvcustody.integrations.transformers.classic_quantized import (
@@ -44,8 +43,12 @@ from kvcustody.integrations.transformers.classic_quantized import (
     GovernedFp8Layer,
     WorkArea,
 )
-from kvcustody.integrations.transformers.classic_residency import CacheResidency, Custodian
+from kvcustody.integrations.transformers.classic_residency import CacheResidency
 from kvcustody.integrations.transformers.classic_shape import CacheShape, LayerShape, shape_of
+from kvcustody.integrations.transformers.classic_windows import (
+    GovernedDynamicSlidingLayer,
+    GovernedStaticSlidingLayer,
+)
 
 Open = Callable[..., CacheResidency]  # called with (device, bytes) pairs, one for each slab
 _NOTHING = torch.empty(0, dtype=torch.uint8)
@@ -138,6 +141,10 @@ def governed_cache(
         raise ConfigError(f"unknown kind of cache `{kind}`: use one of {', '.join(Kind)}") from error
     shape = shape_of(config, max_tokens, batch_size, dtype, kv_shape)
     place = torch.device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"device `{device}`: a scrub can wait for the streams of CPUs and CUDA devices alone"
+        )
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     build = {

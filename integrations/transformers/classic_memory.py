@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.memory import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.tensor_memory import TensorMemory
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.errors import ConfigError, DeviceError
+from kvcustody.errors import ConfigError, DeviceError, IsolationError
 from kvcustody.governance.worker import MemoryPlan
 
 BLOCK_BYTES = 64 << 10
@@ -93,9 +93,11 @@ class SlabMemory:
     def bind(self, blocks: NDArray[np.int64], sizes: Sequence[SlabSize]) -> list[torch.Tensor]:
         """Put bytes behind `blocks`, all zero: one uint8 tensor [rows * bytes_per_block] for each size.
 
-        Raises `DeviceError` where a device has no room; then nothing is bound.
+        Raises `DeviceError` where a device has no room, and `IsolationError` for a bound block; then nothing is bound.
         """
-        assert sum(size.rows for size in sizes) == len(blocks) and (self._slab_of[blocks] < 0).all()
+        assert sum(size.rows for size in sizes) == len(blocks)
+        if (self._slab_of[blocks] >= 0).any():
+            raise IsolationError("a block was handed out while another cache's bytes are behind it")
         tensors = [self._make(size) for size in sizes]
         first = 0
         for size, tensor in zip(sizes, tensors, strict=True):
@@ -150,9 +152,8 @@ class SlabMemory:
         slab, rows = self._slabs[number], self._row_of[blocks]
         if slab.used_by.type == "cuda":
             torch.cuda.synchronize(slab.used_by)  # M4
-        slab.memory.stuck = {
-            (0, int(row)) for row, block in zip(rows, blocks, strict=True) if block in self.stuck
-        }
+        if self.stuck:
+            slab.memory.stuck = {(0, int(row)) for row in rows[np.isin(blocks, list(self.stuck))]}
         result = slab.memory.scrub(0, rows, verify_share)
         bad = np.isin(rows, result.failed)
         clean = blocks[~bad]

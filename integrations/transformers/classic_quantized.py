@@ -73,10 +73,7 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Lay the buffers out for states of [batch, heads, tokens, width], quantised to one byte a value."""
         with self._residency:
-            self.dtype, self.device = key_states.dtype, key_states.device
-            for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-                buffer.shape_like(states, FP8)
-            self.is_initialized = True
+            self._open(key_states, value_states, FP8)
             self.keys = self.values = torch.empty(0, dtype=self.dtype, device=self.device)
 
     def update(

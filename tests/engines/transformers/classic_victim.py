@@ -14,12 +14,8 @@ from typing import Any
 import torch
 from classic_world import gemma, llama, open_world, plain_cache
 
-STEPS = (
-    24,
-    *(1,) * 30,
-    9,
-    *(1,) * 10,
-)  # prompt, decoding, a second turn longer than gemma's window, decoding
+# A prompt, decoding, a turn longer than two of gemma's windows (so that a copy is lent), decoding.
+STEPS = (24, *(1,) * 30, 19, *(1,) * 10)
 HEADS, WIDTH = 2, 16
 
 

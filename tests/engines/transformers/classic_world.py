@@ -1,4 +1,4 @@
-"""A worker for classic caches, real from settings to ledger, with tiny random models; the clock alone may be virtual."""
+"""A worker for classic caches, real from settings to ledger, and tiny random models; only the clock may be virtual."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker import Worker, open_worker
 from kvcustody.integrations.transformers.classic_cache import GovernedCache, governed_cache
+from kvcustody.integrations.transformers.classic_custodian import Custodian
 from kvcustody.integrations.transformers.classic_memory import SlabMemory
-from kvcustody.integrations.transformers.classic_residency import Custodian
 
 MAX_TOKENS = 96
 BLOCK_BYTES = 4096

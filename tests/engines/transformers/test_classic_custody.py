@@ -1,4 +1,4 @@
-"""Residencies of classic caches: every way to end one, with zeros and evidence (R1-R5, C2), and what is refused."""
+"""Residencies of classic caches: every way to end one, with zeros and evidence (R, K, C2), and what is refused."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.schema import releases
 from kvcustody.audit.store import open_store
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.errors import AdmissionError, ConfigError, DeviceError, HandleError
+from kvcustody.errors import AdmissionError, ConfigError, DeviceError, HandleError, IsolationError
 from kvcustody.governance.erasure import Selector
 from kvcustody.governance.request import Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker import MemoryPlan, open_worker
+from kvcustody.integrations.transformers.classic_custodian import Custodian
 from kvcustody.integrations.transformers.classic_memory import SlabMemory, SlabSize
-from kvcustody.integrations.transformers.classic_residency import Custodian
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.loader import load_policy
 
@@ -345,6 +345,8 @@ def test_results_name_every_slab_and_the_weakest_level() -> None:
     assert (unbound.method, unbound.level, unbound.bytes, unbound.verified) == ("none", "unread", 0, 0)
     first, second = memory.bind(blocks, [SlabSize(2, CPU, CPU), SlabSize(3, CPU, CPU)])
     first.fill_(1), second.fill_(2)
+    with pytest.raises(IsolationError, match="another cache's bytes"):
+        memory.bind(blocks[:1], [SlabSize(1, CPU, CPU)])
     bound = memory.scrub(0, blocks, 1.0)
     assert (bound.level, bound.bytes, bound.verified, len(bound.failed)) == ("full", 5 * 64, 5, 0)
     assert nonzero([first, second]) == 0 and memory.bound_bytes == 0
@@ -359,7 +361,7 @@ def test_results_name_every_slab_and_the_weakest_level() -> None:
 
 
 def test_threads_share_one_custodian(tmp_path: Path) -> None:
-    """Eight threads generate and end caches while the timer steps: outputs right, nothing left (R5)."""
+    """Eight threads generate and end caches while the timer steps: outputs right, nothing left (K4)."""
     expected = generate(llama(), DynamicCache(config=llama().config), 8)
     wrong: list[object] = []
     with open_world(tmp_path, is_virtual=False, megabytes=16) as world:

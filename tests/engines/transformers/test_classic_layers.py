@@ -187,6 +187,7 @@ def config_of(*types: str, **more: object) -> Any:
         (config_of("sliding_attention"), {"kind": "offloaded"}, "nothing to offload"),
         (config_of("full_attention"), {"kind": "imaginary"}, "use one of dynamic, static"),
         (config_of("full_attention"), {"max_tokens": 0}, "must be at least 1"),
+        (config_of("full_attention"), {"device": "meta"}, "wait for the streams"),
     ],
 )
 def test_what_has_no_governed_form_is_an_error(world: World, config: Any, options: Any, words: str) -> None:
@@ -208,7 +209,7 @@ def test_shared_layers_hold_nothing(world: World) -> None:
 
 
 def test_the_compiler_leaves_updates_alone(world: World) -> None:
-    """A graph that swallowed the update would skip the deadlines (Y4)."""
+    """A graph that swallowed the update would skip the deadlines (Y3)."""
     with world.open("static", max_tokens=8) as cache:
         step = torch.compile(lambda past, states: past.update(states + 1, states, 0)[0] * 2, backend="eager")
         states = torch.ones(1, HEADS, 2, WIDTH)
