@@ -165,7 +165,7 @@ class ForeignPool(ForeignHolds):
             LetGo(residency, blocks, self.generation[blocks], residency.recorded_until, now_us)
         )
         residency.passed.append(self.generation[blocks])
-        residency.drop(blocks)
+        residency.drop(self.generation[blocks])
         return self._unreference(blocks, "passed", now_us)
 
     def release(self, residency: ForeignResidency, cause: str, now_us: int) -> list[int]:

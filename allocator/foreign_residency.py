@@ -63,7 +63,7 @@ class ForeignResidency(Residency):
         self.attached: Blocks = NO_BLOCKS
         self.attached_generations: NDArray[np.int64] = NO_BLOCKS
         self.handed: list[tuple[Blocks, int]] = []  # each hand-out with its first generation
-        self.dropped: Blocks = NO_BLOCKS
+        self.dropped: NDArray[np.int64] = NO_BLOCKS  # generations: a block may come back to the same request
         self.passed: list[NDArray[np.int64]] = []  # generations let go of while running
         self.recorded = 0  # hand-outs that the opening lists
         self.recorded_until = 0  # generations below are on record
@@ -91,12 +91,13 @@ class ForeignResidency(Residency):
         parts = [self.attached, *(blocks for blocks, _ in self.handed)]
         every = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if len(self.dropped):
-            every = every[~np.isin(every, self.dropped)]
+            handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
+            every = every[~np.isin(np.concatenate([self.attached_generations, *handed]), self.dropped)]
         return every
 
-    def drop(self, blocks: Blocks) -> None:
-        """It no longer refers to `blocks`."""
-        self.dropped = np.concatenate((self.dropped, blocks))
+    def drop(self, generations: NDArray[np.int64]) -> None:
+        """It no longer refers to the blocks that have these generations."""
+        self.dropped = np.concatenate((self.dropped, generations))
 
     def hold(self, blocks: Blocks, generations: NDArray[np.int64], deadline_us: int) -> None:
         """Keep `blocks` until the deadline."""
