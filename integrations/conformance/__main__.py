@@ -11,6 +11,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.conformance.cases import ALL, BY_NAME
 from kvcustody.integrations.conformance.engine_under_test import EngineFactory
 from kvcustody.integrations.conformance.kit import SEED, run
+from kvcustody.integrations.conformance.mutants import kill, unaccounted
 from kvcustody.integrations.conformance.report import Verdict
 
 
@@ -30,6 +31,24 @@ def _progress(verdict: Verdict) -> None:
     )
 
 
+def _mutants(factory: EngineFactory, name: str, seed: int) -> int:
+    """Kill a module's mutants; 0 where none survives and every fault of the catalogue is accounted for."""
+    module = importlib.import_module(name)
+    survivors = 0
+    for mutant in module.MUTANTS:
+        death = kill(factory, mutant, seed=seed)
+        survivors += not death.killed
+        print(
+            f"{'killed' if death.killed else 'SURVIVED':8} {mutant.fault}: {death.case} {death.reason[:100]}",
+            flush=True,
+        )
+    left = unaccounted(module.MUTANTS, getattr(module, "NOT_APPLICABLE", {}))
+    print(
+        f"{len(module.MUTANTS) - survivors} of {len(module.MUTANTS)} killed, not accounted for: {left or 'none'}"
+    )
+    return 1 if survivors or left else 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse, run, print; 0 where every case passed or was skipped with a reason."""
     parser = argparse.ArgumentParser(prog="python -m kvcustody.integrations.conformance")
@@ -37,9 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--case", action="append", choices=sorted(BY_NAME), help="only this one; may be repeated"
     )
+    parser.add_argument(
+        "--mutants", metavar="MODULE", help="kill this module's MUTANTS (and NOT_APPLICABLE) instead"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     chosen = parser.parse_args(arguments)
+    if chosen.mutants:
+        return _mutants(load(chosen.engine), chosen.mutants, chosen.seed)
     cases = [BY_NAME[name] for name in chosen.case] if chosen.case else ALL
     report = run(load(chosen.engine), cases, _progress, seed=chosen.seed)
     print(report.to_json() if chosen.json else f"{report}\nseed {chosen.seed}")

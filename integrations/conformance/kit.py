@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from kvcustody.clock import VirtualClock
@@ -64,8 +65,9 @@ def why_skipped(case: Case, capabilities: Capabilities) -> str:
     )
 
 
+@lru_cache(maxsize=16)
 def capabilities_of(factory: EngineFactory) -> Capabilities:
-    """What an engine of this factory can do."""
+    """What an engine of this factory can do; one engine is made to ask it."""
     engine = factory(Setup(policy(), VirtualClock()))
     capabilities = engine.capabilities
     engine.close()

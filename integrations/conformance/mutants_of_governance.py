@@ -21,6 +21,7 @@ from kvcustody.governance import engine_port, plan, port_erasure, scope_token
 from kvcustody.governance.domain import DomainSpec, tenant_owner
 from kvcustody.governance.domain_keys import DomainKeys
 from kvcustody.governance.engine_port import EnginePort
+from kvcustody.governance.erasure import Erased
 from kvcustody.governance.plan import PlanBook
 from kvcustody.governance.reuse import Reuse
 from kvcustody.governance.spent_tokens import SpentTokens
@@ -170,7 +171,7 @@ def _only_running(original: Any) -> Any:
     def erase(port: EnginePort, engine: Any, selector: Any) -> Any:
         running = [one.request_id for one in port.running.values() if port_erasure._matches(selector, one)]
         engine.abort(running, "erased")
-        return port_erasure.Erased(len(running), 0, 0, 0, "")
+        return Erased(len(running), 0, 0, 0, "")
 
     return erase
 

@@ -10,7 +10,7 @@ It is the example of docs/engine-port.md. What it owes governance, in the order 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -296,12 +296,12 @@ class ReferenceEngine(ToyEngine):
             request.sent = request.landed = request.cached_tokens
             self.computed(request)
 
-    def begin_transfer(self, blocks: Sequence[int]) -> int:
+    def begin_transfer(self, blocks: Iterable[int]) -> int:
         """Device work outside the compute stream: its blocks stay where they are, and are not zeroed, until it ends."""
         self.blocks.pin(blocks)
         return self.port.fence()
 
-    def end_transfer(self, blocks: Sequence[int], fence: int) -> None:
+    def end_transfer(self, blocks: Iterable[int], fence: int) -> None:
         """It has ended."""
         self.port.retire(fence)
         self.blocks.unpin(blocks)
