@@ -12,12 +12,10 @@ B3 Blocks that vLLM took from its index to hand them out are found by the port's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
-from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.engine_port import EnginePort, EngineView
@@ -25,13 +23,15 @@ from kvcustody.governance.outcome import Refused
 from kvcustody.integrations.vllm.governed_request import GovernedRequest, governed
 from kvcustody.integrations.vllm.hasher import running_hasher
 from kvcustody.integrations.vllm.tables import GroupTable, KnownTable, group_tables
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
+    from kvcustody.allocator.foreign_residency import ForeignResidency
+    from kvcustody.integrations.vllm.pool import GovernedBlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
-
-    from kvcustody.integrations.vllm.pool import GovernedBlockPool
 
 EVICT_BATCH = 64  # blocks that our own eviction order frees at a time
 
@@ -63,7 +63,7 @@ class Books:
         self._simple = len(self.groups) == 1 and not self.groups[0].drops
         self._null = manager.block_pool.null_block.block_id
 
-    # -- look-up --------------------------------------------------------------------------------------------------------
+    # -- look-up ------------------------------------------------------------------------------------------------------
 
     def begin_look_up(self, request: Request) -> bool:
         """Ask the port what `request` may read now; False where that is nothing, or where it must wait."""
@@ -74,15 +74,19 @@ class Books:
             mine.waits_for = "refused"
             return False
         self.sync()
+        tokens = request._all_token_ids
+        if len(tokens) != mine.told_tokens:  # outputs in flight when it was preempted have arrived since
+            residency = self._resume(mine, residency)
         mine.waits_for = self.port.may_start(residency)
         if mine.waits_for is not None:
             return False
         keys = self.port.look_up(residency, self._find)
         mine.publishes = keys.publishable and self.caching
-        request.block_hashes = list(keys.keys) if mine.publishes or keys.readable else []
+        request.block_hashes = list(keys.keys)
         mine.keyed_tokens = len(keys.keys) * self.block_tokens
+        goes_on = mine.publishes and not mine.extras.begin_after(mine.keyed_tokens // self.block_tokens)
         request._block_hasher = (
-            running_hasher(mine, self.port.extend_keys, self.block_tokens) if mine.publishes else None
+            running_hasher(mine, self.port.extend_keys, self.block_tokens) if goes_on else None
         )
         if mine.skips_reading or not keys.readable or not self.caching:
             return False
@@ -94,11 +98,12 @@ class Books:
         self, mine: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int:
         """How many leading tokens of a hit pass the attach check in every group."""
-        fine = hit_tokens
+        fine, residency = hit_tokens, mine.residency
+        assert residency is not None
         for group, blocks in zip(self.groups, found, strict=True):
             places = [at for at, block in enumerate(blocks) if not block.is_null]
             ids = [blocks[at].block_id for at in places]
-            count = self.port.attachable(mine.residency, ids, group.positions(places)) if ids else 0
+            count = self.port.attachable(residency, ids, group.positions(places)) if ids else 0
             if count < len(ids):
                 fine = min(fine, places[count] * group.block_tokens)
         return fine
@@ -107,7 +112,7 @@ class Books:
         block = self._pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))
         return -1 if block is None else int(block.block_id)
 
-    # -- what happened ----------------------------------------------------------------------------------------------------
+    # -- what happened ------------------------------------------------------------------------------------------------
 
     def placed(self, request: Request) -> None:
         """A waiting request got its blocks: those it hit are attached, the others are new."""
@@ -162,14 +167,11 @@ class Books:
                 self._let_go(mine)
         if self.allocated_blocks != self._told_blocks + besides:
             running = self.running
-            for mine in running.values() if grown is None else [running[one] for one in grown]:
-                self._grow(mine)
+            self._grow(running.values() if grown is None else [running[one] for one in grown])
             if self.allocated_blocks != self._told_blocks + besides:
                 self._refuse_unattributed(grown, besides)
-        for mine in self.noted:
-            if mine.notes and mine.request.request_id in self.running:
-                self._publish(mine)
-        self.noted = [mine for mine in self.noted if mine.notes]
+        if self.noted:
+            self._publish_noted()
 
     def _refuse_unattributed(self, grown: Sequence[str] | None, besides: int) -> None:
         if grown is not None:
@@ -180,12 +182,25 @@ class Books:
             "something else allocates from the pool; remove it or kvcustody"
         )
 
-    def _grow(self, mine: GovernedRequest) -> None:
-        new: list[int] = []
-        for group, known in zip(self.groups, mine.tables, strict=True):
-            new += group.take_new(mine.request.request_id, known)
-        if new:
-            self._hand_out(mine, new)
+    def _grow(self, growing: Iterable[GovernedRequest]) -> None:
+        """What running requests were handed since they were last compared: one block each, in a decode step."""
+        whose: list[ForeignResidency] = []
+        blocks: list[int] = []
+        for mine in growing:
+            residency = mine.residency
+            assert residency is not None
+            new: list[int] = []
+            for group, known in zip(self.groups, mine.tables, strict=True):
+                new += group.take_new(mine.request.request_id, known)
+            if len(new) == 1 and not residency.segment_blocks:
+                whose.append(residency)
+                blocks += new
+            elif new:
+                self._hand_out(mine, new)
+        if blocks:
+            self._forget_taken(blocks)
+            self.port.handed_out_each(whose, blocks)
+            self._told_blocks += len(blocks)
 
     def _let_go(self, mine: GovernedRequest) -> None:
         gone: list[int] = []
@@ -199,17 +214,49 @@ class Books:
         if not blocks:
             return
         assert mine.residency is not None
+        self._forget_taken(blocks)
+        self.port.handed_out(mine.residency, blocks)
+        self._told_blocks += len(blocks)
+
+    def _forget_taken(self, blocks: list[int]) -> None:
+        """vLLM took the keys of some of these away before it handed them out (B3)."""
         which = np.array(blocks, dtype=np.int64)
         taken = which[self.port.pool.indexed[which]]
         if len(taken):
             self.port.unpublished(taken.tolist(), "evicted")
-        self.port.handed_out(mine.residency, blocks)
-        self._told_blocks += len(blocks)
+
+    def _publish_noted(self) -> None:
+        """What running requests filled: one block each, in a decode step. Others tell when they are placed."""
+        noted, self.noted = self.noted, []
+        whose: list[ForeignResidency] = []
+        blocks: list[int] = []
+        before: list[int] = []
+        for mine in noted:
+            if mine.request.request_id not in self.running:
+                if mine.notes:
+                    self.noted.append(mine)
+            elif self._simple and len(mine.notes) == 1 and self._is_one(mine):
+                _, first, _, _ = mine.notes.pop()
+                table = mine.tables[0]
+                whose.append(mine.residency)  # type: ignore[arg-type]
+                blocks.append(table[first])
+                before.append(table[first - 1] if first else -1)
+            else:
+                self._publish(mine)
+        if blocks:
+            self.port.published_each(whose, blocks, before)
+
+    def _is_one(self, mine: GovernedRequest) -> bool:
+        _, first, last, mask = mine.notes[0]
+        residency = mine.residency
+        assert residency is not None
+        return last == first + 1 and mask is None and not residency.granted_blocks and residency.publishes
 
     def _publish(self, mine: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
         notes, mine.notes = mine.notes, []
-        null = self._null
+        null, residency = self._null, mine.residency
+        assert residency is not None
         for number, first, last, mask in notes:
             table = mine.tables[number]
             group = self.groups[number]
@@ -221,9 +268,9 @@ class Books:
             chained = group.chains and mask is None
             before = table[first - 1] if chained and first else -1
             if blocks:
-                self.port.published(mine.residency, blocks, before, chained=chained)
+                self.port.published(residency, blocks, before, chained=chained)
 
-    # -- ends -------------------------------------------------------------------------------------------------------------
+    # -- ends ---------------------------------------------------------------------------------------------------------
 
     def before_release(self, request: Request) -> None:
         """A release must find everything that the request ever held on record."""
@@ -242,10 +289,17 @@ class Books:
             self.requests.pop(request.request_id, None)
             self.port.release(residency, mine.cause or _CAUSES.get(request.status, "finished"))
             return
+        request._block_hasher = None
+        self._resume(mine, residency)
+
+    def _resume(self, mine: GovernedRequest, residency: ForeignResidency) -> ForeignResidency:
+        """It will start again, with every token that it has by now."""
         self.port.release(residency, "preempted")
-        again = self.port.resume(residency, request._all_token_ids)
+        tokens = mine.request._all_token_ids
+        again = self.port.resume(residency, tokens)
         assert not isinstance(again, Refused), "the request's own id was just released"
-        mine.residency = again
+        mine.residency, mine.told_tokens = again, len(tokens)
+        return again
 
     def forgotten(self, blocks: Sequence[int], cause: str) -> None:
         """vLLM dropped the keys of `blocks` by itself."""
@@ -257,7 +311,7 @@ class Books:
         blocks: list[int] = np.flatnonzero(self.port.pool.indexed).tolist()
         return blocks
 
-    # -- eviction -----------------------------------------------------------------------------------------------------------
+    # -- eviction -----------------------------------------------------------------------------------------------------
 
     def make_room(self, blocks: int) -> None:
         """Before vLLM evicts in its own order: end what our policy ends first, if it has a preference (P4)."""
@@ -271,7 +325,7 @@ class Books:
             now_us = self.port.clock.now_us()
             self._pool.forget(self.port.pool.end_cached(np.array(wanted, dtype=np.int64), "evicted", now_us))
 
-    # -- the engine's own books --------------------------------------------------------------------------------------------
+    # -- the engine's own books ---------------------------------------------------------------------------------------
 
     def view(self) -> EngineView:
         """One row a block, from vLLM's own objects."""

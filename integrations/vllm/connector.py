@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
-
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.versions import check_version
 from kvcustody.integrations.vllm.worker_side import WorkerSide
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 if TYPE_CHECKING:
     import torch
+
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.block_pool import BlockPool
@@ -62,7 +62,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         assert self.worker_side is not None, "called in the scheduler's role"
         return self.worker_side
 
-    # -- scheduler ----------------------------------------------------------------------------------------------------------
+    # -- scheduler ----------------------------------------------------------------------------------------------------
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """See the interface; releases before 0.32 bind through `plugin` instead."""
@@ -119,7 +119,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """See the interface."""
         return self._scheduler.reset()
 
-    # -- worker -------------------------------------------------------------------------------------------------------------
+    # -- worker -------------------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """See the interface."""

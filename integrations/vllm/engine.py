@@ -13,19 +13,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import EngineCoreRequestType
 
 from kvcustody.governance.erasure import Selector
 from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.loader import load_policy
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreRequestType
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.core import EngineCore
-
     from kvcustody.allocator.scrub_queue import ScrubOrder
     from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
+    from vllm.v1.engine.core import EngineCore
 
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +49,14 @@ class EngineHandle:
         """One engine step, with the outputs of requests that governance ended."""
         outputs, executed = self._step()
         control = self.side.control
+        if self._queue is None and not self._core.scheduler.has_unfinished_requests():
+            self._go_idle()
         return (control.deliver(outputs) if control.has_outputs else outputs), executed
+
+    def _go_idle(self) -> None:
+        """What a served engine's loop does when nothing runs: ask whether anything is due."""
+        if self._core.scheduler.has_requests():
+            self.side.timer.arm(0)
 
     def wake(self) -> None:
         """Make an idle engine take a step soon; from any thread (N1, N2)."""
@@ -101,7 +107,7 @@ def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., An
     return locked
 
 
-# -- administration: methods of EngineCore, reached by vLLM's utility calls (N3) ------------------------------------------
+# -- administration: methods of EngineCore, reached by vLLM's utility calls (N3) --------------------------------------
 
 
 def _side(core: Any) -> SchedulerSide:

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
+
+from kvcustody.governance.engine_port import EngineView
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
-from kvcustody.governance.engine_port import EngineView
-
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
     from kvcustody.integrations.vllm.books import Books
     from kvcustody.integrations.vllm.engine import EngineHandle
+    from vllm.v1.core.sched.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)
 
@@ -36,7 +35,7 @@ class VllmControl:
         self._later: dict[str, tuple[str, RequestStatus]] = {}
         self._outputs: list[tuple[int, EngineCoreOutput]] = []
 
-    # -- EngineControl ----------------------------------------------------------------------------------------------------
+    # -- EngineControl ------------------------------------------------------------------------------------------------
 
     def evict(self, blocks: Sequence[int]) -> None:
         """See `EngineControl`."""
@@ -59,7 +58,7 @@ class VllmControl:
         """See `EngineControl`."""
         return self.books.view()
 
-    # -- for the adapter ---------------------------------------------------------------------------------------------------
+    # -- for the adapter ----------------------------------------------------------------------------------------------
 
     def end(self, request_ids: Sequence[str], cause: str, status: RequestStatus) -> None:
         """End these requests, now or right after the step that is being built."""

@@ -17,6 +17,7 @@ from kvcustody.governance.extra_content import Media, PromptEmbeddings, frame
 
 if TYPE_CHECKING:
     import torch
+
     from vllm.v1.request import Request
 
 _NONE: Mapping[int, bytes] = {}
@@ -27,6 +28,10 @@ class Extras(NamedTuple):
 
     frames: Mapping[int, bytes]
     unkeyed: str | None = None
+
+    def begin_after(self, blocks: int) -> bool:
+        """Some of it begins behind the first `blocks` blocks, where the running state would not meet it."""
+        return bool(self.frames) and max(self.frames) >= blocks
 
 
 NO_EXTRAS = Extras(_NONE)
@@ -60,7 +65,7 @@ def _embeddings(tensor: torch.Tensor, mask: list[bool] | None) -> PromptEmbeddin
     import torch
 
     data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
-    digest = hashlib.blake2b(data, digest_size=32)
+    digest = hashlib.blake2b(data.tobytes(), digest_size=32)
     if mask is not None:
         digest.update(bytes(map(bool, mask)))
     return PromptEmbeddings(digest.digest(), tuple(tensor.shape), str(tensor.dtype))

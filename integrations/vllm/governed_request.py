@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcustody.integrations.vllm.tables import KnownTable
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from kvcustody.allocator.foreign_residency import ForeignResidency
     from kvcustody.governance.identity import Principal
     from kvcustody.governance.model_identity import ModelIdentity
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.extras import Extras
+    from vllm.v1.request import Request
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
@@ -44,7 +43,6 @@ class GovernedRequest:
         "keyed_tokens",
         "model",
         "notes",
-        "placed",
         "principal",
         "publishes",
         "readable_tokens",
@@ -52,6 +50,7 @@ class GovernedRequest:
         "residency",
         "skips_reading",
         "tables",
+        "told_tokens",
         "waits_for",
     )
 
@@ -75,16 +74,15 @@ class GovernedRequest:
         self.cause: str | None = None  # why it ended, where governance ended it
         self.publishes = False
         self.readable_tokens = 0
-        self.keyed_tokens = 0
+        self.keyed_tokens = 0  # whole blocks of which have keys
+        self.told_tokens = request.num_tokens  # that the port has been told
         self.hit_blocks: tuple[int, ...] = (0,) * groups
-        self.placed = False
         self.tables: list[KnownTable] = [KnownTable() for _ in range(groups)]
         self.notes: list[Published] = []
 
     def forget_tables(self) -> None:
         """Its blocks were given back: it starts again from nothing."""
         self.residency = None
-        self.placed = False
         self.publishes = False
         self.keyed_tokens = 0
         self.hit_blocks = (0,) * len(self.tables)
@@ -94,4 +92,5 @@ class GovernedRequest:
 
 def governed(request: Request) -> GovernedRequest | None:
     """The adapter's side of a request; None for one that it never admitted."""
-    return request.__dict__.get(ATTRIBUTE)
+    mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
+    return mine

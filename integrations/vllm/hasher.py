@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from kvcustody.integrations.vllm.governed_request import GovernedRequest
+    from vllm.v1.request import Request
 
 _NOTHING: list[bytes] = []
 
@@ -37,11 +36,10 @@ def running_hasher(
 
     def keys(request: Request) -> list[bytes]:
         tokens = request._all_token_ids
-        due = governed.keyed_tokens + block_tokens
-        if len(tokens) < due:
+        if len(tokens) < governed.keyed_tokens + block_tokens:
             return _NOTHING
-        start = governed.keyed_tokens
-        governed.keyed_tokens = whole = len(tokens) // block_tokens * block_tokens
+        start = governed.told_tokens
+        governed.told_tokens = governed.keyed_tokens = whole = len(tokens) // block_tokens * block_tokens
         return extend(governed.residency, tokens[start:whole])
 
     return keys

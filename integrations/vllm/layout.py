@@ -58,7 +58,7 @@ def _spans(layer: str, view: torch.Tensor, blocks: int) -> Iterable[_Span]:
     item = by_block.element_size()
     storage = by_block.untyped_storage().data_ptr()
     stride = by_block.stride(0) * item
-    base = by_block.storage_offset() * item
+    base = int(by_block.storage_offset()) * item
     inner = sorted(
         (step, size) for step, size in zip(by_block.stride()[1:], by_block.shape[1:], strict=True) if size > 1
     )
@@ -91,7 +91,7 @@ def _by_block(layer: str, view: torch.Tensor, blocks: int) -> torch.Tensor:
     if second:
         view = view.transpose(0, 1)
     pieces = view.shape[0] // blocks
-    return view if pieces == 1 else view.unflatten(0, (blocks, pieces))
+    return view if pieces == 1 else view.reshape(blocks, pieces, *view.shape[1:])
 
 
 def _merged(spans: set[_Span]) -> list[_Span]:
@@ -107,5 +107,5 @@ def _merged(spans: set[_Span]) -> list[_Span]:
 
 
 def _tensor(storage: torch.UntypedStorage, span: _Span, blocks: int) -> torch.Tensor:
-    raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return torch.as_strided(raw, (blocks, span.end - span.start), (span.stride, 1), span.start)

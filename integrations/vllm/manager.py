@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-
 from kvcustody.integrations.vllm.governed_request import governed
 from kvcustody.integrations.vllm.versions import check_type
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 if TYPE_CHECKING:
+    from kvcustody.integrations.vllm.books import Books
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
-
-    from kvcustody.integrations.vllm.books import Books
 
 
 class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]

@@ -41,10 +41,9 @@ def is_installed() -> bool:
 
 
 def _patch() -> None:
+    from kvcustody.integrations.vllm.engine import UTILITIES
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import core
-
-    from kvcustody.integrations.vllm.engine import UTILITIES
 
     core.get_request_block_hasher = _instead_of_hashes(core.get_request_block_hasher)
     Scheduler.__init__ = _then(Scheduler.__init__, _govern_scheduler)

@@ -13,17 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
-
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.governed_request import Published, governed
 from kvcustody.integrations.vllm.versions import check_type
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 if TYPE_CHECKING:
-    from vllm.v1.request import Request
-
     from kvcustody.integrations.vllm.books import Books
+    from vllm.v1.request import Request
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
@@ -66,7 +64,13 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         custody = self.custody
         if custody is not None:
             mine = governed(request)
-            if mine is None or not mine.publishes or num_cached_blocks >= num_full_blocks:
+            if mine is None or not mine.publishes:
+                return
+            keyed_blocks = len(request.block_hashes) * self.hash_block_size // block_size
+            if num_full_blocks > keyed_blocks:  # nothing enters the index without a key of its own
+                block_mask = block_mask and block_mask[: max(0, keyed_blocks - num_cached_blocks)]
+                num_full_blocks = keyed_blocks
+            if num_cached_blocks >= num_full_blocks:
                 return
             if not mine.notes:
                 custody.noted.append(mine)
@@ -120,7 +124,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             )
         super().unpin_blocks(blocks, on_reuse)
 
-    # -- for EngineControl -------------------------------------------------------------------------------------------
+    # -- for EngineControl --------------------------------------------------------------------------------------------
 
     def forget(self, block_ids: Sequence[int]) -> None:
         """Drop keys, without telling custody, and put the unreferenced blocks where they are used first (P4)."""

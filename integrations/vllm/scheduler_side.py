@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.outcome import Refused
@@ -29,17 +28,17 @@ from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.model import Models
 from kvcustody.integrations.vllm.pool import governed_pool
 from kvcustody.integrations.vllm.wake import WakeTimer
+from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
+    from kvcustody.governance.engine_port import EnginePort
+    from kvcustody.integrations.vllm.engine import EngineHandle
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
-
-    from kvcustody.governance.engine_port import EnginePort
-    from kvcustody.integrations.vllm.engine import EngineHandle
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 _log = structlog.get_logger(__name__)
@@ -60,7 +59,7 @@ class SchedulerSide:
         self._models: Models
         self._max_model_tokens = int(config.model_config.max_model_len)
 
-    # -- set-up -----------------------------------------------------------------------------------------------------------
+    # -- set-up -------------------------------------------------------------------------------------------------------
 
     def bind(self, manager: KVCacheManager) -> None:
         """Govern vLLM's manager and pool; a second time changes nothing. Raises a `CustodyError` if it cannot."""
@@ -92,7 +91,7 @@ class SchedulerSide:
         """The engine is complete: idle work can be done from now on."""
         self.control.engine = engine
 
-    # -- requests ---------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (S1), and what it may ever do."""
@@ -156,7 +155,7 @@ class SchedulerSide:
         """A waiting request has its blocks."""
         self.books.placed(request)
 
-    # -- steps ------------------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     def build(self, output: SchedulerOutput) -> StepOrder:
         """The order of the step that vLLM has just scheduled (S3)."""

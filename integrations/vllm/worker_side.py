@@ -29,11 +29,13 @@ class WorkerSide:
         self.memory: TensorMemory | None = None
         self._answers: list[Answer] = []
         self._step = 0
+        self._unordered_blocks = 0  # zeroed before the port had ordered anything
 
     def register(self, caches: CacheViews, blocks: int) -> None:
         """Take vLLM's tensors over and zero them all (W1)."""
         self.memory = TensorMemory.wrap([block_tensors(caches, blocks)])
         self.memory.scrub(0, np.arange(blocks, dtype=np.int64), 0.0)
+        self._unordered_blocks = self.memory.scrubbed(0)
         _log.info(
             "cache registered",
             shard=self.shard,
@@ -58,7 +60,7 @@ class WorkerSide:
         if memory is None:
             raise IsolationError(f"shard {self.shard} is told to scrub before its cache was registered")
         results = tuple(memory.scrub(0, blocks, share) for share, blocks in order.batches)
-        return Answer(order.number, self.shard, results, memory.scrubbed(0))
+        return Answer(order.number, self.shard, results, memory.scrubbed(0) - self._unordered_blocks)
 
     def close(self) -> None:
         """Leave nothing behind: the whole shard is zeroed."""

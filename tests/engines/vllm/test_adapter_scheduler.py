@@ -1,0 +1,242 @@
+"""The adapter in one process: vLLM's scheduler, its cache manager and real tensors, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler_rig import BLOCK_TOKENS, Rig, prompt
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.erasure import Selector
+
+
+@pytest.fixture
+def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
+    """Makes rigs."""
+    return lambda **named: Rig(model, monkeypatch, **named)
+
+
+def test_own_prefix_hits_and_a_foreign_one_misses(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    ids = prompt(100)
+    assert one.ask(ids, "alpha") == 0
+    assert one.ask(ids, "alpha") == 96
+    assert one.ask(ids, "beta") == 0
+    assert one.ask(ids, "beta") == 96
+    one.verify()
+
+
+def test_without_a_valid_token_nothing_is_read_or_published(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    ids = prompt(100)
+    one.ask(ids, "alpha")
+    used = one.token("alpha")
+    assert one.ask(ids, None, salt=used) == 96  # positive control: the same token, valid
+    for salt in (None, "forged", used):  # missing, forged, replayed
+        assert one.ask(ids, None, salt=salt) == 0
+    late = one.token("alpha")
+    one.clock.advance(61_000_000)
+    assert one.ask(ids, None, salt=late) == 0
+    assert not one.port.pool.indexed.any()
+    one.verify()
+
+
+def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    request = one.add(prompt(40), "alpha")
+    assert request.cache_salt is None
+    one.run()
+
+
+def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    ids = prompt(20)
+    request = one.add(ids, "alpha", n=60)
+    one.run()
+    whole = ids + one.outputs[request.request_id]
+    assert one.ask(whole + [5], "alpha") == 64
+    assert one.ask(whole + [5], "beta") == 0
+    one.verify()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("windows", [False, True])
+def test_churn(rig: Callable[..., Rig], windows: bool, asynchronous: bool) -> None:
+    """Many requests over a pool that holds few: chunked prefill, preemption, eviction; every byte and book right."""
+    one = rig(blocks=36, windows=windows, asynchronous=asynchronous)
+    plain = rig(blocks=400, windows=windows, asynchronous=asynchronous, governed=False)
+    asked = []
+    for turn in range(40):
+        ids = prompt(30 + 11 * (turn % 9), seed=turn % 7)
+        tenant = "alpha" if turn % 3 else "beta"
+        asked.append((one.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6))))
+        if turn % 4 == 3:
+            one.step()
+            plain.step()
+    one.run()
+    plain.run()
+    one.verify()
+    for ours, theirs in asked:
+        assert one.outputs[ours.request_id] == plain.outputs[theirs.request_id]
+    assert plain.device.residue  # positive control: the runner does find what vLLM leaves behind
+
+
+def test_preempted_requests_resume_with_their_own_blocks(rig: Callable[..., Rig]) -> None:
+    one = rig(blocks=12)
+    first, second = one.add(prompt(60, 1), n=50), one.add(prompt(60, 2), n=50)
+    one.run()
+    assert first.num_preemptions + second.num_preemptions
+    assert [len(one.outputs[each.request_id]) for each in (first, second)] == [50, 50]
+    one.verify()
+
+
+def test_abort_while_running_and_while_waiting(rig: Callable[..., Rig]) -> None:
+    from vllm.v1.request import RequestStatus
+
+    one = rig(asynchronous=True)
+    running, waiting = one.add(prompt(200), n=50), one.add(prompt(100, 1), n=50)
+    one.step()
+    one.scheduler.finish_requests([running.request_id, waiting.request_id], RequestStatus.FINISHED_ABORTED)
+    one.run()
+    for _ in range(3):
+        one.step()
+    one.verify()
+    assert not one.port.running
+
+
+def test_caching_off(rig: Callable[..., Rig]) -> None:
+    one = rig(caching=False, blocks=12)
+    for turn in range(6):
+        assert one.ask(prompt(60, turn % 2), "alpha", n=8) == 0
+    one.verify()
+    one.step()
+    assert one.nonzero_blocks() == 0
+
+
+def test_what_lapses_is_zeroed_without_a_request(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    one.ask(prompt(100), "alpha")
+    while one.side.has_work():
+        one.step()
+    assert one.nonzero_blocks() == 6  # what is held: six whole blocks
+    one.clock.advance(61_000_000)
+    assert one.side.has_work()
+    while one.side.has_work():
+        one.step()
+    assert one.nonzero_blocks() == 0
+    assert one.ask(prompt(100), "alpha") == 0
+    one.verify()
+
+
+def test_an_expired_prefix_is_not_served(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    one.ask(prompt(100), "alpha")
+    one.clock.advance(61_000_000)
+    assert one.ask(prompt(100), "alpha") == 0
+    one.verify()
+
+
+def test_over_quota_waits_alone(rig: Callable[..., Rig]) -> None:
+    """Alpha may have 10 blocks: its second request waits, beta's does not, and nobody is preempted."""
+    one = rig(blocks=40, alpha_cap=25)
+    first = one.add(prompt(90, 1), "alpha", n=40)
+    second = one.add(prompt(90, 2), "alpha", n=40)
+    third = one.add(prompt(90, 3), "beta", n=40)
+    for _ in range(6):
+        one.step()
+    assert not one.outputs[second.request_id]
+    assert one.outputs[first.request_id] and one.outputs[third.request_id]
+    one.run()
+    assert len(one.outputs[second.request_id]) == 40
+    assert not any(each.num_preemptions for each in (first, second, third))
+    one.verify()
+
+
+def test_what_can_never_fit_is_refused(rig: Callable[..., Rig]) -> None:
+    one = rig(blocks=40, alpha_cap=25)
+    request = one.add(prompt(150, 1), "alpha", n=100)
+    one.run()
+    assert one.side.control.has_outputs or request.request_id in one.reasons
+    one.step()
+    reason, text = one.reasons[request.request_id]
+    assert str(reason) == "error"
+    assert "blocks" in text
+
+
+def test_too_long_a_run_is_ended(rig: Callable[..., Rig]) -> None:
+    one = rig(active="5s")
+    request = one.add(prompt(40), "alpha", n=200)
+    for _ in range(4):
+        one.step()
+    one.clock.advance(6_000_000)
+    one.run()
+    one.step()
+    assert str(one.reasons[request.request_id][0]) == "abort"
+    assert one.reasons[request.request_id][1] == "kvcustody: active-max"
+    one.verify()
+
+
+def test_erasure_ends_the_subject_alone(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    for tenant in ("alpha", "beta"):
+        one.ask(prompt(100), tenant)
+    running = one.add(prompt(120, 4), "alpha", n=100)
+    one.step()
+    erased = one.port.erase(Selector("alpha"))
+    assert erased.aborted_requests == 1
+    one.run()
+    one.step()
+    assert str(one.reasons[running.request_id][0]) == "abort"
+    assert one.ask(prompt(100), "beta") == 96
+    assert one.ask(prompt(100), "alpha") == 0
+    one.verify()
+
+
+def test_a_block_that_does_not_verify_is_withheld(rig: Callable[..., Rig]) -> None:
+    one = rig(blocks=20)
+    one.ask(prompt(100), "alpha")
+    memory = one.worker.worker_side.memory
+    memory.stuck.add((0, 5))
+    one.clock.advance(61_000_000)
+    while one.side.has_work():
+        one.step()
+    memory.stuck.clear()
+    for turn in range(8):
+        one.ask(prompt(200, turn), "beta")
+    assert one.scheduler.kv_cache_manager.block_pool.blocks[5].ref_cnt == 1
+    assert one.scheduler.kv_cache_manager.reset_prefix_cache()
+    assert not one.port.pool.indexed.any()
+
+
+def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    def image(name: str, offset: int) -> list[Any]:
+        place = PlaceholderRange(offset=offset, length=8)
+        return [MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)]
+
+    from kvcustody.integrations.vllm.extras import extras_of
+
+    one = rig()
+    requests = [one.add(prompt(100), "alpha", mm_features=image(name, at)) for name, at in (("a", 20), ("b", 20), ("a", 40))]
+    keys = []
+    for request in requests:
+        mine = one.side.books.requests[request.request_id]
+        keys.append(one.port.look_up(mine.residency, lambda _: -1).keys)
+    assert keys[0][0] == keys[1][0] == keys[2][0]  # the image begins in the second block, or the third
+    assert keys[0][1] != keys[1][1] and keys[1][1] == keys[1][1]
+    assert keys[0][1] != keys[2][1]
+    assert len({each[-1] for each in keys}) == 3
+    assert extras_of(one.add(prompt(100), "alpha", mm_features=image("a", 98)), BLOCK_TOKENS).begin_after(6)
+
+
+def test_a_foreign_connector_is_refused(rig: Callable[..., Rig]) -> None:
+    children = [
+        {"kv_connector": "KVCustody", "kv_role": "kv_both"},
+        {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "x"}},
+    ]
+    with pytest.raises(ConfigError, match="ExampleConnector"):
+        rig(connectors=children)
