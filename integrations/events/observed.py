@@ -89,6 +89,7 @@ class ObservedEngine:
         self._touched: dict[int, ObservedResidency] = {}
         self._deadlines: list[tuple[int, int]] = []
         self._gaps: list[Event] = []
+        self._overdue: list[Event] = []
         self._number = 0
         self._unsure = ""
         self._batches = self._missed = self._restarts = 0
@@ -99,6 +100,7 @@ class ObservedEngine:
     def arrive(self, arrival: Arrival) -> None:
         """One batch, gap or restart, in the order in which the stream gave them."""
         now_us = self._clock.now_us()
+        self._expire(now_us)
         if isinstance(arrival, Delivered):
             self._batches += 1
             self._apply(arrival, read(arrival.payload), now_us)
@@ -108,6 +110,13 @@ class ObservedEngine:
         else:
             self._restarts += 1
             self._clear(RESTARTED, now_us)
+
+    def _expire(self, now_us: int) -> None:
+        """Note what is held past its deadline before anything else happens to it: what left late was overdue."""
+        while self._deadlines and self._deadlines[0][0] < now_us:
+            due = self._live.get(heapq.heappop(self._deadlines)[1])
+            if due is not None:
+                self._overdue.append(due.overdue(self.name, now_us))
 
     def _apply(self, arrival: Delivered, payload: Payload, now_us: int) -> None:
         at_us = self._boot_us(payload.utc_us, now_us)
@@ -244,14 +253,12 @@ class ObservedEngine:
     def drain(self) -> list[Event]:
         """What happened since the last call, one leaf a residency and kind; and what became overdue meanwhile."""
         now_us = self._clock.now_us()
-        made, self._gaps = self._gaps, []
+        self._expire(now_us)
+        made, self._gaps, overdue, self._overdue = self._gaps, [], self._overdue, []
         for residency in self._touched.values():
             made += residency.changes(self.name, now_us)
         self._touched.clear()
-        while self._deadlines and self._deadlines[0][0] < now_us:
-            due = self._live.get(heapq.heappop(self._deadlines)[1])
-            if due is not None:
-                made.append(due.overdue(self.name, now_us))
+        made += overdue
         if len(self._deadlines) > 2 * len(self._live) + _STALE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
             heapq.heapify(self._deadlines)

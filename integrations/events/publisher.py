@@ -102,7 +102,9 @@ class EventPublisher:
         self._buffer: deque[tuple[bytes, bytes]] = deque()
         self._buffer_bytes = 0
         self._context = zmq.Context()
-        self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._bell, self._ring = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._ring, False)
         try:
             self._pub = self._bind(zmq.PUB, at_rank(endpoint, rank), remote_allowed)
             self._router = (

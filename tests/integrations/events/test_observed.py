@@ -164,8 +164,11 @@ def test_what_left_in_time_is_not_overdue_and_what_left_late_is_late() -> None:
     engine.clock.advance(HOUR + 1)
     engine.remove(1)
     assert engine.observed.overdue() == [] and engine.observed.stats().blocks == 0
-    stored, removed = engine.observed.drain()
+    stored, removed, overdue = engine.observed.drain()
     assert isinstance(stored, ObservedStored) and isinstance(removed, ObservedRemoved)
+    assert isinstance(overdue, ObservedOverdue) and overdue.blocks == 1, (
+        "on record although it left before the drain"
+    )
     assert (removed.cause, removed.blocks, removed.late, removed.remaining) == ("removed", 2, 1, 0)
     engine.remove(1, 77)
     assert engine.observed.stats().unmatched_removals == 2 and engine.kinds() == []
