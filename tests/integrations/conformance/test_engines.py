@@ -2,7 +2,8 @@
 
 import pytest
 
-from kvcustody.integrations.conformance import check, conformance_cases, run
+from kvcustody.integrations.conformance import ALL, check, conformance_cases, run
+from kvcustody.integrations.conformance.kit import capabilities_of, why_skipped
 from kvcustody.integrations.conformance.native_engine import NativeEngine
 from kvcustody.integrations.conformance.reference_engine import ReferenceEngine
 
@@ -13,13 +14,14 @@ def test_conformance(factory, case):
     check(factory, case)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_other_seeds_ask_other_things_and_pass_too(seed):
-    report = run(ReferenceEngine, seed=seed)
+def test_another_seed_asks_other_things_and_passes_too():
+    report = run(ReferenceEngine, seed=1)
     assert report.passed, str(report)
     assert not report.of("skip"), "the reference engine lacks nothing"
 
 
 def test_what_the_native_engine_lacks_is_said():
-    for verdict in run(NativeEngine).of("skip"):
-        assert "our block manager" in verdict.reason
+    capabilities = capabilities_of(NativeEngine)
+    reasons = [why_skipped(case, capabilities) for case in ALL]
+    assert 0 < sum(map(bool, reasons)) < 10
+    assert all("our block manager" in reason for reason in reasons if reason)
