@@ -158,32 +158,46 @@ class BatchCustody:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def extend(self, states: Iterable[Any]) -> None:
-        """Room for the next token of each decoding request that has none yet; whoever gets none keeps its length."""
-        records, page = self.records, self.page
+    def extend(self, states: Iterable[Any], decoding: object) -> None:
+        """Room for the next token of each request that is `decoding` and has none yet.
+
+        Whoever gets none keeps its length, and so cannot be scheduled.
+        """
+        records = self.records
         wanting: list[Record] = []
         tokens: list[int] = []
         for state in states:
-            record = records[state.request_id]
-            if record.length <= state.position_offset:
-                wanting.append(record)
-                tokens.append(state.tokens_to_process[0])
+            if state._status == decoding:
+                record = records[state.request_id]
+                if record.length <= state.position_offset:
+                    wanting.append(record)
+                    tokens.append(state.tokens_to_process[0])
         if not wanting:
+            return
+        if len(self.governor.managers) == 1:
+            self._extend(wanting, tokens)
             return
         for manager in {record.manager.number: record.manager for record in wanting}.values():
             mine = [at for at, record in enumerate(wanting) if record.manager is manager]
-            slots = np.array([wanting[at].slot for at in mine], dtype=np.int64)
-            # In async batching the token is still being computed: its block is never published.
-            ids = None if self.is_async else np.array([tokens[at] for at in mine], dtype=np.int32)
-            stalled = set(self.governor.extend_slots(slots, ids, manager.number))
-            first = self.blocks.pool_first[manager.number]
-            for at in mine:
-                record = wanting[at]
-                if stalled and record.handle in stalled:
-                    continue
-                if record.length % page == 0:
-                    record.table.append(int(self.governor.blocks(record.handle)[-1]) + first)
-                record.length += 1
+            self._extend([wanting[at] for at in mine], [tokens[at] for at in mine])
+
+    def _extend(self, wanting: list[Record], tokens: list[int]) -> None:
+        """One more token for each record; all of one pool."""
+        pool = wanting[0].manager.number
+        slots = np.array([record.slot for record in wanting], dtype=np.int64)
+        # In async batching the token is still being computed: its block is never published.
+        ids = None if self.is_async else np.array(tokens, dtype=np.int32)
+        stalled = self.governor.extend_slots(slots, ids, pool)
+        if stalled:
+            without = set(stalled)
+            wanting = [record for record in wanting if record.handle not in without]
+        page = self.page
+        for record in wanting:
+            if record.length % page == 0:
+                record.table.append(
+                    int(self.governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool]
+                )
+            record.length += 1
 
     def computed(self, request_id: str, tokens: int) -> None:
         """The first `tokens` tokens of the prompt have their K/V."""

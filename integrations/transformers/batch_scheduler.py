@@ -106,8 +106,7 @@ class GovernedScheduler:
             return batch, fast, queries, reads
 
     def _schedule(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
-        decoding = RequestStatus.DECODING
-        self.custody.extend(state for state in self.active_requests.values() if state._status == decoding)
+        self.custody.extend(self.active_requests.values(), RequestStatus.DECODING)
         batch, fast, queries, reads = super().schedule_batch(token_budget, cache_budget)  # type: ignore[misc]
         return batch or [], fast, queries, reads
 

@@ -71,8 +71,13 @@ class EngineBlocks:
         ones = torch.ones(shape, dtype=allocator.cache_dtype, device=self._rows.device)
         unread = torch.empty(0, dtype=torch.int64, device=self._rows.device)
         before = self._rows[-2:-1].clone()
-        for layer in allocator.layer_indices:
-            allocator.update(ones, ones, layer, unread, index)
+        try:
+            for layer in allocator.layer_indices:
+                allocator.update(ones, ones, layer, unread, index)
+        except (RuntimeError, IndexError) as error:
+            raise ConfigError(
+                f"the engine's cache does not take keys and values as expected: {error}"
+            ) from error
         written = self._rows[-1].view(allocator.cache_dtype)
         reached = bool((written == 1).all()) and torch.equal(self._rows[-2:-1], before)
         self._rows[-1].zero_()

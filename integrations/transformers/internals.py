@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 
 from kvcustody.errors import ConfigError
 
-FIRST, BEYOND = (5, 18), (5, 24)
+FIRST, BEYOND = (5, 19), (5, 24)
 RANGE = f">={FIRST[0]}.{FIRST[1]},<{BEYOND[0]}.{BEYOND[1]}"
 _ROOT = "transformers.generation.continuous_batching"
 

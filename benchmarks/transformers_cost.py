@@ -1,0 +1,342 @@
+"""What custody costs under continuous batching: transformers governed against transformers plain, step for step.
+
+1. Both engines run in one process on one model, and take turns prompt set by prompt set; the order turns too.
+2. Each pair must produce the same tokens in the same number of steps, or the run fails: nothing else is compared.
+3. The governed engine has a real worker: keys, policy, quotas, scrub, and a ledger in SQLite that is being written.
+4. Control path: CPU time of the calling thread in scheduling and updating, without the forward. Tokens per second:
+   wall time of everything. Both at equal block size. Governance's own thread (the ledger's writer) runs all the while.
+5. `fresh`: no prompt is seen twice and the pool is full, so every block handed out was evicted and scrubbed.
+   `shared`: half of every prompt is its tenant's system prompt, and the pool is roomy. `decode`: few
+   tokens in, many out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns, thread_time_ns
+from typing import Any, NamedTuple
+
+import hardware
+import numpy as np
+import torch
+from spread import ratio, spread
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+
+from kvcustody.governance.identity import identify
+from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.settings import Settings
+from kvcustody.integrations.transformers.continuous import GovernedBatching
+
+GOAL = 0.99
+MARGIN = 0.5  # so that the plain engine evicts in time, where it would otherwise wait
+WARM = 2  # pairs before the clock counts
+TENANTS = ("a", "b")
+POLICY = """\
+schema: kvcustody/policy@1
+name: cost
+profile: shared
+scope: tenant
+classifications: [low]
+classify:
+  - {tenant: "*", as: low}
+tenants:
+  a: {quota: {guaranteed: 25%, cap: 100%, borrow: true}}
+  b: {quota: {guaranteed: 25%, cap: 100%, borrow: true}}
+rules:
+  - {id: own, effect: permit, action: reuse, when: {reader: owner}}
+retention:
+  low: {idle: 30m, absolute: 8h, active_max: 2h}
+scrub:
+  default: {within: 1s, verify: 1/64}
+offload: {low: never}
+audit: {on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}}
+eviction: {policy: lru}
+"""
+
+
+class Shape(NamedTuple):
+    """A model and how much work one round is."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int
+    dtype: torch.dtype
+    requests: int
+    scale: int  # multiplies prompt and answer lengths
+
+
+SHAPES = {
+    "tiny": Shape(64, 2, 4, 2, 128, 256, torch.float32, 8, 1),
+    "small": Shape(384, 4, 6, 2, 1024, 2048, torch.float32, 8, 1),
+    "llama-8b": Shape(4096, 32, 32, 8, 14336, 128256, torch.bfloat16, 32, 4),
+}
+
+
+class Workload(NamedTuple):
+    """One round's prompts: tokens of each, of which shared, tokens to generate, and pool size in rounds' worth."""
+
+    prompt: int
+    shared: int
+    new: int
+    pool_rounds: float
+
+
+WORKLOADS = {
+    "fresh": Workload(192, 0, 16, 2.3),
+    "shared": Workload(192, 96, 16, 40.0),
+    "decode": Workload(32, 0, 64, 4.0),
+}
+
+
+class Engine:
+    """One manager, driven on the calling thread: what its own loop does, with the clock running."""
+
+    def __init__(self, manager: Any, add: Callable[[int, list[int]], str | None]) -> None:
+        if manager.batch_processor is None:
+            manager.batch_processor = manager._create_batch_processor()
+        self._manager = manager
+        self._add = add
+        self.control_ns: list[int] = []
+        self.wall_ns: list[int] = []
+
+    def round(self, prompts: list[list[int]], counting: bool) -> tuple[list[list[int]], list[int]]:
+        """All prompts to their end; returns the tokens by prompt, and the control path's CPU time by step."""
+        manager, processor = self._manager, self._manager.batch_processor
+        steps: list[int] = []
+        started = perf_counter_ns()
+        names = [self._add(at, tokens) for at, tokens in enumerate(prompts)]
+        while True:
+            clock = thread_time_ns()
+            ready = processor.prepare_next_batch()
+            prepared = thread_time_ns() - clock
+            if not ready:
+                break
+            processor._generation_step(manager.model)
+            clock = thread_time_ns()
+            processor.update_batch()
+            steps.append(prepared + thread_time_ns() - clock)
+        wall = perf_counter_ns() - started
+        queue = manager.output_router.output_queue
+        results = {result.request_id: result for result in (queue.get() for _ in range(queue.qsize()))}
+        for result in results.values():
+            if result.error is not None:
+                raise RuntimeError(f"a request failed: {result.error}")
+        if counting:
+            self.control_ns += steps
+            self.wall_ns.append(wall)
+        return [list(results[name].generated_tokens) for name in names], steps
+
+
+def build_model(shape: Shape, device: str) -> Any:
+    """A random-weight Llama of this shape, made on its device."""
+    torch.manual_seed(0)
+    config: Any = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=8192,
+    )
+    config._attn_implementation = "sdpa"
+    torch.set_default_dtype(shape.dtype)
+    with torch.device(device):
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    return model
+
+
+def identity(shape: Shape, page: int) -> ModelIdentity:
+    """What conditions this model's keys and values."""
+    return ModelIdentity(
+        weights_digest="sha256:random",
+        weights_epoch=1,
+        tokenizer_digest="none",
+        chat_template="none",
+        quantization="none",
+        kv_dtype=str(shape.dtype),
+        kv_layout="paged",
+        block_tokens=page,
+        rope={"base": 10000},
+        attention={"heads": shape.heads, "kv_heads": shape.kv_heads},
+    )
+
+
+def settings(folder: Path, page: int) -> Settings:
+    """A worker on its own folder."""
+    (folder / "policy.yaml").write_text(POLICY, encoding="utf-8")
+    return Settings(
+        policy_path=folder / "policy.yaml",
+        database_url=f"sqlite:///{folder / 'ledger.db'}",
+        spill_path=folder / "spill",
+        root_key_path=folder / "root.key",
+        keyring_path=folder / "keys.json",
+        block_tokens=page,
+    )
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Pairs of rounds of one workload."""
+    shape, load = SHAPES[options.shape], WORKLOADS[name]
+    prompt, shared, new = (length * shape.scale for length in (load.prompt, load.shared, load.new))
+    blocks_a_request = -(-(prompt + new) // options.page)
+    blocks = int(load.pool_rounds * shape.requests * blocks_a_request) + 8
+    model = build_model(shape, options.device)
+    random = np.random.default_rng(options.seed)
+    systems = [random.integers(1, shape.vocabulary, shared).tolist() for _ in TENANTS]
+    people = [identify(issuer="idp", tenant=tenant, verified={"subject": "s"}) for tenant in TENANTS]
+    generation = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1)
+
+    def config() -> ContinuousBatchingConfig:
+        return ContinuousBatchingConfig(
+            page_size=options.page,
+            num_blocks=blocks,
+            max_batch_tokens=options.batch_tokens,
+            max_requests_per_batch=shape.requests,
+            max_memory_percent=0.95,
+            use_async_batching=False,
+            safety_margin=MARGIN,
+            seed=0,
+        )
+
+    plain_manager = ContinuousBatchingManager(
+        model=model, generation_config=generation, continuous_batching_config=config()
+    )
+    plain = Engine(plain_manager, lambda _, tokens: plain_manager.add_request(tokens))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        GovernedBatching(
+            model,
+            settings(Path(folder), options.page),
+            identity(shape, options.page),
+            generation_config=generation,
+            batching_config=config(),
+        ) as batching,
+    ):
+        governed = Engine(
+            batching.manager, lambda at, tokens: batching.submit(people[at % len(TENANTS)], tokens)
+        )
+        gc.collect()
+        gc.freeze()
+        for turn in range(WARM + options.pairs):
+            prompts = [
+                systems[at % len(TENANTS)] + random.integers(1, shape.vocabulary, prompt - shared).tolist()
+                for at in range(shape.requests)
+            ]
+            engines = (plain, governed) if turn % 2 else (governed, plain)
+            first, second = (engine.round(prompts, turn >= WARM) for engine in engines)
+            if first[0] != second[0] or len(first[1]) != len(second[1]):
+                raise RuntimeError(
+                    f"{name}: the engines differ in tokens or steps ({len(first[1])}, {len(second[1])})"
+                )
+        stats = batching.call(lambda governor: governor.stats())
+        gc.unfreeze()
+    return record((prompt, shared, new, blocks, shape.requests), plain, governed, stats)
+
+
+def record(sizes: tuple[int, ...], plain: Engine, governed: Engine, stats: Any) -> dict[str, Any]:
+    """The figures of one workload."""
+    prompt, shared, new, blocks, requests = sizes
+    tokens = requests * new
+    speed = ratio(
+        plain.wall_ns, governed.wall_ns
+    )  # t plain / t governed = tokens per second governed / plain
+    pool = stats.pools[0]
+    return {
+        "prompt_tokens": prompt,
+        "shared_tokens": shared,
+        "new_tokens": new,
+        "requests": requests,
+        "pool_blocks": blocks,
+        "pairs": len(plain.wall_ns),
+        "steps": len(plain.control_ns),
+        "blocks_allocated": pool.allocated,
+        "blocks_scrubbed": sum(pool.scrubbed),
+        "hit_blocks": sum(tally.hit_blocks for tally in stats.tenants.values()),
+        "control_cpu_per_step": {
+            "plain": spread(plain.control_ns)._asdict(),
+            "governed": spread(governed.control_ns)._asdict(),
+            "total_ratio": round(sum(governed.control_ns) / sum(plain.control_ns), 4),
+            "median_ratio": ratio(governed.control_ns, plain.control_ns)._asdict(),
+        },
+        "tokens_per_second": {
+            "plain": round(tokens * 1e9 / float(np.median(plain.wall_ns)), 1),
+            "governed": round(tokens * 1e9 / float(np.median(governed.wall_ns)), 1),
+            "ratio": speed._asdict(),
+            "goal": GOAL,
+            "met": speed.value >= GOAL,
+        },
+    }
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    """One row of the table."""
+    control, speed = found["control_cpu_per_step"], found["tokens_per_second"]
+    return (
+        f"| {name} | {control['plain']['median_us']:.0f} | {control['governed']['median_us']:.0f} "
+        f"| {control['total_ratio']:.3f} | {speed['plain']:.0f} | {speed['governed']:.0f} "
+        f"| {speed['ratio']['value']:.4f} [{speed['ratio']['low']:.4f}, {speed['ratio']['high']:.4f}] "
+        f"| {found['blocks_scrubbed']} | {'yes' if speed['met'] else 'no'} |"
+    )
+
+
+def main() -> int:
+    """Measure, print the table, and write the result file where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument(
+        "--workloads", default=",".join(WORKLOADS), help="comma-separated (default: %(default)s)"
+    )
+    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--page", type=int, default=16, help="tokens in a block (default: %(default)s)")
+    parser.add_argument("--batch-tokens", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="threads of torch on the CPU")
+    parser.add_argument("--strict", action="store_true", help="exit 1 where the goal is missed")
+    parser.add_argument("--json", type=Path, help="also write the result file here")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    found: dict[str, Any] = {}
+    print(
+        "| workload | control us/step plain | governed | CPU ratio | tokens/s plain | governed | ratio [95 %] "
+        "| scrubbed | goal met |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for name in options.workloads.split(","):
+        found[name] = measure(name, options)
+        print(line(name, found[name]), flush=True)
+    if options.json is not None:
+        result = {
+            "facts": hardware.facts("transformers", "torch", "kvcustody", "numpy"),
+            "settings": {
+                "device": options.device,
+                "shape": options.shape,
+                "block_tokens": options.page,
+                "batch_tokens": options.batch_tokens,
+                "threads": torch.get_num_threads(),
+                "seed": options.seed,
+                "load_average": [round(load, 2) for load in os.getloadavg()],
+            },
+            "workloads": found,
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    met = all(one["tokens_per_second"]["met"] for one in found.values())
+    return 1 if options.strict and not met else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
