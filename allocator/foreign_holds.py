@@ -41,7 +41,7 @@ class ForeignHolds(ForeignBlocks):
         if deadline <= now_us:
             return
         self._replace_extended(
-            residency, int(residency.attached[-1]) if len(residency.attached) else NO_BLOCK
+            residency, held, int(residency.attached[-1]) if len(residency.attached) else NO_BLOCK
         )
         residency.hold(held, self.generation[held], deadline)
         self.holds[held] += 1
@@ -62,17 +62,22 @@ class ForeignHolds(ForeignBlocks):
         }
         return np.isin(tags, list(fine))
 
-    def _replace_extended(self, residency: ForeignResidency, attached_last: int) -> None:
-        """The hold that this residency extends, of the same principal and domain, is no longer needed."""
+    def _replace_extended(self, residency: ForeignResidency, held: Blocks, attached_last: int) -> None:
+        """The hold that this residency extends, of the same principal and domain, is no longer needed.
+
+        Unless it keeps more: a sliding window goes on without the blocks that it has passed.
+        """
         if attached_last < 0:
             return
         older = self._tips.get((attached_last, int(self.generation[attached_last])))
         if older is None or not older.is_held or older.principal != residency.principal:
             return
         if older.domain is residency.domain:
+            kept = older.held[self.generation[older.held] == older.held_generations]
+            if not np.array_equal(kept, held[: len(kept)]) and not np.isin(kept, held).all():
+                return
             self._forget(older)
-            valid = self.generation[older.held] == older.held_generations
-            self.holds[older.held[valid]] -= 1
+            self.holds[kept] -= 1
 
     def _forget(self, hold: ForeignResidency) -> None:
         hold.is_held = False
