@@ -51,7 +51,6 @@ from kvcustody.integrations.transformers.classic_windows import (
 )
 
 Open = Callable[..., CacheResidency]  # called with (device, bytes) pairs, one for each slab
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class Kind(StrEnum):
@@ -244,6 +243,9 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
     near = [layer for layer in shape.layers if layer.kind == "window"]
     if not full:
         raise ConfigError("no layer has full attention, so there is nothing to offload: use kind `dynamic`")
+    # A layer without states may read another layer's, later than those stay staged.
+    if any(layer.kind == "none" for layer in shape.layers):
+        raise ConfigError("a layer holds no states of its own, and may share another's: use kind `dynamic`")
     home = [count for layer in full for count in shape.sides(layer, shape.max_tokens)]
     staged = 2 * shape.sides(_widest(shape), shape.max_tokens)
     close = [count for layer in near for count in shape.sides(layer, shape.capacity(layer))]
@@ -255,8 +257,7 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
     layers: list[Any] = []
     for layer in shape.layers:
         if layer.kind != "full":
-            regions = (next(on_device), next(on_device)) if layer.kind == "window" else (_NOTHING, _NOTHING)
-            layers.append(_layer(shape, layer, residency, *regions))
+            layers.append(_layer(shape, layer, residency, next(on_device), next(on_device)))
             continue
         made = GovernedOffloadedLayer()  # type: ignore[no-untyped-call]
         made.govern(residency, *_pair(next(on_host), next(on_host), shape.max_tokens, token_major=True))

@@ -34,7 +34,9 @@ class CacheResidency:
         self.handle = handle
         self.slabs: list[torch.Tensor] = []
         self.ended_by: str | None = None
-        self.lent: list[torch.Tensor] = []  # copies outside the slabs that a forward pass may still read
+        self.lent: dict[
+            object, list[torch.Tensor]
+        ] = {}  # by layer: copies outside the slabs, for one forward pass
         self.on_end: Callable[[], None] = _nothing
         self._custodian = custodian
         self._running = running
@@ -71,24 +73,23 @@ class CacheResidency:
         """Whether the Governor still knows it."""
         return self._custodian.governor.running.get(self.handle) is self._running
 
-    def lend(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keep a copy that a forward pass reads until `take_back`, or until the end."""
-        self.lent.append(tensor)
-        return tensor
+    def lend(self, layer: object, tensor: torch.Tensor) -> None:
+        """Keep a copy that a forward pass reads until `layer` is used again, or until the end."""
+        self.lent.setdefault(layer, []).append(tensor)
 
-    def take_back(self) -> None:
-        """Zero what was lent, in stream order after everything that reads it."""
-        lent, self.lent = self.lent, []
+    def take_back(self, layer: object) -> None:
+        """Zero what was lent for `layer`, in stream order after everything that reads it."""
         with torch.inference_mode():  # where they may have been made; it allows writing to any tensor
-            for tensor in lent:
+            for tensor in self.lent.pop(layer, ()):
                 tensor.zero_()
 
     def let_go(self) -> None:
         """The end, in this process's tensors: nothing here refers to a slab any more."""
         self.slabs = []
-        for device in {tensor.device for tensor in self.lent if tensor.is_cuda}:
+        for device in {tensor.device for copies in self.lent.values() for tensor in copies if tensor.is_cuda}:
             torch.cuda.synchronize(device)
-        self.take_back()
+        for layer in list(self.lent):
+            self.take_back(layer)
         self.on_end()
 
     def end(self, cause: str = "finished") -> bool:

@@ -29,7 +29,7 @@ class _Window(GovernedLayer):
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> States:
         """Keep the states; returns the window before them, and them."""
-        self._residency.take_back()
+        self._residency.take_back(id(self))
         count, past, keep = key_states.shape[-2], self._tokens - self._start, self.window_tokens - 1
         capacity = self._buffers[0].capacity_tokens
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
@@ -58,7 +58,8 @@ class _Window(GovernedLayer):
             whole = states
             if past:
                 window = buffer.read(self._tokens - past, self._tokens)
-                whole = self._residency.lend(torch.cat([window, states.detach()], dim=-2))
+                whole = torch.cat([window, states.detach()], dim=-2)
+                self._residency.lend(id(self), whole)
             buffer.erase(0, self._tokens)
             buffer.write(0, whole[:, :, max(0, whole.shape[-2] - kept) :])
             full.append(whole)
