@@ -42,10 +42,10 @@ FEATURES: dict[str, str] = {
 class Capabilities(NamedTuple):
     """What the engine is. `lacks`: feature (of `FEATURES`) → the reason why this engine has not got it.
 
-    block_tokens: tokens a block. blocks: blocks that can be handed out, after what the engine reserves for itself.
-    last_token: the last token of a prompt is always computed, so a whole number of blocks hits one block less.
+    block_tokens: tokens a block. blocks: blocks that can be handed out, of all groups, after what the engine
+    reserves for itself.
     groups: layer groups with block tables of their own (more than one: a hybrid model); `Outcome.blocks` lists all.
-    vocabulary: prompts have token ids from 3 to below this.
+    vocabulary: prompts have token ids from 3 to below this; at least 200.
     """
 
     engine: str
@@ -53,7 +53,6 @@ class Capabilities(NamedTuple):
     blocks: int
     shards: int = 1
     groups: int = 1
-    last_token: bool = True
     vocabulary: int = 256
     lacks: Mapping[str, str] = {}
 
@@ -63,7 +62,8 @@ class Setup(NamedTuple):
 
     policy: YAML for `policies.loader.load_policy`; tenants `alpha`, `beta`, `gamma`, `delta`; issuer `idp`.
     clock: decides every deadline; hand it to the port, the Governor, the memory and the verifier of tokens.
-    blocks: how many blocks can be handed out (an engine that reserves some allocates more).
+    blocks: how many blocks of each layer group can be handed out (an engine that reserves some allocates more); the
+    cases press on pools of 16 to 400.
     steps_in_flight: how many device steps retire late; 0 is a synchronous engine. Only asked of engines with `async`.
     tier: attach the external tier. Only asked of engines with `tier`.
     shards: shards of memory. More than 1 only of engines with `shards`.
