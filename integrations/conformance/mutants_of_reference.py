@@ -20,7 +20,8 @@ from kvcustody.integrations.conformance.mutants_of_toys import (
     stalls_the_queue,
 )
 from kvcustody.integrations.conformance.reference_blocks import ReferenceBlocks
-from kvcustody.integrations.conformance.reference_engine import Control, ReferenceEngine
+from kvcustody.integrations.conformance.reference_control import Control
+from kvcustody.integrations.conformance.reference_engine import ReferenceEngine
 from kvcustody.integrations.conformance.reference_tier import Tier
 from kvcustody.integrations.conformance.toy_device import Scrub, ToyDevice
 from kvcustody.integrations.conformance.toy_engine import BLOCK_TOKENS, ToyEngine, ToyRequest
@@ -174,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "async store of a re-used block",
         together(
-            patch(ReferenceEngine, "_store", _stores_unpinned),
+            patch(ReferenceEngine, "store", _stores_unpinned),
             patch(ReferenceEngine, "end_transfer", _ends_nothing),
         ),
     ),

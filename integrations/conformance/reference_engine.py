@@ -10,88 +10,37 @@ It is the example of docs/engine-port.md. What it owes governance, in the order 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
-from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.allocator.foreign_residency import ForeignResidency
 from kvcustody.allocator.memory import ScrubResult
-from kvcustody.governance.engine_port import EnginePort, EngineView, ScrubOrder
+from kvcustody.governance.engine_port import EnginePort, ScrubOrder
 from kvcustody.governance.erasure import Selector
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.outcome import Refused
 from kvcustody.integrations.conformance.deployment import keyring, table, toy_model
 from kvcustody.integrations.conformance.engine_under_test import (
     ABORTED,
-    OVER,
-    RUNNING,
     Capabilities,
     Setup,
-    TierObject,
 )
-from kvcustody.integrations.conformance.reference_blocks import ReferenceBlocks
-from kvcustody.integrations.conformance.reference_tier import Tier, TierCopy
+from kvcustody.integrations.conformance.reference_control import Control
+from kvcustody.integrations.conformance.reference_transfers import Standing, TieredEngine
 from kvcustody.integrations.conformance.toy_device import Call, Say, Scrub, Work, Write
-from kvcustody.integrations.conformance.toy_engine import BLOCK_TOKENS, ToyEngine, ToyRequest
+from kvcustody.integrations.conformance.toy_engine import BLOCK_TOKENS, ToyRequest
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, scope_of, stored
 
 TIMER_US = 250_000  # an idle engine looks at the clock this often while it has something due
 _MODEL = toy_model(BLOCK_TOKENS)
 
 
-class Standing:
-    """What the engine keeps of one request beside its table: its residency, its keys, how much of it is indexed."""
-
-    def __init__(self, residency: ForeignResidency) -> None:
-        self.residency = residency
-        self.keys: list[bytes] = []
-        self.published = 0
-        self.loading = 0  # blocks on their way from the tier
-
-
-class Control:
-    """What the port may order (`EngineControl`)."""
-
-    def __init__(self, engine: ReferenceEngine) -> None:
-        self._engine = engine
-
-    def evict(self, blocks: Sequence[int]) -> None:
-        """Forget these now; unreferenced ones are free from here on."""
-        for block in blocks:
-            self._engine.forget(block, "ended")
-
-    def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        """End these now."""
-        for request_id in request_ids:
-            self._engine.end(self._engine.requests[request_id], ABORTED, cause)
-
-    def withhold(self, blocks: Sequence[int]) -> None:
-        """These never become zero: keep them out of the free list."""
-        for block in blocks:
-            self._engine.blocks.withhold(block)
-
-    def wake(self) -> None:
-        """The toy engine's timer looks often enough."""
-
-    def view(self) -> EngineView:
-        """The engine's own books."""
-        blocks = self._engine.blocks
-        indexed = np.zeros(blocks.count, dtype=np.bool_)
-        indexed[list(blocks.key_of)] = True
-        live = frozenset(one.number for one in self._engine.requests.values() if one.state not in OVER)
-        return EngineView(blocks.refs.copy(), indexed, live, blocks.allocated)
-
-
-class ReferenceEngine(ToyEngine):
+class ReferenceEngine(TieredEngine):
     """The toy scheduler on its own allocator."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, setup.blocks)
-        self.blocks = ReferenceBlocks(setup.blocks)
-        self.far = Tier()
+        super().__init__(setup)
         self.pool = ForeignPool(
             setup.blocks, shards=setup.shards, bytes_per_block=self.device.memory.bytes_per_block
         )
@@ -104,10 +53,8 @@ class ReferenceEngine(ToyEngine):
             clock=setup.clock,
             block_tokens=BLOCK_TOKENS,
         )
-        self.standing: dict[ToyRequest, Standing] = {}
         self._scopes: dict[int, EventScope] = {}
         self._events: list[BlockEvent] = []
-        self._loads: list[Work] = []
         self._capabilities = Capabilities(
             "reference engine on the engine port", BLOCK_TOKENS, setup.blocks, setup.shards
         )
@@ -157,7 +104,7 @@ class ReferenceEngine(ToyEngine):
         request.cached_tokens = request.sent = request.landed = BLOCK_TOKENS * len(found)
         mine.published = len(found)
         if self.setup.tier:
-            self._load(request, mine, looked.readable)
+            self.load(request, mine, looked.readable)
         return True
 
     def find(self, residency: ForeignResidency, keys: Sequence[bytes]) -> list[int]:
@@ -225,7 +172,7 @@ class ReferenceEngine(ToyEngine):
             )
         )
         if self.setup.tier:
-            self._store(request, residency, at)
+            self.store(request, residency, at)
 
     def forget(self, block: int, cause: str) -> None:
         """A block leaves the index, by whoever's order; routers are told."""
@@ -252,72 +199,14 @@ class ReferenceEngine(ToyEngine):
         """A child is its parent's principal's."""
         return parent.principal
 
-    # -- the tier ------------------------------------------------------------------------------------------------------
-
-    def store_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
-        """What a block is called in the tier when it is stored: its key, which carries its scope."""
-        return key
-
-    def load_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
-        """What is asked of the tier."""
-        return key
-
-    def _store(self, request: ToyRequest, residency: ForeignResidency, at: int) -> None:
-        block, key = request.table[at], self.standing[request].keys[at]
-        name, domain = self.store_name(request, at, key), residency.domain
-        until_us = self.clock.now_us() + min(domain.idle_us, domain.absolute_us)
-        self.far.start(partial(self._stored, name, block, domain, until_us, self.begin_transfer([block])))
-
-    def _stored(self, name: bytes, block: int, domain: Domain, until_us: int, fence: int) -> None:
-        self.far.copies[name] = TierCopy(self.device.get(block), domain, until_us)
-        self.end_transfer([block], fence)
-
-    def _load(self, request: ToyRequest, mine: Standing, readable: int) -> None:
-        now_us = self.clock.now_us()
-        for at in range(mine.published, readable):
-            name = self.load_name(request, at, mine.keys[at])
-            if not self.far.has(name, now_us):
-                break
-            block = request.table[at]
-            fence = self.begin_transfer([block])
-            loaded = partial(self._loaded, request, request.epoch, block, self.far.copies[name].data, fence)
-            self._loads.append(Call(partial(self.far.start, loaded)))
-            mine.loading += 1
-
-    def _loaded(self, request: ToyRequest, epoch: int, block: int, data: bytes, fence: int) -> None:
-        self.device.put(block, data)
-        self.end_transfer([block], fence)
-        if request.state != RUNNING or request.epoch != epoch:
-            return  # it went while the transfer was on its way
-        mine = self.standing[request]
-        mine.loading -= 1
-        request.cached_tokens += BLOCK_TOKENS
-        if not mine.loading:
-            request.sent = request.landed = request.cached_tokens
-            self.computed(request)
-
-    def begin_transfer(self, blocks: Iterable[int]) -> int:
-        """Device work outside the compute stream: its blocks stay where they are, and are not zeroed, until it ends."""
-        self.blocks.pin(blocks)
-        return self.port.fence()
-
-    def end_transfer(self, blocks: Iterable[int], fence: int) -> None:
-        """It has ended."""
-        self.port.retire(fence)
-        self.blocks.unpin(blocks)
-
-    def is_loading(self, request: ToyRequest) -> bool:
-        """Whether blocks of it are on their way from the tier."""
-        return self.standing[request].loading > 0
-
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def dispatch(self, work: list[Work]) -> None:
         """One device step: the port's scrubs, then loads may begin, then the work; all of it under a fence."""
         self.far.run()
         order = self.port.step()
-        step: list[Work] = [*self.first(order), *self._loads, *work]
-        self._loads = []
+        step: list[Work] = [*self.first(order), *self.loads, *work]
+        self.loads = []
         if step:
             fence = self.port.fence()
             touched = {block for one in work if isinstance(one, Write | Say) for block in one.table}
@@ -393,14 +282,6 @@ class ReferenceEngine(ToyEngine):
         """Block events since the last call."""
         taken, self._events = self._events, []
         return taken
-
-    def hold_transfers(self, held: bool) -> None:
-        """Hold the copy stream up, or let it go on."""
-        self.far.is_held = held
-
-    def tier(self) -> list[TierObject]:
-        """Everything in the tier."""
-        return [TierObject(name, copy.data) for name, copy in self.far.copies.items()]
 
     def drop_index(self) -> None:
         """Forget everything that nobody uses."""
