@@ -58,7 +58,6 @@ class Continuity:
         self._replay = replay
         self._last_live = -1
         self._digests: OrderedDict[int, bytes] = OrderedDict()
-        self._has_replayed = False
         self._began = False
         self._doubt = False
 
@@ -118,12 +117,21 @@ class Continuity:
             self._deliver(sequence, had[sequence], True, out)
 
     def _continues(self, got: Replayed) -> bool:
-        """Whether an answer from the number before the expected one is from the same life (C2)."""
-        if got.batches:
-            self._has_replayed = True
-            sequence, payload = got.batches[0]
-            return sequence != self.expected - 1 or self._is_had(sequence, payload, unknown=True)
-        return self.expected == 0 or not self._has_replayed
+        """Whether an answer from the number before the expected one is from the same life (C2).
+
+        An empty one proves nothing, because a publisher may keep no batch: then all that it has is asked for. The
+        first batch that was had before decides; where none was, it is another life if all its numbers are behind.
+        """
+        if not self.expected:
+            return True
+        batches = got.batches
+        if not batches:
+            everything = self._replay(0) if self._replay is not None else None
+            batches = everything.batches if everything is not None else []
+        for sequence, payload in batches:
+            if sequence in self._digests:
+                return self._is_had(sequence, payload)
+        return not batches or batches[-1][0] >= self.expected - 1
 
     def _restart(self, out: list[Arrival]) -> None:
         out.append(Restarted(self.expected))
@@ -145,10 +153,9 @@ class Continuity:
         if len(self._digests) > _REMEMBERED:
             self._digests.popitem(last=False)
 
-    def _is_had(self, sequence: int, payload: bytes, *, unknown: bool = False) -> bool:
-        """Whether this is the batch that was had under its number; `unknown` where that is forgotten."""
-        had = self._digests.get(sequence)
-        return unknown if had is None else had == _digest(payload)
+    def _is_had(self, sequence: int, payload: bytes) -> bool:
+        """Whether this is the batch that was had under its number."""
+        return self._digests.get(sequence) == _digest(payload)
 
 
 def _digest(payload: bytes) -> bytes:

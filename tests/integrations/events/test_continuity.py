@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvcustody.integrations.events.continuity import (
@@ -190,7 +190,8 @@ steps = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(script=steps, buffer=st.integers(1, 12))
+@given(script=steps, buffer=st.integers(0, 12))
+@example(script=[Step("lost", 1), Step("drop", 1), Step("heard", 2), Step("check", 1)], buffer=2)
 def test_every_batch_is_delivered_once_in_order_or_missed(script: list[Step], buffer: int) -> None:
     source = Source(buffer)
     stream = Continuity(source.replay)

@@ -194,7 +194,7 @@ def test_a_replay_socket_that_lies_costs_a_counter(answer: str) -> None:
             import threading
 
             def lie() -> None:
-                while router.poll(1500):
+                while router.poll(700):
                     client, *_ = router.recv_multipart()
                     end = [client, b"", b"", b"\xff" * 8, b""]
                     if answer == "no end":
