@@ -1,0 +1,156 @@
+"""RFC 6962 hashing, and the frontier that a log grows by.
+
+M1 A leaf hashes as SHA-256(0x00 ‖ leaf), a node as SHA-256(0x01 ‖ left ‖ right): neither can pass for the
+other. The root of the empty tree is SHA-256 of nothing.
+M2 A frontier is a value. `extend` returns another and changes nothing, so that a transaction that rolled
+back costs its caller nothing: it keeps the frontier that it had.
+M3 A frontier's bytes carry the root. Loading recomputes it from the peaks and refuses what does not agree;
+nothing is repaired.
+
+A *hash* is 32 bytes. A tree of `size` leaves is its *peaks*: the roots of its largest complete subtrees, from
+left to right, one for each bit that is set in `size`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvcustody.errors import LedgerError
+
+HASH_BYTES = 32
+SIZE_MAX = (1 << 63) - 1
+TILE_HEIGHT = 8  # C2SP tlog-tiles: a tile is 256 hashes wide
+EMPTY_ROOT = hashlib.sha256().digest()
+
+_sha256 = hashlib.sha256
+
+
+class TreeError(LedgerError):
+    """Stored hashes are damaged, missing, or not what they are taken for."""
+
+    code = "KVC620"
+
+
+class TreeHead(NamedTuple):
+    """A tree of `size` leaves has this root."""
+
+    size: int
+    root: bytes
+
+
+class Grown(NamedTuple):
+    """Hashes that an extension completed for a tile level above 0: at `first`, `first + 1`, … of that level.
+
+    Hash `i` of level `l` is the root of the leaves `i * 256**l` up to `(i + 1) * 256**l`.
+    """
+
+    level: int
+    first: int
+    hashes: list[bytes]
+
+
+class Extended(NamedTuple):
+    """A longer frontier, and what to store so that proofs can be made from tiles."""
+
+    frontier: Frontier
+    grown: tuple[Grown, ...]
+
+
+def leaf_hash(leaf: bytes) -> bytes:
+    """The hash of one leaf's bytes."""
+    return _sha256(b"\0" + leaf).digest()
+
+
+def leaf_hashes(leaves: Iterable[bytes]) -> list[bytes]:
+    """The hashes of many leaves, in order."""
+    return [_sha256(b"\0" + leaf).digest() for leaf in leaves]
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of a node over its two children."""
+    return _sha256(b"\1" + left + right).digest()
+
+
+def parents(hashes: Sequence[bytes]) -> list[bytes]:
+    """The next level over neighbours; an odd last hash has no parent here."""
+    each = iter(hashes)
+    return [_sha256(b"\1" + left + right).digest() for left, right in zip(each, each, strict=False)]
+
+
+def split_hashes(joined: bytes) -> list[bytes]:
+    """The hashes of a joined row of them, such as a tile."""
+    if len(joined) % HASH_BYTES:
+        raise TreeError(f"`{len(joined)}` bytes are no row of {HASH_BYTES}-byte hashes", bytes=len(joined))
+    return [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
+
+
+class Frontier(NamedTuple):
+    """All that a log needs to remember of its tree in order to grow: one hash per bit set in `size`."""
+
+    size: int = 0
+    peaks: tuple[bytes, ...] = ()
+
+    def root(self) -> bytes:
+        """The RFC 6962 tree hash."""
+        if not self.peaks:
+            return EMPTY_ROOT
+        *rest, root = self.peaks
+        for left in reversed(rest):
+            root = node_hash(left, root)
+        return root
+
+    def head(self) -> TreeHead:
+        """Size and root together, as a checkpoint states them."""
+        return TreeHead(self.size, self.root())
+
+    def extend(self, hashes: Sequence[bytes]) -> Extended:
+        """This tree with leaf hashes appended: as many node hashings as leaves, and no more.
+
+        Raises `TreeError` when a hash is not 32 bytes long.
+        """
+        if hashes and set(map(len, hashes)) != {HASH_BYTES}:
+            raise TreeError(f"a leaf hash is not {HASH_BYTES} bytes long")
+        by_height = self._by_height()
+        grown: list[Grown] = []
+        level: Sequence[bytes] = hashes
+        height, first = 0, self.size
+        while level:
+            if height and height % TILE_HEIGHT == 0:
+                grown.append(Grown(height // TILE_HEIGHT, first, list(level)))
+            if height == len(by_height):
+                by_height.append(b"")
+            waiting = by_height[height]
+            if waiting:
+                level = [waiting, *level]
+            by_height[height] = level[-1] if len(level) & 1 else b""
+            level = parents(level)
+            height, first = height + 1, first >> 1
+        size = self.size + len(hashes)
+        if size > SIZE_MAX:
+            raise TreeError(f"a log of `{size}` leaves is past the largest size", size=size)
+        return Extended(Frontier(size, tuple(filter(None, reversed(by_height)))), tuple(grown))
+
+    def to_bytes(self) -> bytes:
+        """Size (8 bytes, big-endian), root, peaks."""
+        return b"".join((self.size.to_bytes(8, "big"), self.root(), *self.peaks))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Frontier:
+        """What `to_bytes` made; raises `TreeError` for anything else (M3)."""
+        size = int.from_bytes(data[:8], "big")
+        if len(data) < 8 or size > SIZE_MAX or len(data) != 8 + HASH_BYTES * (1 + size.bit_count()):
+            raise TreeError(f"a frontier of `{len(data)}` bytes is malformed", bytes=len(data))
+        root, *peaks = split_hashes(data[8:])
+        frontier = cls(size, tuple(peaks))
+        if frontier.root() != root:
+            raise TreeError(f"the frontier of size `{size}` does not give its own root", size=size)
+        return frontier
+
+    def _by_height(self) -> list[bytes]:
+        peaks = iter(reversed(self.peaks))
+        return [next(peaks) if self.size >> height & 1 else b"" for height in range(self.size.bit_length())]
+
+
+EMPTY = Frontier()
