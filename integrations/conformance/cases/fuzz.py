@@ -83,7 +83,7 @@ def trace(bench: Bench) -> None:
 
 @case("fuzz/in-flight", "bytes", "async")
 def in_flight(bench: Bench) -> None:
-    """The same with device steps in flight and two shards."""
+    """The same with device steps in flight: what is late lands where it should, or nowhere."""
     _fuzz(bench, policy(), steps_in_flight=2)
 
 
