@@ -24,11 +24,14 @@ from kvcustody.governance.outcome import Admission, Deferred, Refused
 from kvcustody.governance.plan import Plan
 from kvcustody.integrations.transformers.claims import Claim, Claims
 from kvcustody.integrations.transformers.engine_blocks import EngineBlocks
+from kvcustody.integrations.transformers.room import most_blocks, too_big
 from kvcustody.integrations.transformers.turn import Turn
 
-RETRY_US = 20_000  # a deferred request asks again when something was released, or after this long
+RETRY_US, RETRY_STEPS = (
+    20_000,
+    8,
+)  # a deferred request asks again after a release, this long or this many steps
 TRASH_EVERY_US = 500_000
-TOO_BIG = "prompt and new tokens need"
 IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one after the last that was read
 
 
@@ -74,8 +77,9 @@ class BatchCustody:
         self._claims = claims
         self._claimed: dict[str, Claim] = {}
         self._is_sharing = is_sharing
-        self._deferred: dict[str, tuple[int, int]] = {}  # request id: releases seen, and when to ask again
+        self._deferred: dict[str, tuple[int, int, int]] = {}  # releases and steps seen, and when to ask again
         self._releases = 0
+        self._steps = 0
         self._fences: deque[int] = deque()
         self._trash_us = 0
 
@@ -98,7 +102,7 @@ class BatchCustody:
         """Admit with the whole prompt; None while a deferred request has no reason to ask again."""
         waits = self._deferred.get(request_id)
         now_us = self.governor.clock.now_us()
-        if waits is not None and waits[0] == self._releases and now_us < waits[1]:
+        if waits is not None and self._has_no_news(waits, now_us):
             return None
         claim = self._claimed[request_id]
         outcome = self.governor.admit(
@@ -112,16 +116,20 @@ class BatchCustody:
         )
         if not isinstance(outcome, Admission):
             if isinstance(outcome, Deferred):
-                self._deferred[request_id] = (self._releases, now_us + RETRY_US)
+                self._deferred[request_id] = (self._releases, self._steps + RETRY_STEPS, now_us + RETRY_US)
             return self._hopeless(claim, outcome, len(tokens), max_new_tokens)
         self._deferred.pop(request_id, None)
         plan = self.governor.running[outcome.request_id].residency.facts
         assert isinstance(plan, Plan)
         if self._needed(len(tokens), max_new_tokens) > most_blocks(plan.account):
             self.governor.release(outcome.request_id, "refused")
-            return _too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
+            return too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
         self._enter(request_id, outcome, claim, plan, len(tokens))
         return outcome
+
+    def _has_no_news(self, waits: tuple[int, int, int], now_us: int) -> bool:
+        releases, steps, until_us = waits
+        return releases == self._releases and self._steps < steps and now_us < until_us
 
     def _enter(self, request_id: str, admitted: Admission, claim: Claim, plan: Plan, tokens: int) -> None:
         table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
@@ -139,7 +147,7 @@ class BatchCustody:
         for manager in self.governor.managers:
             account = manager.accounts.get(str(claim.principal.tenant))
             if account is not None and needed > most_blocks(account):
-                return _too_big(outcome.request_id, needed, account)
+                return too_big(outcome.request_id, needed, account)
         return outcome
 
     def is_crowded(self, request_id: str, margin: float) -> bool:
@@ -261,6 +269,7 @@ class BatchCustody:
 
     def tick(self) -> list[str]:
         """Expiry, scrub, commands and evidence; returns requests that the Governor has ended meanwhile."""
+        self._steps += 1
         stream = self.turn.stream
         if self._fences and (stream is None or stream.query()):
             self.retire(0)
@@ -281,15 +290,3 @@ class BatchCustody:
             for manager in self.governor.managers
             for account in manager.accounts.values()
         )
-
-
-def most_blocks(account: Account) -> int:
-    """The most blocks that one request of this account could ever have."""
-    return min(account.cap_blocks, account.partition.size)
-
-
-def _too_big(request_id: object, needed: int, account: Account) -> Refused:
-    return Refused(
-        request_id,
-        f"{TOO_BIG} `{needed}` blocks, the tenant may have `{most_blocks(account)}`; ask for fewer tokens",
-    )

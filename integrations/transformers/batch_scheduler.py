@@ -19,10 +19,9 @@ from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleErr
 from kvcustody.governance.outcome import Admission, Refused
 from kvcustody.integrations.transformers.batch_custody import (
     IN_FLIGHT_STEPS,
-    TOO_BIG,
     BatchCustody,
-    most_blocks,
 )
+from kvcustody.integrations.transformers.room import TOO_BIG, most_blocks
 
 BASES = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}
 

@@ -51,7 +51,8 @@ class GovernedBatching:
     custody: settings of a worker, which this then opens and closes, or a function from the engine's memory to a
     Governor that the caller closes. model_identity: what conditions K/V values, with the engine's page size as
     `block_tokens`. anonymous: whose requests without a claim are; they reuse nothing, and a policy that does not admit
-    this tenant refuses them. Raises `ConfigError` where the engine cannot be governed (M1).
+    this tenant refuses them. tick_seconds: how often time is looked at while no loop runs; with None the caller calls
+    `tick`. Raises `ConfigError` where the engine cannot be governed (M1).
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class GovernedBatching:
         batching_config: ContinuousBatchingConfig | None = None,
         anonymous: Principal = ANONYMOUS,
         clock: Clock | None = None,
+        tick_seconds: float | None = TICK_SECONDS,
     ) -> None:
         check_internals()
         self.model = model
@@ -92,8 +94,12 @@ class GovernedBatching:
             self._abandon()
             raise
         model._cached_continuous_batching_manager = self.manager
-        self._timer = threading.Thread(target=self._tick_while_stopped, name="kvcustody-timer", daemon=True)
-        self._timer.start()
+        self._timer: threading.Thread | None = None
+        if tick_seconds is not None:
+            self._timer = threading.Thread(
+                target=self._tick_while_stopped, args=(tick_seconds,), name="kvcustody-timer", daemon=True
+            )
+            self._timer.start()
 
     # -- taking the engine into custody -------------------------------------------------------------------------------
 
@@ -249,14 +255,16 @@ class GovernedBatching:
         """End all custody of a selector; its running requests fail with an error that says so."""
         return self.call(lambda governor: governor.erase(selector))
 
-    def _tick_while_stopped(self) -> None:
-        """The timer (M3): steps wherever the loop does not, and never beside it."""
-        while not self._closed.wait(TICK_SECONDS):
-            status = self.manager.background_thread_status
-            if not self.manager.is_running() or status._paused:
-                with self.custody.turn:
-                    if not self._closed.is_set():
-                        self.custody.tick()
+    def tick(self) -> None:
+        """Expiry, scrub, commands and evidence now, unless the loop runs, which does so itself (M3). Thread-safe."""
+        if not self.manager.is_running() or self.manager.background_thread_status._paused:
+            with self.custody.turn:
+                if not self._closed.is_set():
+                    self.custody.tick()
+
+    def _tick_while_stopped(self, seconds: float) -> None:
+        while not self._closed.wait(seconds):
+            self.tick()
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -266,7 +274,8 @@ class GovernedBatching:
             return
         self.stop(hard=True)
         self._closed.set()
-        self._timer.join()
+        if self._timer is not None:
+            self._timer.join()
         with self.custody.turn:
             self.custody.release_all("shutdown")
             self.custody.blocks.clear_trash()
