@@ -239,7 +239,7 @@ class EnginePort(Authority):
 
         `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
         """
-        if not blocks:
+        if not blocks or not residency.domain.is_open:
             return 0
         which = np.array(blocks, dtype=np.int64)
         expected = residency.expected
