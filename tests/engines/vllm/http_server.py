@@ -98,7 +98,7 @@ class HttpServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=180)
 
     def wait(self) -> HttpServer:
         """Until it serves; raises with the end of its log if it does not."""

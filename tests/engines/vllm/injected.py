@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 _books: list[Any] = []
+_refused: list[Any] = []
 
 
 def pytest_configure() -> None:
@@ -49,7 +50,15 @@ def _inject_custody() -> None:
 
     from listening import listen
 
-    _afterwards(KVCacheManager, lambda manager: _books.append(listen(manager, Path(tempfile.gettempdir()))))
+    from kvcustody.errors import ConfigError
+
+    def govern(manager: Any) -> None:
+        try:
+            _books.append(listen(manager, Path(tempfile.gettempdir())))
+        except ConfigError:
+            _refused.append(manager)  # an engine with this manager does not start under governance
+
+    _afterwards(KVCacheManager, govern)
 
 
 def _afterwards(kind: type, then: Any) -> None:

@@ -23,10 +23,10 @@ def words(tokens: list[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def save_model(folder: Path, *, windowed: bool = False) -> Path:
+def save_model(folder: Path, *, windowed: bool = False, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """The model, its tokenizer and chat template in `folder`; `windowed`: every second layer has a sliding window."""
     import torch
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen2ForCausalLM
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(7)
     common = {
@@ -35,7 +35,7 @@ def save_model(folder: Path, *, windowed: bool = False) -> Path:
         "intermediate_size": 128,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": CONTEXT_TOKENS,
+        "max_position_embeddings": context_tokens,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 2,
@@ -51,7 +51,7 @@ def save_model(folder: Path, *, windowed: bool = False) -> Path:
         )
         model = Gemma3ForCausalLM(config)
     else:
-        model = Qwen2ForCausalLM(Qwen2Config(**common, num_hidden_layers=LAYERS, tie_word_embeddings=False))
+        model = LlamaForCausalLM(LlamaConfig(**common, num_hidden_layers=LAYERS, tie_word_embeddings=False))
     model.to(torch.bfloat16).save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     return folder

