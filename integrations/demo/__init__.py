@@ -1,0 +1,1 @@
+"""Attacks on a real local engine, with and without governance, side by side. See docs/attack-demo.md."""

@@ -1,0 +1,108 @@
+"""`kvcustody demo`: attacks on a real local engine, with and without governance."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from types import FrameType
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Attack a real local engine, with and without governance, and see what it gives away.",
+    epilog="docs/attack-demo.md says what each attack proves, and what it does not.",
+)
+EPILOG = """
+Examples:
+
+    kvcustody demo attack
+
+    kvcustody demo attack --engine vllm
+
+    kvcustody demo attack --seed 7 --json
+
+Exit code 0: the governed engine gave nothing away, and the plain one did. 1: it did, or an attack proved nothing.
+"""
+_TERMINATED = 143
+
+
+class EngineName(StrEnum):
+    """The engines that can be attacked."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
+
+@app.callback()
+def _demo() -> None:
+    """A group, even with one command."""
+
+
+@app.command(epilog=EPILOG)
+def attack(
+    *,
+    engine: Annotated[
+        EngineName, typer.Option(help="transformers takes seconds, vllm a minute or two.")
+    ] = EngineName.transformers,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Chooses the victim's secret and the order of guesses.")
+    ] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")
+    ] = False,
+) -> None:
+    """Let one tenant attack another's KV cache in a real engine, first as it is, then governed.
+
+    A victim tells a service a secret phrase. Another tenant guesses it word by word from what the engine reports and
+    from what it computes, reads it out of the next block that it is handed, and finds it in a tier outside the engine.
+    Everything runs on this machine, on random weights, offline; nothing is left behind.
+    """
+    from kvcustody.governance.logs import configure
+    from kvcustody.integrations.demo.demonstration import demonstrate
+    from kvcustody.integrations.demo.printing import print_report
+
+    configure("error")
+    with _terminable(), _progress() as say:
+        report = demonstrate(engine.value, seed, say)
+    if as_json:
+        sys.stdout.write(orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        console = Console()
+        print_report(report, console if console.is_terminal else Console(width=150))
+    raise typer.Exit(0 if report.verdict == "held" else 1)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is going on, on stderr; silent where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(f"{text} …")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the engines' processes and removes the files, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

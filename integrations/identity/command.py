@@ -1,0 +1,266 @@
+"""`kvcustody identity`: check an identity document, and make, revoke and list API keys.
+
+K1  A new key is printed once, on stdout, and kept nowhere. An existing key is read from a descriptor, never from the
+    arguments, which every process of the machine can read.
+K2  Nothing here shows a key, a digest or the salt of a key file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvcustody.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Check who may ask an engine: the identity document, and the API keys of its tenants.",
+    epilog="docs/identity.md says how a request gets its tenant, and what the door answers.",
+)
+DOCUMENT = Path("kvcustody-identity.yaml")
+KEY_FILE = Path("api-keys.yaml")
+_KEY_BYTES_MAX = 4096
+
+_Document = Annotated[Path, typer.Argument(help="The identity document.", metavar="FILE")]
+_KeyFile = Annotated[Path, typer.Option("--file", help="The file of API keys.", metavar="FILE")]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody identity check\n\n"
+    "    kvcustody identity check /etc/kvcustody/identity.yaml --json"
+)
+def check(file: _Document = DOCUMENT, *, as_json: _Json = False) -> None:
+    """Read an identity document and every file that it names, as the API server would, and say what it lets in.
+
+    Everything that is wrong is reported at once, each with file, line and column; the exit code is then 2.
+    """
+    found = describe(file)
+    if as_json:
+        _print_json(found)
+        return
+    print(f"usable: {file}")
+    if found["api_keys"] is not None:
+        print(f"API keys: {found['api_keys']['keys']} in {found['api_keys']['path']}")
+    for issuer in found["issuers"]:
+        speaks = "any tenant" if issuer["tenants"] is None else ", ".join(issuer["tenants"])
+        print(f"issuer {issuer['name']}: {issuer['keys']} verification keys; speaks for {speaks}")
+    print(f"open to everybody: {', '.join(found['open_paths']) or 'nothing'}")
+
+
+@app.command(
+    "add-key",
+    epilog="Examples:\n\n    kvcustody identity add-key acme-ci --tenant acme\n\n"
+    "    kvcustody identity add-key hr-bot --tenant acme --subject hr-bot --classification confidential "
+    "--until 2027-04-01\n\n"
+    "    kvcustody identity add-key acme-old --tenant acme --key-fd 0 < old-key.txt",
+)
+def add_key(
+    name: Annotated[str, typer.Argument(help="What the key is called here and in the log.")],
+    *,
+    tenant: Annotated[str, typer.Option(help="Whom the key speaks for.")],
+    file: _KeyFile = KEY_FILE,
+    subject: Annotated[
+        str | None, typer.Option(help="Its user; without one, the tenant may assert one.")
+    ] = None,
+    classification: Annotated[str | None, typer.Option(help="Classification of its requests.")] = None,
+    route: Annotated[
+        str | None, typer.Option(help="Route of its requests, as /v1/hr; else the path.")
+    ] = None,
+    issuer: Annotated[
+        str | None, typer.Option(help="Keeps equal tenant names apart; else `api-keys`.")
+    ] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="May also use administration paths.")] = False,
+    until: Annotated[
+        str | None, typer.Option(help="A UTC date, from which on the key is refused.", metavar="DATE")
+    ] = None,
+    key_fd: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Adopt an existing key, read from this descriptor; 0 is stdin.", metavar="FD"
+        ),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Add an API key to a file, made if absent, and print the key. It is shown once and kept nowhere.
+
+    The file holds a digest under a random salt. A running server takes the key within a second of its next request.
+    """
+    from kvcustody.integrations.identity import api_keys
+
+    given = {
+        "name": name,
+        "tenant": tenant,
+        "subject": subject,
+        "classification": classification,
+        "route": route,
+        "issuer": issuer,
+        "operator": operator or None,
+        "until": None if until is None else _date(until),
+    }
+    _check_folder(file)
+    adopted = None if key_fd is None else _read_key(key_fd)
+    entry: dict[str, object] = {field: value for field, value in given.items() if value is not None}
+    with _writing(file):
+        key = api_keys.add_key(file, entry, key=adopted)
+    shown = key if adopted is None else None
+    if as_json:
+        _print_json({"name": name, "tenant": tenant, "path": str(file), "key": shown})
+        return
+    print(f"added: {name} for tenant {tenant} in {file}", file=sys.stderr)
+    if shown is not None:
+        print(shown)
+
+
+@app.command(epilog="Example: `kvcustody identity revoke acme-ci --file /etc/kvcustody/api-keys.yaml`")
+def revoke(
+    name: Annotated[str, typer.Argument(help="The key's name, as `list` shows it.")],
+    *,
+    file: _KeyFile = KEY_FILE,
+    as_json: _Json = False,
+) -> None:
+    """Remove an API key. A running server refuses it within a second of its next request.
+
+    What its tenant has in the cache stays, under the tenant's deadlines; erasing it is another matter.
+    """
+    from kvcustody.integrations.identity import api_keys
+
+    _check_file(file)
+    with _writing(file):
+        api_keys.revoke_key(file, name)
+    if as_json:
+        _print_json({"name": name, "path": str(file), "status": "revoked"})
+    else:
+        print(f"revoked: {name} in {file}")
+
+
+@app.command("list", epilog="Example: `kvcustody identity list --file /etc/kvcustody/api-keys.yaml --json`")
+def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
+    """List the API keys of a file: names and whom they speak for, never a key or its digest."""
+    _check_file(file)
+    rows = _rows(file)
+    if as_json:
+        _print_json({"path": str(file), "keys": rows})
+        return
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    columns = ("name", "tenant", "subject", "classification", "route", "issuer", "until")
+    for column in (*columns, "state"):
+        table.add_column(column)
+    for row in rows:
+        state = "past its date" if row["past"] else "operator" if row["operator"] else "in use"
+        table.add_row(*(row[column] or "" for column in columns), state)
+    Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False).print(table)
+
+
+def describe(file: Path) -> dict[str, Any]:
+    """What an identity document lets in; `ConfigError` with everything wrong with it or the files that it names."""
+    from kvcustody.integrations.identity.api_keys import read_keys
+    from kvcustody.integrations.identity.mapping import load_identity
+
+    document = load_identity(file)
+    keys: dict[str, Any] | None = None
+    wrong: list[str] = []
+    if document.api_keys is not None:
+        path = file.parent / document.api_keys.path
+        try:
+            keys = {"path": str(path), "keys": len(read_keys(path).keys)}
+        except ConfigError as error:
+            wrong.append(error.message)
+    issuers = []
+    for entry in document.issuers:
+        try:
+            count = _verification_keys(file.parent / entry.keys)
+        except ConfigError as error:
+            wrong.append(error.message)
+            continue
+        tenants = None if entry.tenants is None else list(entry.tenants)
+        issuers.append({"name": entry.called, "issuer": entry.issuer, "keys": count, "tenants": tenants})
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return {
+        "path": str(file),
+        "status": "usable",
+        "api_keys": keys,
+        "issuers": issuers,
+        "open_paths": list(document.open_paths),
+        "served_paths": list(document.served_paths),
+    }
+
+
+def _verification_keys(path: Path) -> int:
+    try:
+        from kvcustody.integrations.identity.web_tokens import read_verification_keys
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: JSON Web Tokens need `{error.name}`; pip install 'kvcustody[vllm]'", path=path
+        ) from None
+    return len(read_verification_keys(path))
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    from kvcustody.integrations.identity.api_keys import read_keys
+
+    today = datetime.datetime.now(datetime.UTC).date()
+    return [
+        {
+            **entry.model_dump(mode="json", exclude={"digest"}),
+            "past": entry.until is not None and entry.until <= today,
+        }
+        for entry in read_keys(file).keys
+    ]
+
+
+def _read_key(descriptor: int) -> str:
+    """The first line behind a descriptor (K1)."""
+    try:
+        with os.fdopen(descriptor, "rb", closefd=descriptor > 2) as file:
+            data = file.read(_KEY_BYTES_MAX + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(f"--key-fd: descriptor `{descriptor}` gives no text") from None
+    if len(data) > _KEY_BYTES_MAX or len(text.splitlines()) != 1:
+        raise ConfigError(f"--key-fd: descriptor `{descriptor}` must give one line, the key")
+    return text.strip()
+
+
+def _date(text: str) -> str:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise ConfigError(f"--until: `{text}` is not a date; write it as 2027-04-01") from None
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: cannot be written ({error.strerror}); check its folder's mode", path=file
+        ) from None
+
+
+def _check_folder(file: Path) -> None:
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file}: no such folder; create it, closed to others", path=file)
+
+
+def _check_file(file: Path) -> None:
+    if not file.exists():
+        raise ConfigError(
+            f"{file}: is not there; name the file with --file, or make it with `add-key`", path=file
+        )
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
