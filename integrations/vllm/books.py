@@ -7,7 +7,8 @@ B1 `settle` brings the port up to date: first what running requests gave back, t
    entered the index. Whatever asks the port to decide or to end something settles first.
 B2 `allocated_blocks` counts hand-outs where vLLM makes them; `_told_blocks` counts those that the port was told. They are
    equal after `settle`, whatever happened: a hand-out that nobody attributes is an error, not a gap.
-B3 Blocks that vLLM took from its index to hand them out are found by the port's own books, as one vector.
+B3 vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between two
+   settlements the port and vLLM's index differ only in blocks that are new.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-EVICT_BATCH = 64  # blocks that our own eviction order frees at a time
+EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one eviction ends ahead of their use
 
 _CAUSES = {
     RequestStatus.FINISHED_ABORTED: "aborted",
@@ -55,6 +56,7 @@ class Books:
         self.is_releasing = False
         self.allocated_blocks = 0
         self.withheld: set[int] = set()
+        self._evict_blocks = min(EVICT_BLOCKS_MAX, int(manager.block_pool.num_gpu_blocks * EVICT_SHARE))
         self.port: EnginePort
         self._told_blocks = 0
         self._manager = manager
@@ -73,7 +75,8 @@ class Books:
         if residency is None:
             mine.waits_for = "refused"
             return False
-        self.sync()
+        if self.loose:
+            self.settle()
         tokens = request._all_token_ids
         if len(tokens) != mine.told_tokens:  # outputs in flight when it was preempted have arrived since
             residency = self._resume(mine, residency)
@@ -119,7 +122,7 @@ class Books:
         mine = self._mine(request)
         assert mine.residency is not None
         attached, handed = self._first_tables(mine)
-        if self.loose or self.allocated_blocks != self._told_blocks + len(handed):
+        if self.loose:  # one of these may have been let go in this very step
             self.settle(besides=len(handed))
         self.port.attached(mine.residency, attached)
         self._hand_out(mine, handed)
@@ -198,7 +201,6 @@ class Books:
             elif new:
                 self._hand_out(mine, new)
         if blocks:
-            self._forget_taken(blocks)
             self.port.handed_out_each(whose, blocks)
             self._told_blocks += len(blocks)
 
@@ -214,16 +216,8 @@ class Books:
         if not blocks:
             return
         assert mine.residency is not None
-        self._forget_taken(blocks)
         self.port.handed_out(mine.residency, blocks)
         self._told_blocks += len(blocks)
-
-    def _forget_taken(self, blocks: list[int]) -> None:
-        """vLLM took the keys of some of these away before it handed them out (B3)."""
-        which = np.array(blocks, dtype=np.int64)
-        taken = which[self.port.pool.indexed[which]]
-        if len(taken):
-            self.port.unpublished(taken.tolist(), "evicted")
 
     def _publish_noted(self) -> None:
         """What running requests filled: one block each, in a decode step. Others tell when they are placed."""
@@ -314,16 +308,23 @@ class Books:
     # -- eviction -----------------------------------------------------------------------------------------------------
 
     def make_room(self, blocks: int) -> None:
-        """Before vLLM evicts in its own order: end what our policy ends first, if it has a preference (P4)."""
-        partition = self.port.pool.partition
-        if partition.common_blocks == partition.size or not self._pool.head_is_cached(blocks):
+        """Before vLLM would evict to hand out `blocks`: end some custody now, in our order or, without one, in vLLM's.
+
+        vLLM therefore never takes a key away by itself, and whole batches end, and are scrubbed, ahead of their use.
+        """
+        if not self._pool.head_is_cached(blocks):
             return
-        self.sync()  # what is being allocated is in no table and not counted yet
-        spare = self._pool.blocks
-        wanted = [one for one in self.port.pool.victims(max(blocks, EVICT_BATCH)) if spare[one].ref_cnt == 0]
-        if wanted:
-            now_us = self.port.clock.now_us()
-            self._pool.forget(self.port.pool.end_cached(np.array(wanted, dtype=np.int64), "evicted", now_us))
+        partition = self.port.pool.partition
+        if partition.common_blocks != partition.size:  # some tenant has a guarantee: those that are over theirs go first
+            spare = self._pool.blocks
+            count = max(blocks, self._evict_blocks)
+            wanted = [one for one in self.port.pool.victims(count) if spare[one].ref_cnt == 0]
+            if wanted:
+                now_us = self.port.clock.now_us()
+                self._pool.forget(self.port.pool.end_cached(np.array(wanted, dtype=np.int64), "evicted", now_us))
+            if not self._pool.head_is_cached(blocks):
+                return
+        self.port.unpublished(self._pool.strip_oldest(blocks, self._evict_blocks), "evicted")
 
     # -- the engine's own books ---------------------------------------------------------------------------------------
 

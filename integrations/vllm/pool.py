@@ -137,6 +137,20 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
                 first.append(block)
         self.free_block_queue.prepend_n(first)
 
+    def strip_oldest(self, needed: int, ahead: int) -> list[int]:
+        """Drop the keys of the longest unused blocks, without telling custody: what the next `needed` hand-outs would
+        evict, and up to `ahead` blocks in all. They stand at the head of the queue already; returns them.
+        """
+        stripped: list[int] = []
+        block = self.free_block_queue.fake_free_list_head.next_free_block
+        while block is not None and block.next_free_block is not None and (needed > 0 or len(stripped) < ahead):
+            if block._block_hash is not None:
+                self._maybe_evict_cached_block(block)
+                stripped.append(block.block_id)
+            needed -= 1
+            block = block.next_free_block
+        return stripped
+
     def withhold(self, block_id: int) -> None:
         """Never hand this block out again: a reference that nobody gives back."""
         block = self.blocks[block_id]
@@ -148,9 +162,9 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     def head_is_cached(self, num_blocks: int) -> bool:
         """The next `num_blocks` hand-outs would evict something."""
         block = self.free_block_queue.fake_free_list_head.next_free_block
-        for _ in range(num_blocks):
-            if block is None or block._block_hash is not None:
-                return block is not None
+        for _ in range(min(num_blocks, self.free_block_queue.num_free_blocks)):
+            if block._block_hash is not None:
+                return True
             block = block.next_free_block
         return False
 
