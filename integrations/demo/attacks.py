@@ -2,6 +2,7 @@
 
 A1  The plain engine is the control: an attack that recovers nothing from it proves nothing about the governed one,
     and is `void`. So is everything where a governed tenant no longer reuses its own: a cache that is off leaks nothing.
+    And so is a residual read of a block that nobody was handed again.
 A2  The attacker is given every secret word before the one that it is after, also where it has not found them.
 """
 
@@ -15,7 +16,7 @@ from kvcustody.integrations.demo.codebook import Codebook
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM, Engine, Values
 from kvcustody.integrations.demo.vocabulary import CANDIDATES, form, greetings, note, token_ids
 
-NEXT_REQUESTS = 8
+ROUNDS_MAX = 64
 
 
 class Outcome(NamedTuple):
@@ -47,9 +48,13 @@ class Attack(NamedTuple):
     @property
     def verdict(self) -> str:
         """`held`, `leaked`, or `void` (A1)."""
-        if self.governed.gave_away:
+        plain, governed = self.plain, self.governed
+        if governed.gave_away:
             return "leaked"
-        return "held" if self.plain.gave_away else "void"
+        unread = (
+            plain.residue_bytes is not None and governed.residue_bytes is None and governed.refused is None
+        )
+        return "held" if plain.gave_away and not unread else "void"
 
 
 class Probed(NamedTuple):
@@ -90,14 +95,19 @@ def _recovered(found: Sequence[str | None], secret: tuple[str, ...]) -> Outcome:
 
 
 def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook) -> Outcome:
-    """Read the blocks that the next tenant is handed, before it writes: what is left of the victim's last message."""
+    """Read the block of the victim's last message when the next tenant is handed it, before that one writes.
+
+    The other tenant asks until it gets that very block. An engine that never hands it out again is not shown to clear
+    it: the outcome then has no `residue_bytes`.
+    """
     said = note(secret)
     assert len(said) < engine.block_tokens, "the message must stay in a block that is never complete"
-    engine.serve(VICTIM, [token_ids(said)])
-    served = engine.serve(ATTACKER, greetings(NEXT_REQUESTS))
-    readings = [_read(one.found, said, secret, book) for one in served]
-    best = max(range(len(served)), key=lambda at: (len(readings[at].text), served[at].nonzero_bytes))
-    return readings[best]._replace(residue_bytes=served[best].nonzero_bytes)
+    (victim,) = engine.serve(VICTIM, [token_ids(said)])
+    for _ in range(ROUNDS_MAX):
+        for one in engine.serve(ATTACKER, greetings()):
+            if one.block == victim.block:
+                return _read(one.found, said, secret, book)._replace(residue_bytes=one.nonzero_bytes)
+    return Outcome()
 
 
 def read_blocks(blocks: Sequence[Values], secret: tuple[str, ...], book: Codebook) -> Outcome:

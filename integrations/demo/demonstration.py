@@ -28,7 +28,7 @@ METADATA = ("prefix probe", "cached tokens that the engine reports")
 RECORD = ("prefix probe", "cached tokens in the engine's own record; its answers have none")
 COST = ("prefix probe", "tokens that the engine computes (virtual cost)")
 GUESSED = ("prefix probe, the victim's salt guessed", "cached tokens that the engine reports")
-RESIDUE = ("residual read of a freed tail block", "the block that the next tenant is handed")
+RESIDUE = ("residual read of a freed tail block", "that very block, when the next tenant is handed it")
 TIER = ("salt-blind tier: vLLM's ExampleConnector", "cached tokens, each tenant with a salt of its own")
 HOST = ("host memory tier: cpu_offload_space", "host memory after all requests have ended")
 
@@ -108,8 +108,8 @@ def _transformers(folder: Path, secret: tuple[str, ...], seed: int, say: Say) ->
     say("starting it under governance, attacking it")
     with closing(TransformersEngine(Deployment(folder / "governed"))) as governed:
         attacks = _compared(RECORD, probed, probe(governed, secret, seed, _NONE))
-        left = residual_read(governed, secret, book)
         own = own_reuse(governed, secret)
+        left = residual_read(governed, secret, book)
     refused = host_tier_governed(Deployment(folder / "hosted"))
     attacks += [Attack(*RESIDUE, residue, left), Attack(*HOST, hosted, refused)]
     return Report("transformers", {}, seed, secret, plain.block_tokens, tuple(attacks), own, None, 0.0)
@@ -140,9 +140,9 @@ def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> Report:
         attacks = _compared(METADATA, probed, probe(governed, secret, seed, _NONE))
         attacks += [
             Attack(*GUESSED, guessed, probe(governed, secret, seed, _GUESSED).by_metadata),
-            Attack(*RESIDUE, residue, residual_read(governed, secret, book)),
         ]
         own = own_reuse(governed, secret)
+        attacks.append(Attack(*RESIDUE, residue, residual_read(governed, secret, book)))
         governed.stop()
         attacks.append(_tiered(folder, start, secret, seed, say))
     return Report("vllm", {}, seed, secret, plain.block_tokens, tuple(attacks), own, own_salts, 0.0)

@@ -20,7 +20,8 @@ class Served(NamedTuple):
 
     cached_tokens: int  # as the engine reports
     computed_tokens: int  # as the device was told to
-    nonzero_bytes: int  # of all layers, in the new blocks, before the first write
+    block: int  # the engine's number of its last new block, -1 for none
+    nonzero_bytes: int  # of all layers, in that block, before the first write
     found: Values
     left: Values
 

@@ -27,7 +27,7 @@ from kvcustody.integrations.demo.vocabulary import note, token_ids
 from kvcustody.integrations.transformers.continuous import GovernedBatching
 
 PAGE_TOKENS = 16
-BLOCKS = 512
+BLOCKS = 192
 SMALL_POOL_BLOCKS = 8
 NEW_TOKENS = 2  # the engine publishes nothing of a request that ends with its first token
 STEPS_MAX = 2_000
@@ -94,7 +94,7 @@ class TransformersEngine:
                 processor._generation_step(self.manager.model)
                 for one, block in fresh:
                     assert seen is not None
-                    seen[one] = seen[one]._replace(left=self._first_layer(block))
+                    seen[one] = seen[one]._replace(left=self._layer(self._row(block)))
                 processor.update_batch()
             waiting -= self._finished()
         raise TimeoutError(f"{STEPS_MAX} steps and `{len(waiting)}` requests are not finished")
@@ -128,16 +128,17 @@ class TransformersEngine:
                 continue
             cached = state.position_offset - computed  # the batch has moved the position already
             new = self._allocator.block_table[one][cached // PAGE_TOKENS :]
-            rows = self.processor.cache.cache_tensor.view(-1, self._allocator.bytes_per_block)
-            nonzero = int(torch.count_nonzero(rows[new]))
-            found = self._first_layer(new[-1]) if new else _NOTHING
-            seen[one] = Served(cached, computed, nonzero, found, _NOTHING)
-            fresh += [(one, new[-1])] if new else []
+            if not new:
+                seen[one] = Served(cached, computed, -1, 0, _NOTHING, _NOTHING)
+                continue
+            nonzero = int(torch.count_nonzero(self._row(new[-1])))
+            seen[one] = Served(cached, computed, new[-1], nonzero, self._layer(self._row(new[-1])), _NOTHING)
+            fresh.append((one, new[-1]))
         return fresh
 
-    def _first_layer(self, block: int) -> Values:
-        rows = self.processor.cache.cache_tensor.view(-1, self._allocator.bytes_per_block)
-        return self._layer(rows[block])
+    def _row(self, block: int) -> torch.Tensor:
+        rows: torch.Tensor = self.processor.cache.cache_tensor.view(-1, self._allocator.bytes_per_block)
+        return rows[block]
 
     def _layer(self, row: torch.Tensor) -> Values:
         """A block is its layers one after another, each keys before values."""

@@ -154,7 +154,8 @@ class VllmEngine:
 
 
 def _served(row: dict[str, Any]) -> Served:
-    return Served(row["cached"], row["computed"], row["nonzero"], _values(row["found"]), _values(row["left"]))
+    found, left = _values(row["found"]), _values(row["left"])
+    return Served(row["cached"], row["computed"], row["block"], row["nonzero"], found, left)
 
 
 def _values(text: str) -> Values:

@@ -59,11 +59,12 @@ class Watch:
         fresh = []
         for request in scheduled.scheduled_new_reqs:
             new = request.block_ids[0][request.num_computed_tokens // size :]
-            rows = torch.tensor(new)
+            row = torch.tensor(new[-1:])
             seen = {
                 "prompt": list(request.prompt_token_ids),
                 "computed": int(scheduled.num_scheduled_tokens[request.req_id]),
-                "nonzero": sum(int(torch.count_nonzero(table[rows])) for table in self._demo_all),
+                "block": int(new[-1]),
+                "nonzero": sum(int(torch.count_nonzero(table[row])) for table in self._demo_all),
                 "found": self._demo_layer(new[-1]),
                 "left": "",
             }

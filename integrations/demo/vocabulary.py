@@ -60,6 +60,6 @@ def note(secret: tuple[str, ...]) -> tuple[str, ...]:
     return (*_NOTE, *secret)
 
 
-def greetings(count: int) -> list[list[int]]:
+def greetings() -> list[list[int]]:
     """Short prompts, all different, of somebody who asks after the victim."""
-    return [token_ids(["hello", word]) for word in CANDIDATES[:count]]
+    return [token_ids(["hello", word]) for word in CANDIDATES]

@@ -20,7 +20,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.identity import check_identifier
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -111,6 +112,7 @@ def add_key(
     _check_folder(file)
     adopted = None if key_fd is None else _read_key(key_fd)
     entry: dict[str, object] = {field: value for field, value in given.items() if value is not None}
+    _check_names(entry)
     with _writing(file):
         key = api_keys.add_key(file, entry, key=adopted)
     shown = key if adopted is None else None
@@ -248,6 +250,20 @@ def _writing(file: Path) -> Iterator[None]:
         raise ConfigError(
             f"{file}: cannot be written ({error.strerror}); check its folder's mode", path=file
         ) from None
+
+
+def _check_names(entry: dict[str, object]) -> None:
+    """Problems by option: the key file would report them by line."""
+    for field, value in entry.items():
+        if not isinstance(value, str) or field == "until":
+            continue
+        option = "the name" if field == "name" else f"--{field}"
+        try:
+            check_identifier(field, value)
+        except IdentityError as error:
+            raise ConfigError(f"{option}: {error.operands['reason']}") from None
+        if field == "route" and not value.startswith("/"):
+            raise ConfigError(f"{option}: must begin with `/`, as a path")
 
 
 def _check_folder(file: Path) -> None:
