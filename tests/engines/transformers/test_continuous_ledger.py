@@ -16,7 +16,9 @@ from kvcustody.integrations.transformers.continuous import GovernedBatching
 
 
 def settings(folder: Path) -> Settings:
-    (folder / "policy.yaml").write_text(policy(TENANTS), encoding="utf-8")
+    # Real time, on a machine that may be busy: the deadline is not what is shown here.
+    text = policy(TENANTS).replace("within: 1s", "within: 60s")
+    (folder / "policy.yaml").write_text(text, encoding="utf-8")
     return Settings(
         policy_path=folder / "policy.yaml",
         database_url=f"sqlite:///{folder / 'ledger.db'}",
