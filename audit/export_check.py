@@ -239,7 +239,8 @@ class _Check:
 
     def _recomputed(self, level: int, index: int, width: int) -> list[bytes]:
         if level:
-            return self._rows[level][index * TILE_WIDTH :][:width]
+            start = index * TILE_WIDTH
+            return self._rows[level][start : start + width]
         try:
             return leaf_hashes(self._files.entries(index, width))
         except ExportError:

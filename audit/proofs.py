@@ -181,7 +181,8 @@ class MemoryTiles:
     def tile(self, level: int, index: int, width: int) -> bytes:
         """The first `width` hashes of a tile."""
         row = self._levels[level] if level < len(self._levels) else []
-        return b"".join(row[index * TILE_WIDTH :][:width])
+        start = index * TILE_WIDTH
+        return b"".join(row[start : start + width])
 
 
 class _Tree:

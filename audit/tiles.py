@@ -120,7 +120,7 @@ class TileFolder:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size > bytes_max:
                 raise ExportError(f"`{path}` is not a plain file of at most {bytes_max} bytes", path=path)
-            return os.read(descriptor, bytes_max)
+            return os.read(descriptor, status.st_size)
         finally:
             os.close(descriptor)
 

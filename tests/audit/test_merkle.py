@@ -205,6 +205,35 @@ def _mutants(path: list[bytes]) -> list[list[bytes]]:
     return found
 
 
+def test_a_good_path_under_a_size_of_another_shape_is_refused() -> None:
+    """P2: whatever its hashes are, even where the head lies about its size or an inner node is passed for a leaf."""
+    leaves = some(20)
+    tiles = MemoryTiles(leaf_hashes(leaves))
+    heads = [head(leaves[:size]) for size in range(21)]
+    depth = [[len(reference_path(index, leaves[:size])) for index in range(size)] for size in range(21)]
+    steps = [[len(reference_proof(old, leaves[:size])) for old in range(1, size + 1)] for size in range(21)]
+    refused = 0
+    for size in range(1, 21):
+        for index in range(size):
+            path, root = inclusion_proof(tiles, index, size), heads[size].root
+            for claimed in range(index + 1, 21):
+                if depth[claimed][index] != len(path):
+                    with pytest.raises(ProofError, match="too"):
+                        check_inclusion(leaf_hash(leaves[index]), index, TreeHead(claimed, root), path)
+                    refused += 1
+        for old in range(1, size):
+            proof = consistency_proof(tiles, old, size)
+            for claimed in range(old + 1, 21):
+                if steps[claimed][old - 1] != len(proof):
+                    with pytest.raises(ProofError, match=r"too|empty"):
+                        check_consistency(heads[old], TreeHead(claimed, heads[size].root), proof)
+                    refused += 1
+    assert refused > 2000
+    inner = node_hash(leaf_hash(leaves[0]), leaf_hash(leaves[1]))
+    with pytest.raises(ProofError, match="too short"):
+        check_inclusion(inner, 0, heads[16], inclusion_proof(tiles, 0, 16)[1:])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(st.integers(0, 40) | st.sampled_from([255, 256, 257, 512, 600]), max_size=12),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvcustody.audit.checkpoint import Checkpoint
 from kvcustody.audit.export_check import verify_export
-from kvcustody.audit.merkle import EMPTY_ROOT, TreeError, TreeHead, leaf_hash, leaf_hashes
-from kvcustody.audit.note import KeyKind, NoteError
+from kvcustody.audit.merkle import EMPTY_ROOT, Frontier, TreeError, TreeHead, leaf_hash, leaf_hashes
+from kvcustody.audit.note import KeyKind, NoteError, parse_vkey
 from kvcustody.audit.proofs import (
     MemoryTiles,
     ProofError,
@@ -33,6 +34,7 @@ from kvcustody.audit.root_log import (
     root_checkpoint,
     seal,
 )
+from kvcustody.audit.rotation import parse_rotation, rotation_record
 from kvcustody.audit.signing import SigningKey, sign_checkpoint
 from kvcustody.audit.tiles import (
     CHECKPOINT,
@@ -46,6 +48,7 @@ from kvcustody.audit.tiles import (
     tile_paths,
     write_export,
 )
+from kvcustody.errors import LedgerError
 
 LOG = SigningKey.from_seed("ledger.example/root", KeyKind.ED25519, bytes(range(32)))
 VKEY = str(LOG.verifier)
@@ -312,6 +315,34 @@ def test_what_is_no_proof_is_refused(wrong: bytes, world: World) -> None:
         parse_head_proof(wrong.replace(b"{opening}", opening))
     with pytest.raises(ProofError):
         parse_leaf_proof(wrong.replace(b"{opening}", opening))
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_do_worse_than_be_refused(data: st.DataObject) -> None:
+    """Every reader of stored or sent bytes, on good bytes that were cut, doubled or overwritten."""
+    other = SigningKey.from_seed(LOG.name, KeyKind.ED25519, bytes(32))
+    frontier = MemoryTiles(leaf_hashes(some(7))).frontier
+    opening = Opening("tenant/a", frontier.head(), bytes(32))
+    head = HeadProof(
+        opening, 0, (bytes(32),), sign_checkpoint(root_checkpoint(LOG.name, frontier.head()), [LOG])
+    )
+    readers: list[tuple[Callable[[bytes], object], bytes]] = [
+        (parse_head_proof, head.to_bytes()),
+        (parse_leaf_proof, LeafProof(3, (bytes(32),) * 3, head).to_bytes()),
+        (Opening.from_bytes, opening.to_bytes()),
+        (Frontier.from_bytes, frontier.to_bytes()),
+        (parse_rotation, rotation_record(LOG, other, frontier.head(), 5)),
+        (lambda raw: decode_bundle(raw, 3), encode_bundle(some(3))),
+        (lambda raw: parse_vkey(raw.decode(errors="replace")), VKEY.encode()),
+    ]
+    read, good = data.draw(st.sampled_from(readers))
+    start, end = sorted(data.draw(st.tuples(*[st.integers(0, len(good))] * 2)))
+    raw = good[:start] + data.draw(st.binary(max_size=40) | st.just(good[start:end] * 2)) + good[end:]
+    try:
+        read(raw)
+    except LedgerError:
+        assert raw != good
 
 
 def test_a_head_under_another_log_or_key_is_refused(world: World) -> None:
