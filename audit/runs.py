@@ -38,6 +38,9 @@ class Run(NamedTuple):
     pool: int = 0
 
 
+Runs = Sequence[Run]
+
+
 class Pairs(NamedTuple):
     """Runs laid flat: one row per (pool, block, generation)."""
 

@@ -1,0 +1,128 @@
+"""What happened to custody: plain tuples on the hot path, canonical leaf bytes in the ledger.
+
+E1 Emitting an event costs one tuple. `leaves()` turns it into canonical bytes, later and on the writer's
+thread.
+E2 A leaf is JCS (RFC 8785) for our closed schema: ASCII keys in order, no floats, integers below 2^53 (else
+decimal strings), at most 8 KiB. The bytes are the truth; every column elsewhere is derived from them.
+E3 Run lists too long for one leaf continue in numbered leaves (`part` of `parts`, each repeating the head
+and `blocks`, the total over all parts). A set that lacks a part is a gap.
+E4 A subject or session appears only as a random pseudonym. No leaf carries token ids, prompt text, a bare
+hash of either, or a key.
+E5 Times in events, and `*_boot_us` in leaves, are boot-time microseconds of the incarnation: all deadline
+arithmetic uses those, exactly. `at_us` in a leaf is UTC, for people and periods; `at_us - boot_us` is the
+incarnation's offset, fixed at its start, so a step of the wall clock moves no deadline. 0 means "none".
+
+Classes. A: durable before the act it records takes effect. B: lifecycle; spilled to disk when the database
+is away. C: aggregated into counters. A residency id is unique inside its incarnation; globally it is
+(incarnation, id).
+"""
+
+from __future__ import annotations
+
+from kvcustody.audit.events.accounts import (
+    GapRecorded,
+    HitCounted,
+    HitCounters,
+    ReplayCompleted,
+    SpillStarted,
+    Withdrawn,
+)
+from kvcustody.audit.events.canonical_leaf import (
+    LEAF_BYTES_MAX,
+    SCHEMA,
+    Context,
+    Leaf,
+    Pseudonyms,
+    canonical,
+    leaf,
+    leaves,
+    parse,
+)
+from kvcustody.audit.events.control import (
+    PROCESS_DEATH,
+    DecisionRecorded,
+    KeyEvent,
+    PolicyActivated,
+    WorkerDied,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kvcustody.audit.events.custody import (
+    BlocksAttached,
+    BlocksReleased,
+    CustodyEnded,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+)
+from kvcustody.audit.events.duties import (
+    ErasureCompleted,
+    ErasureRequested,
+    OrphanFound,
+    OrphanScanned,
+)
+from kvcustody.audit.events.kinds import (
+    KINDS,
+    LEAF_KEYS,
+    SYSTEM,
+    Event,
+    Kind,
+    log_of,
+    logs_of,
+)
+from kvcustody.audit.events.observed import (
+    ObservationGap,
+    ObservationStarted,
+    ObservedOverdue,
+    ObservedRemoved,
+    ObservedStored,
+)
+from kvcustody.audit.runs import Runs
+
+__all__ = [
+    "KINDS",
+    "LEAF_BYTES_MAX",
+    "LEAF_KEYS",
+    "PROCESS_DEATH",
+    "SCHEMA",
+    "SYSTEM",
+    "BlocksAttached",
+    "BlocksReleased",
+    "Context",
+    "CustodyEnded",
+    "DecisionRecorded",
+    "ErasureCompleted",
+    "ErasureRequested",
+    "Event",
+    "GapRecorded",
+    "HitCounted",
+    "HitCounters",
+    "KeyEvent",
+    "Kind",
+    "Leaf",
+    "ObservationGap",
+    "ObservationStarted",
+    "ObservedOverdue",
+    "ObservedRemoved",
+    "ObservedStored",
+    "OrphanFound",
+    "OrphanScanned",
+    "PolicyActivated",
+    "Pseudonyms",
+    "ReceiptRecorded",
+    "ReplayCompleted",
+    "ResidencyOpened",
+    "ResidencyReleased",
+    "Runs",
+    "SpillStarted",
+    "Withdrawn",
+    "WorkerDied",
+    "WorkerStarted",
+    "WorkerStopped",
+    "canonical",
+    "leaf",
+    "leaves",
+    "log_of",
+    "logs_of",
+    "parse",
+]

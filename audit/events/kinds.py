@@ -1,0 +1,164 @@
+"""Every kind of event: its name in leaves, its outage class, the keys of its leaf and the logs it goes to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.audit.events.accounts import (
+    GapRecorded,
+    HitCounted,
+    HitCounters,
+    ReplayCompleted,
+    SpillStarted,
+    Withdrawn,
+)
+from kvcustody.audit.events.control import (
+    DecisionRecorded,
+    KeyEvent,
+    PolicyActivated,
+    WorkerDied,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kvcustody.audit.events.custody import (
+    BlocksAttached,
+    BlocksReleased,
+    CustodyEnded,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+)
+from kvcustody.audit.events.duties import ErasureCompleted, ErasureRequested, OrphanFound, OrphanScanned
+from kvcustody.audit.events.observed import (
+    ObservationGap,
+    ObservationStarted,
+    ObservedOverdue,
+    ObservedRemoved,
+    ObservedStored,
+)
+
+SYSTEM = "system"
+
+Event = (
+    WorkerStarted
+    | WorkerStopped
+    | WorkerDied
+    | PolicyActivated
+    | KeyEvent
+    | DecisionRecorded
+    | ResidencyOpened
+    | BlocksAttached
+    | ResidencyReleased
+    | BlocksReleased
+    | CustodyEnded
+    | ReceiptRecorded
+    | ErasureRequested
+    | ErasureCompleted
+    | OrphanScanned
+    | OrphanFound
+    | ObservationStarted
+    | ObservedStored
+    | ObservedRemoved
+    | ObservedOverdue
+    | ObservationGap
+    | HitCounted
+    | HitCounters
+    | SpillStarted
+    | ReplayCompleted
+    | GapRecorded
+    | Withdrawn
+)
+
+
+class Kind(NamedTuple):
+    """An event's name in leaves and its outage class."""
+
+    name: str
+    outage: str
+
+
+KINDS: dict[type, Kind] = {
+    WorkerStarted: Kind("worker-started", "B"),
+    WorkerStopped: Kind("worker-stopped", "B"),
+    WorkerDied: Kind("worker-died", "B"),
+    PolicyActivated: Kind("policy-activated", "A"),
+    KeyEvent: Kind("key-event", "A"),
+    DecisionRecorded: Kind("decision", "A"),
+    ResidencyOpened: Kind("residency-opened", "B"),
+    BlocksAttached: Kind("blocks-attached", "B"),
+    ResidencyReleased: Kind("residency-released", "B"),
+    BlocksReleased: Kind("blocks-released", "B"),
+    CustodyEnded: Kind("custody-ended", "B"),
+    ReceiptRecorded: Kind("receipt", "B"),
+    ErasureRequested: Kind("erasure-requested", "B"),
+    ErasureCompleted: Kind("erasure-completed", "B"),
+    OrphanScanned: Kind("orphan-scanned", "B"),
+    OrphanFound: Kind("orphan-found", "B"),
+    ObservationStarted: Kind("observation-started", "B"),
+    ObservedStored: Kind("observed-stored", "B"),
+    ObservedRemoved: Kind("observed-removed", "B"),
+    ObservedOverdue: Kind("observed-overdue", "B"),
+    ObservationGap: Kind("observation-gap", "B"),
+    HitCounted: Kind("hit-counted", "C"),
+    HitCounters: Kind("hit-counters", "B"),
+    SpillStarted: Kind("spill-started", "B"),
+    ReplayCompleted: Kind("replay-completed", "B"),
+    GapRecorded: Kind("gap", "B"),
+    Withdrawn: Kind("withdrawn", "B"),
+}
+
+HEAD_KEYS = (
+    "schema",
+    "kind",
+    "outage",
+    "log",
+    "incarnation",
+    "sequence",
+    "at_us",
+    "boot_us",
+    "part",
+    "parts",
+)
+TOTALS = {"runs": "blocks", "written": "written_blocks"}  # run lists and the keys of their sizes
+_RUN_FIELDS = ("attached", "runs")  # and "written", where the event has no other list
+_DURATIONS = ("scrub_within_us", "age_us")
+_RENAMED = {
+    "incarnation": "of_incarnation",
+    "sequence": "of_sequence",
+    "share": "share_ppm",
+    "at_us": "boot_us",
+}
+
+
+def _key(field: str, kind: type) -> str:
+    """The leaf key of an event field: boot times say so, an event's first run list is `runs`."""
+    if field in _RUN_FIELDS or (field == "written" and kind is not ResidencyOpened):
+        return "runs"
+    if field in _RENAMED:
+        return _RENAMED[field]
+    if field.endswith("_us") and field not in _DURATIONS:
+        return field[:-3] + "_boot_us"
+    return field
+
+
+FIELD_KEYS: dict[type, tuple[str, ...]] = {
+    kind: tuple(_key(field, kind) for field in kind._fields)  # type: ignore[attr-defined]
+    for kind in KINDS
+}
+LEAF_KEYS: dict[str, frozenset[str]] = {
+    KINDS[kind].name: frozenset({*HEAD_KEYS, *keys, *(TOTALS[key] for key in keys if key in TOTALS)})
+    for kind, keys in FIELD_KEYS.items()
+}
+
+
+def log_of(tenant: str | None) -> str:
+    """The log a tenant's leaves go to; the system log when there is no tenant."""
+    return SYSTEM if tenant is None else f"tenant/{tenant}"
+
+
+def logs_of(event: Event) -> tuple[str, ...]:
+    """The logs an event is written in: both parties' when one tenant reads another's blocks."""
+    if isinstance(event, (DecisionRecorded, HitCounters)):
+        reader = event.reader if isinstance(event, DecisionRecorded) else event.tenant
+        return (log_of(reader),) if event.owner == reader else (log_of(reader), log_of(event.owner))
+    return (log_of(getattr(event, "tenant", None)),)
