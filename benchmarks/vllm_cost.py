@@ -2,23 +2,25 @@
 
     .venv-vllm/bin/python benchmarks/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
 
-C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs at a
-   time. The figure is CPU time of the engine's thread. `--twin` compares plain with plain: the noise of this machine.
-C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one of their tenant did, short answers, and a
-   pool that is always full. The figure is per request: arrival with hashing, all its steps, its end.
+C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs
+   at a time. The figure is CPU time of the engine's thread. `--twin` compares plain with plain: the noise of this machine.
+C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one of their tenant did, short answers,
+   and a pool that is always full. The figure is per request: arrival with hashing, all its steps, its end.
 C3 decode: 256 sequences, one token each per step. The figure is per step.
 C4 Worker scrubs are timed apart: they run in the workers, on the device's memory.
-C5 Tokens per second are of whole engines with a real (tiny) model, wall time, governed and plain in turns; on a model this
-   small everything that is not arithmetic shows, so this bounds what a real model would see.
+C5 Tokens per second are of whole engines with a real (tiny) model, wall time, in turns. On a model this small everything
+   that is not arithmetic shows, so this bounds what a real model would see.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
 import json
 import multiprocessing
 import os
+import pstats
 import sys
 import tempfile
 from multiprocessing.connection import Connection
@@ -60,7 +62,11 @@ class Side:
         from vllm_engine import build
 
         self._random = Random(seed)
-        self._deployment = Deployment(Path(settings_folder())) if governed else None
+        self._deployment = (
+            Deployment(Path(settings_folder()), Path(settings_folder(), "policy.yaml").read_text())
+            if governed
+            else None
+        )
         self._churn = build(model, CHURN_POOL_BLOCKS, governed=governed)
         self._heads: dict[int, list[list[int]]] = {tenant: [] for tenant in range(TENANTS)}
         self._model, self._governed = model, governed
@@ -131,6 +137,33 @@ def settings_folder() -> str:
     return os.environ["KVCUSTODY_BENCH_FOLDER"]
 
 
+def profile(model: str, folder: Path, workload: str, seed: int) -> None:
+    """Print where the governed engine's thread spends its time, for those who make it faster."""
+    os.environ.update(side_settings(folder / "governed", governed=True))
+    side = Side(model, True, seed)
+    unit = getattr(side, workload)
+    for _ in range(40):
+        unit()
+    gc.disable()
+    recorder = cProfile.Profile()
+    recorder.enable()
+    for _ in range(40):
+        unit()
+    recorder.disable()
+    pstats.Stats(recorder).sort_stats("tottime").print_stats(40).print_callers("ufunc|numpy|reduce")
+
+
+def side_settings(folder: Path, *, governed: bool) -> dict[str, str]:
+    """The environment of one side, whose deployment is made here."""
+    settings = {"VLLM_PLUGINS": "kvcustody" if governed else "", "KVCUSTODY_BENCH_FOLDER": str(folder)}
+    if governed:
+        from deployment import POLICY, Deployment
+
+        deployment = Deployment(folder, POLICY.replace("verify: all", "verify: 1/64"))
+        settings |= deployment.environment() | {"KVCUSTODY_LOG_LEVEL": "error"}
+    return settings
+
+
 class Pair:
     """Two sides that take turns."""
 
@@ -140,14 +173,7 @@ class Pair:
         self._processes = []
         for name in ("plain", "governed"):
             governed = name == "governed" and not twin
-            settings = {
-                "VLLM_PLUGINS": "kvcustody" if governed else "",
-                "KVCUSTODY_BENCH_FOLDER": str(folder / name),
-            }
-            if governed:
-                from deployment import Deployment
-
-                settings |= Deployment(folder / name).environment() | {"KVCUSTODY_LOG_LEVEL": "error"}
+            settings = side_settings(folder / name, governed=governed)
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, model, settings, governed, seed))
             process.start()
@@ -202,8 +228,8 @@ def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> d
 
 def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str, Any]:
     """Output tokens per second of two whole engines in turns: 24 requests of four tenants, half of them seen before."""
-    from engine_site import enter_site, make_site
     from deployment import Deployment
+    from engine_site import enter_site, make_site
     from local_engine import LocalEngine
 
     site = make_site(folder / "site")
@@ -255,6 +281,9 @@ def main() -> int:
         "--pairs", type=int, default=20, help="of bursts on whole engines; 0: none (default: %(default)s)"
     )
     parser.add_argument("--only", choices=("churny", "decode"), help="one workload")
+    parser.add_argument(
+        "--profile", choices=("churny", "decode"), help="print where the governed side spends its time"
+    )
     parser.add_argument("--pin", type=int, help="run on this core only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--strict", action="store_true", help="exit 1 where a goal is missed")
@@ -277,6 +306,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = save_model(folder / "model", context_tokens=8192)
+        if options.profile:
+            profile(str(model), folder, options.profile, options.seed)
+            return 0
         pair = Pair(str(model), folder, options.seed, twin=options.twin)
         for workload, per in (("churny", ARRIVALS), ("decode", DECODE_STEPS)):
             if options.only in (None, workload):

@@ -1,10 +1,10 @@
-"""vLLM's EngineCore in one process, without a model: everything that its thread does for a request but the forward pass.
+"""vLLM's EngineCore in one process, without a model: all that its thread does for a request but the forward pass.
 
-V1 The EngineCore, scheduler, cache manager and block hasher are vLLM's own, built from the configuration that `vllm serve`
-   would make. Only the executor is replaced: it "samples" a token for every request that reached its last known one.
+V1 The EngineCore, scheduler, cache manager and block hasher are vLLM's own, built from the configuration that
+   `vllm serve` would make. Only the executor is replaced: it "samples" a token for every request that reached its last known one.
 V2 What the executor does is not counted, except pickling the step for the workers, which EngineCore does too.
-V3 A governed engine differs by `--kv-transfer-config` alone. Its scrubs are done for real, on memory of its own, and their
-   time is kept apart: they run in the worker's process.
+V3 A governed engine differs by `--kv-transfer-config` alone. Its scrubs are done for real, on memory of its own, and
+   their time is kept apart: they run in the worker's process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 BLOCK_TOKENS = 16
-SCRUBBED_BYTES_PER_BLOCK = 32 << 10  # what the stand-in worker zeroes for a block
+SCRUBBED_BYTES_PER_BLOCK = (
+    64  # of the stand-in worker: more would push the engine's data out of the core's caches
+)
 
 
 class Step(NamedTuple):

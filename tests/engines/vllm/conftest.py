@@ -1,4 +1,4 @@
-"""Real vLLM engines for the tests beside it. Nothing here is collected where vLLM is not installed (`make test-engines`)."""
+"""Real vLLM engines for the tests beside it. Without vLLM none of them is collected (`make test-engines`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One deployment in a folder of its own: policy, identity document, API keys, ledger, and tokens as the door issues them.
+"""One deployment in a folder of its own: policy, identity, API keys, ledger, and tokens as the door issues them.
 
 D1 Every tenant of the policy is there for one question; tests share an engine by using tenants of their own.
 D2 Nothing is a stand-in: the files are those that an operator writes, and tokens are issued under the deployment's key.
@@ -32,7 +32,7 @@ classify:
   - {tenant: brief, as: brief}
   - {tenant: secret, as: restricted}
 tenants:
-  # Tenants that only differ by name; `small` may hold few blocks, `brief` for seconds, `secret` never after its request.
+  # Others differ by name only; `small` may hold few blocks, `brief` for seconds, `secret` none after its request.
   small: {quota: {guaranteed: 0%, cap: 15%}}
   brief: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
   secret: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}

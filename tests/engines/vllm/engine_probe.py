@@ -113,7 +113,7 @@ class WorkerProbe:
 
 
 def handed_out(scheduled: Any, block_tokens: list[int]) -> list[int]:
-    """The blocks that a step may write for the first time: new ones, not those of a cached prefix; never the null block."""
+    """The blocks that a step may write for the first time: not those of a cached prefix, never the null block."""
     blocks: list[int] = []
     for request in scheduled.scheduled_new_reqs:
         blocks += _beyond(request.block_ids, request.num_computed_tokens, block_tokens)
@@ -140,7 +140,7 @@ def _nonzero(cache: torch.Tensor) -> torch.Tensor:
     return (cache.contiguous().view(torch.uint8).flatten(1) != 0).sum(1)
 
 
-# -- EngineCore -----------------------------------------------------------------------------------------------------------
+# -- EngineCore -----------------------------------------------------------------------------------------------
 
 
 def _pool(core: Any) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class HttpServer:
         }
         if deployment is not None:
             command += ["--kv-transfer-config", json.dumps(CONNECTOR), "--middleware", MIDDLEWARE]
+            command += ["--shutdown-timeout", "20"]  # vLLM's default kills the engine at once
             settings |= {**deployment.environment(), "VLLM_PLUGINS": "probe,kvcustody"}
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

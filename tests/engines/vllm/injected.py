@@ -1,9 +1,9 @@
 """A pytest plugin for vLLM's own tests (own_suite): every cache manager and pool that they make becomes a governed one.
 
 J1 `classes`: the governed classes without custody, which promise to be vLLM's own then.
-J2 `custody`: with an engine port that hears of everything, as in a governed engine. vLLM's hashes stay, because its tests
-   compare them, and every request is one tenant's: what may be read is tested elsewhere, what is told is tested here.
-   After each test the port's invariants and its scan against vLLM's pool must be clean.
+J2 `custody`: with an engine port that hears of everything, as in a governed engine. vLLM's hashes stay, because its
+   tests compare them, and every request is one tenant's: what may be read is tested elsewhere, what is told here. After
+   each test the port's invariants and its scan against vLLM's pool must be clean.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def _inject_classes() -> None:
 
 
 def _inject_custody() -> None:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-
     from listening import listen
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
 
     from kvcustody.errors import ConfigError
 

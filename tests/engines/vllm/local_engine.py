@@ -70,7 +70,7 @@ class LocalEngine:
         self.worker_pid = self.rpc("watch_writes")[0]
         self.core_pid = self.probe("pool")["pid"]
 
-    # -- requests -------------------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -84,7 +84,7 @@ class LocalEngine:
         request_id: str | None = None,
         **sampling: Any,
     ) -> str:
-        """Queue a request; `tenant` gets a fresh token where the engine is governed, and is the salt where it is not."""
+        """Queue a request; `tenant` gets a fresh token in a governed engine, and is the salt in a plain one."""
         from vllm import SamplingParams
 
         if tenant is not None and self.deployment is None:
@@ -133,7 +133,7 @@ class LocalEngine:
         """End requests as a client that goes away does."""
         self.engine.abort_request(list(request_ids))
 
-    # -- eyes -----------------------------------------------------------------------------------------------------------
+    # -- eyes -------------------------------------------------------------------------------------------------
 
     def probe(self, name: str, *arguments: Any) -> Any:
         """Ask the EngineCore (engine_probe)."""

@@ -2,12 +2,12 @@
 
     python tests/engines/vllm/own_suite.py [--version 0.32.0] [--folder FOLDER]
 
-S1 The source distribution of `vllm` comes from the index that pip is configured with; nothing of it is built, installed or
-   committed.
+S1 The source distribution of `vllm` comes from the index that pip is configured with; nothing of it is built,
+   installed or committed.
 S2 Three runs of the same tests: `plain`, vLLM as it is; `classes`, with GovernedBlockPool and GovernedKVCacheManager in
    place of vLLM's; `custody`, with an engine port behind them that hears of everything and is checked after each test.
-S3 A run counts only if it collected as many tests as the plain one, and that is more than none. Under custody the tests in
-   `DIFFERENT` must fail, each for its reason, and no other may.
+S3 A run counts only if it collected as many tests as the plain one, and that is more than none. Under custody
+   those in `DIFFERENT` may fail, each for its reason, and no other.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def fetch(number: str, folder: Path) -> Path:
 
 
 def prepare(source: Path, folder: Path) -> Path:
-    """The tests in a folder of their own, beside no package of vLLM's; and the one model configuration that they ask for."""
+    """The tests in a folder of their own, and the one model configuration that they ask a hub for."""
     home = folder / "suite"
     if not home.exists():
         home.mkdir()

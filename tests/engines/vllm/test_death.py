@@ -19,7 +19,7 @@ from kvcustody.audit.store import open_store
 def test_a_killed_engine_is_closed_as_unproven_by_the_next(start, new_deployment):
     deployment = new_deployment()
     engine = start(deployment=deployment)
-    prompt = list(range(50, 50 + 4 * BLOCK)) + [17]
+    prompt = [*range(50, 50 + 4 * BLOCK), 17]
     engine.ask(prompt, tenant="alpha")
     engine.submit(prompt[1:], tenant="beta", max_tokens=300)  # still running when it dies
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Every block is zero before its next write, read back from the worker's tensors; beside it, what the plain engine had there."""
+"""Every block is zero before its next write, read back from the worker's tensors; beside it, what plain vLLM had there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vllm serve` from outside: who gets in, what a tenant may find, and that its answers are vLLM's own, byte for byte."""
+"""`vllm serve` from outside: who gets in, what a tenant may find, and that answers are vLLM's own, byte for byte."""
 
 from __future__ import annotations
 

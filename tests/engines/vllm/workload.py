@@ -1,8 +1,7 @@
 """Work that frees blocks in every way that vLLM knows, the same for a governed and a plain engine.
 
-K1 It is a function of its seed. Prompts of several chunks, shared prefixes, short and long answers, requests that are
-   aborted while they wait, in the middle of a prompt and in the middle of an answer, and more running work than the pool
-   holds, so that vLLM preempts.
+K1 It is a function of its seed: prompts of several chunks, shared prefixes, short and long answers, requests that are
+   aborted while they wait, within a prompt and within an answer; and more running work than the pool holds.
 """
 
 from __future__ import annotations
