@@ -3,12 +3,12 @@
     .venv-vllm/bin/python benchmarks/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
 
 C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs
-   at a time. The figure is CPU time of the engine's thread. `--twin` compares plain with plain: the noise of this machine.
+   at a time. The figure is CPU time of the engine's thread. `--twin` compares plain with plain: this machine's noise.
 C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one of their tenant did, short answers,
    and a pool that is always full. The figure is per request: arrival with hashing, all its steps, its end.
 C3 decode: 256 sequences, one token each per step. The figure is per step.
 C4 Worker scrubs are timed apart: they run in the workers, on the device's memory.
-C5 Tokens per second are of whole engines with a real (tiny) model, wall time, in turns. On a model this small everything
+C5 Tokens per second are of whole engines with a real (tiny) model, wall time, in turns. On a model this small all
    that is not arithmetic shows, so this bounds what a real model would see.
 """
 

@@ -1,7 +1,8 @@
 """vLLM's EngineCore in one process, without a model: all that its thread does for a request but the forward pass.
 
 V1 The EngineCore, scheduler, cache manager and block hasher are vLLM's own, built from the configuration that
-   `vllm serve` would make. Only the executor is replaced: it "samples" a token for every request that reached its last known one.
+   `vllm serve` would make. Only the executor is replaced: it "samples" a token
+   for every request that reached its last known one.
 V2 What the executor does is not counted, except pickling the step for the workers, which EngineCore does too.
 V3 A governed engine differs by `--kv-transfer-config` alone. Its scrubs are done for real, on memory of its own, and
    their time is kept apart: they run in the worker's process.

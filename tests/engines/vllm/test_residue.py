@@ -1,4 +1,4 @@
-"""Every block is zero before its next write, read back from the worker's tensors; beside it, what plain vLLM had there."""
+"""Every block is zero before its next write, read back from the worker's tensors; beside it, what plain vLLM had."""
 
 from __future__ import annotations
 
