@@ -1,14 +1,15 @@
 """What vLLM did with its blocks, told to the port in the order in which it happened, in batches.
 
-vLLM moves blocks in many places; none of them is wrapped on the path of a decode step. Its own block tables are compared
-with what the port was last told, when something was allocated, and where an answer depends on the port being up to date.
+vLLM moves blocks in many places; none of them is wrapped on the path of a decode step. Its own block tables are
+compared with what the port was last told, when something was allocated, and where an answer depends on the port
+being up to date.
 
 B1 `settle` brings the port up to date: first what running requests gave back, then what they were handed, then what
    entered the index. Whatever asks the port to decide or to end something settles first.
-B2 `allocated_blocks` counts hand-outs where vLLM makes them; `_told_blocks` counts those that the port was told. They are
-   equal after `settle`, whatever happened: a hand-out that nobody attributes is an error, not a gap.
-B3 vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between two
-   settlements the port and vLLM's index differ only in blocks that are new.
+B2 `allocated_blocks` counts hand-outs where vLLM makes them; `_told_blocks` counts those that the port was told.
+   They are equal after `settle`, whatever happened: a hand-out that nobody attributes is an error, not a gap.
+B3 vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between
+   two settlements the port and vLLM's index differ only in blocks that are new.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.engine_port import EnginePort, EngineView
@@ -24,15 +27,14 @@ from kvcustody.governance.outcome import Refused
 from kvcustody.integrations.vllm.governed_request import GovernedRequest, governed
 from kvcustody.integrations.vllm.hasher import running_hasher
 from kvcustody.integrations.vllm.tables import GroupTable, KnownTable, group_tables
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
-from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
-    from kvcustody.allocator.foreign_residency import ForeignResidency
-    from kvcustody.integrations.vllm.pool import GovernedBlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
+
+    from kvcustody.allocator.foreign_residency import ForeignResidency
+    from kvcustody.integrations.vllm.pool import GovernedBlockPool
 
 EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one eviction ends ahead of their use
 
@@ -51,6 +53,7 @@ class Books:
         self.running: dict[str, GovernedRequest] = {}  # those that hold blocks
         self.requests: dict[str, GovernedRequest] = {}  # all that arrived and are not over
         self.noted: list[GovernedRequest] = []
+        self.filled: list[tuple[GovernedRequest, int]] = []  # requests and the place of one more full block
         self.reading: GovernedRequest | None = None
         self.loose = False  # blocks were freed outside a release
         self.is_releasing = False
@@ -62,7 +65,7 @@ class Books:
         self._manager = manager
         self._pool: GovernedBlockPool = manager.block_pool
         self.caching = bool(manager.enable_caching)
-        self._simple = len(self.groups) == 1 and not self.groups[0].drops
+        self.simple = len(self.groups) == 1 and not self.groups[0].drops
         self._null = manager.block_pool.null_block.block_id
 
     # -- look-up ------------------------------------------------------------------------------------------------------
@@ -127,12 +130,13 @@ class Books:
         self.port.attached(mine.residency, attached)
         self._hand_out(mine, handed)
         self.running[request.request_id] = mine
+        mine.fills_one_by_one = self.simple and not mine.residency.granted_blocks and mine.residency.publishes
         if mine.notes:
             self._publish(mine)
 
     def _first_tables(self, mine: GovernedRequest) -> tuple[list[int], list[int]]:
-        request_id = mine.request.request_id
-        if self._simple:
+        request_id = mine.request_id
+        if self.simple:
             ids = [block.block_id for block in self.groups[0].blocks(request_id)]
             mine.tables[0] = KnownTable(ids)
             hits = mine.hit_blocks[0]
@@ -151,11 +155,11 @@ class Books:
     @property
     def has_unsettled(self) -> bool:
         """The port has yet to hear of something."""
-        return bool(self.noted) or self.loose or self.allocated_blocks != self._told_blocks
+        return bool(self.noted or self.filled) or self.loose or self.allocated_blocks != self._told_blocks
 
     def sync(self) -> None:
         """Settle if there is anything to settle."""
-        if self.noted or self.loose or self.allocated_blocks != self._told_blocks:
+        if self.has_unsettled:
             self.settle()
 
     def settle(self, grown: Sequence[str] | None = None, *, besides: int = 0) -> None:
@@ -173,7 +177,7 @@ class Books:
             self._grow(running.values() if grown is None else [running[one] for one in grown])
             if self.allocated_blocks != self._told_blocks + besides:
                 self._refuse_unattributed(grown, besides)
-        if self.noted:
+        if self.noted or self.filled:
             self._publish_noted()
 
     def _refuse_unattributed(self, grown: Sequence[str] | None, besides: int) -> None:
@@ -181,25 +185,30 @@ class Books:
             self.settle(besides=besides)
             return
         raise IsolationError(
-            f"vllm handed out `{self.allocated_blocks}` blocks and requests account for `{self._told_blocks + besides}`: "
-            "something else allocates from the pool; remove it or kvcustody"
+            f"vllm handed out `{self.allocated_blocks}` blocks, requests account for "
+            f"`{self._told_blocks + besides}`: something else allocates from the pool; remove it or kvcustody"
         )
 
     def _grow(self, growing: Iterable[GovernedRequest]) -> None:
         """What running requests were handed since they were last compared: one block each, in a decode step."""
         whose: list[ForeignResidency] = []
         blocks: list[int] = []
+        groups, simple = self.groups, self.simple
         for mine in growing:
-            residency = mine.residency
+            residency, known = mine.residency, mine.tables[0]
             assert residency is not None
+            if simple:
+                table = groups[0].blocks(mine.request_id)
+                if len(table) == len(known) + 1 and not residency.segment_blocks:
+                    block = table[-1].block_id
+                    known.append(block)
+                    whose.append(residency)
+                    blocks.append(block)
+                    continue
             new: list[int] = []
-            for group, known in zip(self.groups, mine.tables, strict=True):
-                new += group.take_new(mine.request.request_id, known)
-            if len(new) == 1 and not residency.segment_blocks:
-                whose.append(residency)
-                blocks += new
-            elif new:
-                self._hand_out(mine, new)
+            for group, known in zip(groups, mine.tables, strict=True):
+                new += group.take_new(mine.request_id, known)
+            self._hand_out(mine, new)
         if blocks:
             self.port.handed_out_each(whose, blocks)
             self._told_blocks += len(blocks)
@@ -208,7 +217,7 @@ class Books:
         gone: list[int] = []
         for group, known in zip(self.groups, mine.tables, strict=True):
             if group.drops:
-                gone += group.take_gone(mine.request.request_id, known)
+                gone += group.take_gone(mine.request_id, known)
         if gone and mine.residency is not None:
             self.port.let_go(mine.residency, gone)
 
@@ -220,31 +229,22 @@ class Books:
         self._told_blocks += len(blocks)
 
     def _publish_noted(self) -> None:
-        """What running requests filled: one block each, in a decode step. Others tell when they are placed."""
-        noted, self.noted = self.noted, []
-        whose: list[ForeignResidency] = []
-        blocks: list[int] = []
-        before: list[int] = []
-        for mine in noted:
-            if mine.request.request_id not in self.running:
-                if mine.notes:
+        """What running requests filled. Others tell when they are placed."""
+        if self.noted:
+            noted, self.noted = self.noted, []
+            for mine in noted:
+                if mine.request_id in self.running:
+                    self._publish(mine)
+                elif mine.notes:
                     self.noted.append(mine)
-            elif self._simple and len(mine.notes) == 1 and self._is_one(mine):
-                _, first, _, _ = mine.notes.pop()
-                table = mine.tables[0]
-                whose.append(mine.residency)  # type: ignore[arg-type]
-                blocks.append(table[first])
-                before.append(table[first - 1] if first else -1)
-            else:
-                self._publish(mine)
-        if blocks:
-            self.port.published_each(whose, blocks, before)
-
-    def _is_one(self, mine: GovernedRequest) -> bool:
-        _, first, last, mask = mine.notes[0]
-        residency = mine.residency
-        assert residency is not None
-        return last == first + 1 and mask is None and not residency.granted_blocks and residency.publishes
+        if self.filled:
+            filled, self.filled = self.filled, []
+            tables = [(mine.tables[0], at) for mine, at in filled]
+            self.port.published_each(
+                [mine.residency for mine, _ in filled],  # type: ignore[misc]
+                [table[at] for table, at in tables],
+                [table[at - 1] if at else -1 for table, at in tables],
+            )
 
     def _publish(self, mine: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
@@ -315,13 +315,17 @@ class Books:
         if not self._pool.head_is_cached(blocks):
             return
         partition = self.port.pool.partition
-        if partition.common_blocks != partition.size:  # some tenant has a guarantee: those that are over theirs go first
+        if (
+            partition.common_blocks != partition.size
+        ):  # some tenant has a guarantee: those that are over theirs go first
             spare = self._pool.blocks
             count = max(blocks, self._evict_blocks)
             wanted = [one for one in self.port.pool.victims(count) if spare[one].ref_cnt == 0]
             if wanted:
                 now_us = self.port.clock.now_us()
-                self._pool.forget(self.port.pool.end_cached(np.array(wanted, dtype=np.int64), "evicted", now_us))
+                self._pool.forget(
+                    self.port.pool.end_cached(np.array(wanted, dtype=np.int64), "evicted", now_us)
+                )
             if not self._pool.head_is_cached(blocks):
                 return
         self.port.unpublished(self._pool.strip_oldest(blocks, self._evict_blocks), "evicted")

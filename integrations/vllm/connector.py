@@ -1,7 +1,7 @@
 """The connector that vLLM loads: one class for both roles, each delegating to its own half.
 
-D1 It moves no block and loads none: for vLLM it is a connector that never has anything external, so nothing of the model's
-   path changes. What it needs of the connector interface is the order of calls.
+D1 It moves no block and loads none: for vLLM it is a connector that never has anything external, so nothing of the
+   model's path changes. What it needs of the connector interface is the order of calls.
 D2 It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
    whatever role the command line names.
 """
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.versions import check_version
 from kvcustody.integrations.vllm.worker_side import WorkerSide
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 if TYPE_CHECKING:
     import torch
-
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.block_pool import BlockPool

@@ -1,9 +1,10 @@
 """The engine's process: waking it, stepping it while idle, delivering outputs of its own, and its administration.
 
 N1 An engine with a queue (every served one) is woken by a message in it; its own thread does the work.
-N2 An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a lock that
-   every entry of the engine takes.
-N3 Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in `UTILITIES`.
+N2 An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a
+   lock that every entry of the engine takes.
+N3 Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in
+   `UTILITIES`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreRequestType
 
 from kvcustody.governance.erasure import Selector
 from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.loader import load_policy
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import EngineCoreRequestType
 
 if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
     from kvcustody.allocator.scrub_queue import ScrubOrder
     from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
-    from vllm.v1.engine.core import EngineCore
 
 _log = structlog.get_logger(__name__)
 

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
-
-from kvcustody.governance.engine_port import EngineView
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
+from kvcustody.governance.engine_port import EngineView
+
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     from kvcustody.integrations.vllm.books import Books
     from kvcustody.integrations.vllm.engine import EngineHandle
-    from vllm.v1.core.sched.scheduler import Scheduler
 
 _log = structlog.get_logger(__name__)
 

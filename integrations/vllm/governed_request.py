@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcustody.integrations.vllm.tables import KnownTable
 
 if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
     from kvcustody.allocator.foreign_residency import ForeignResidency
     from kvcustody.governance.identity import Principal
     from kvcustody.governance.model_identity import ModelIdentity
     from kvcustody.governance.request import Hints
     from kvcustody.integrations.vllm.extras import Extras
-    from vllm.v1.request import Request
 
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
@@ -38,6 +39,7 @@ class GovernedRequest:
     __slots__ = (
         "cause",
         "extras",
+        "fills_one_by_one",
         "hints",
         "hit_blocks",
         "keyed_tokens",
@@ -47,6 +49,7 @@ class GovernedRequest:
         "publishes",
         "readable_tokens",
         "request",
+        "request_id",
         "residency",
         "skips_reading",
         "tables",
@@ -64,6 +67,7 @@ class GovernedRequest:
         groups: int,
     ) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.principal = principal
         self.hints = hints
         self.model = model
@@ -73,6 +77,9 @@ class GovernedRequest:
         self.waits_for: str | None = None
         self.cause: str | None = None  # why it ended, where governance ended it
         self.publishes = False
+        self.fills_one_by_one = (
+            False  # it runs, alone in its domain and layer group: the common case of a decode step
+        )
         self.readable_tokens = 0
         self.keyed_tokens = 0  # whole blocks of which have keys
         self.told_tokens = request.num_tokens  # that the port has been told
@@ -83,7 +90,7 @@ class GovernedRequest:
     def forget_tables(self) -> None:
         """Its blocks were given back: it starts again from nothing."""
         self.residency = None
-        self.publishes = False
+        self.publishes = self.fills_one_by_one = False
         self.keyed_tokens = 0
         self.hit_blocks = (0,) * len(self.tables)
         self.tables = [KnownTable() for _ in self.tables]

@@ -1,7 +1,7 @@
 """Our keys in place of vLLM's block hashes: the hash that vLLM would make, and the keys that replace it.
 
-H1 vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is installed in
-   the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
+H1 vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is
+   installed in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
 H2 Once the engine's thread has admitted the request, its own hasher yields the keys of blocks that generated tokens
    complete, from the running keyed state: nothing is hashed twice.
 H3 A request that may not publish has no hasher: its blocks can never enter the index.
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvcustody.integrations.vllm.governed_request import GovernedRequest
     from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.governed_request import GovernedRequest
 
 _NOTHING: list[bytes] = []
 

@@ -2,8 +2,8 @@
 
 M1 `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
    `find_hit`, whatever kinds of layer groups there are.
-M2 A hit is never longer than what the port lets the request read, and every block of it passes the port's attach check;
-   one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
+M2 A hit is never longer than what the port lets the request read, and every block of it passes the port's attach
+   check; one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
 M3 Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
 """
 
@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvcustody.integrations.vllm.governed_request import governed
-from kvcustody.integrations.vllm.versions import check_type
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
+from kvcustody.integrations.vllm.governed_request import governed
+from kvcustody.integrations.vllm.versions import check_type
+
 if TYPE_CHECKING:
-    from kvcustody.integrations.vllm.books import Books
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.books import Books
 
 
 class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]

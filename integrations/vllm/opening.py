@@ -41,7 +41,7 @@ Opener = Callable[[Settings, EnginePlan, EngineControl], Opened]
 
 
 def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> Opened:
-    """Open the ledger, the keys and the policy, and the verifier of scope tokens; a `CustodyError` says what is wrong."""
+    """Open the ledger, the keys, the policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
     clock = SystemClock()
     worker = open_engine_worker(settings, plan, control, clock=clock)
     try:

@@ -1,8 +1,9 @@
 """The `vllm.general_plugins` entry point. vLLM calls `register` in every process, before it configures anything.
 
-P1 It changes nothing for an engine that does not name our connector: each patch asks whether the engine at hand has one.
-P2 It never raises, because vLLM would swallow that and go on: a vLLM that cannot be patched leaves the plugin uninstalled,
-   and our connector then refuses to start.
+P1 It changes nothing for an engine that does not name our connector: each patch asks whether the engine at hand has
+   one.
+P2 It never raises, because vLLM would swallow that and go on: a vLLM that cannot be patched leaves the plugin
+   uninstalled, and our connector then refuses to start.
 P3 Calling it again changes nothing.
 """
 
@@ -41,14 +42,15 @@ def is_installed() -> bool:
 
 
 def _patch() -> None:
-    from kvcustody.integrations.vllm.engine import UTILITIES
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import core
 
+    from kvcustody.integrations.vllm.engine import UTILITIES
+
     core.get_request_block_hasher = _instead_of_hashes(core.get_request_block_hasher)
     Scheduler.__init__ = _then(Scheduler.__init__, _govern_scheduler)
-    # A served engine loads plugins inside its constructor, so it is taken over when its loop begins; one in its caller's
-    # process has no loop, and has loaded them before.
+    # A served engine loads plugins inside its constructor, so it is taken over when its loop begins; one in its
+    # caller's process has no loop, and has loaded them before.
     core.EngineCore.__init__ = _then(core.EngineCore.__init__, _govern_engine)
     for served in (core.EngineCoreProc, core.DPEngineCoreProc):
         served.run_busy_loop = _first(served.run_busy_loop, _govern_engine)

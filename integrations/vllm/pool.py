@@ -1,9 +1,10 @@
 """vLLM's block pool under governance: the same pool, with what it does told, and three doors shut.
 
-P1 `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody` every
-   method is the original's.
+P1 `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody`
+   every method is the original's.
 P2 A block enters the index only under keys that governance made: what is not publishable is never cached.
-P3 Entries for part of a block are not made: their later copies would run beside the scrub, and need a key inside a block.
+P3 Entries for part of a block are not made: their later copies would run beside the scrub, and need a key inside a
+   block.
 P4 Blocks whose custody ended stand at the head of the free queue, so memory that holds nobody's data is used before
    anything cached is evicted.
 """
@@ -13,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcustody.errors import IsolationError
-from kvcustody.integrations.vllm.governed_request import Published, governed
-from kvcustody.integrations.vllm.versions import check_type
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.vllm.governed_request import Published, governed
+from kvcustody.integrations.vllm.versions import check_type
+
 if TYPE_CHECKING:
-    from kvcustody.integrations.vllm.books import Books
     from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.books import Books
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
@@ -72,9 +75,14 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
                 num_full_blocks = keyed_blocks
             if num_cached_blocks >= num_full_blocks:
                 return
-            if not mine.notes:
-                custody.noted.append(mine)
-            mine.notes.append(Published(kv_cache_group_id, num_cached_blocks, num_full_blocks, block_mask))
+            if mine.fills_one_by_one and num_full_blocks == num_cached_blocks + 1 and block_mask is None:
+                custody.filled.append((mine, num_cached_blocks))
+            else:
+                if not mine.notes:
+                    custody.noted.append(mine)
+                mine.notes.append(
+                    Published(kv_cache_group_id, num_cached_blocks, num_full_blocks, block_mask)
+                )
         super().cache_full_blocks(
             request,
             blocks,
@@ -143,7 +151,9 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         """
         stripped: list[int] = []
         block = self.free_block_queue.fake_free_list_head.next_free_block
-        while block is not None and block.next_free_block is not None and (needed > 0 or len(stripped) < ahead):
+        while (
+            block is not None and block.next_free_block is not None and (needed > 0 or len(stripped) < ahead)
+        ):
             if block._block_hash is not None:
                 self._maybe_evict_cached_block(block)
                 stripped.append(block.block_id)

@@ -1,9 +1,9 @@
 """The scheduler's half of the connector: admission, deferral, orders to the workers, receipts.
 
-S1 A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever sees
-   it. Without a valid one the request runs, reads nothing and publishes nothing.
-S2 A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`, where it
-   would stall or preempt others.
+S1 A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
+   sees it. Without a valid one the request runs, reads nothing and publishes nothing.
+S2 A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
+   where it would stall or preempt others.
 S3 A step's order leaves with the step, after everything that the step moved was told to the port.
 S4 An idle engine is stepped while something is due, and woken for what comes due later.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.outcome import Refused
@@ -28,17 +29,17 @@ from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.model import Models
 from kvcustody.integrations.vllm.pool import governed_pool
 from kvcustody.integrations.vllm.wake import WakeTimer
-from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
-    from kvcustody.governance.engine_port import EnginePort
-    from kvcustody.integrations.vllm.engine import EngineHandle
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+    from kvcustody.governance.engine_port import EnginePort
+    from kvcustody.integrations.vllm.engine import EngineHandle
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 _log = structlog.get_logger(__name__)

@@ -1,9 +1,9 @@
 """Which vLLM releases the adapter knows, what differs between them, and what it must find before it governs one.
 
-V1 A release outside the range is refused at start, with what to do about it: an engine that would run ungoverned under
-   our flag is worse than one that does not start.
-V2 Inside the range too, every class that is swapped and every method that is overridden is compared with what this file
-   says it takes. A fork or a patched build that differs is refused by name.
+V1 A release outside the range is refused at start, with what to do about it: an engine that would run ungoverned
+   under our flag is worse than one that does not start.
+V2 Inside the range too, every class that is swapped and every method that is overridden is compared with what this
+   file says it takes. A fork or a patched build that differs is refused by name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The worker's half: the pool is zero before its first use, and each step's scrubs happen before its first write.
 
-W1 Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot order
-   of the port then zeroes and reads it back once more, with receipts.
-W2 `obey` runs before anything else of a step (vLLM calls `handle_preemptions` first), on the stream of the model, so it
-   follows every write of earlier steps and precedes every write of this one.
+W1 Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot
+   order of the port then zeroes and reads it back once more, with receipts.
+W2 `obey` runs before anything else of a step (vLLM calls `handle_preemptions` first), on the stream of the model,
+   so it follows every write of earlier steps and precedes every write of this one.
 W3 A worker that cannot scrub fails its step. It never reports what it has not done.
 """
 

@@ -1,6 +1,6 @@
 """vLLM's real scheduler and cache manager over real CPU tensors, with a runner that checks what it reads and writes.
 
-1. The runner stands in for the model alone: it writes each token's K/V (the token and its position) where the block table
+1. The runner stands in for the model: it writes each token's K/V (the token and its position) where the block table
    says, and reads a sequence's whole prefix back before it samples.
 2. `residue` counts blocks that were not all zero when a request first wrote to them; `wrong` lists requests that read
    K/V of other tokens than their own. Both stay empty, or a test fails.
@@ -32,12 +32,12 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.engine_port import EnginePort
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.scope_token import ScopeTokens
-from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table
 from kvcustody.integrations.vllm import hasher, opening, plugin
 from kvcustody.integrations.vllm.connector import GovernedConnector
@@ -70,7 +70,9 @@ class Device:
     def __init__(self, blocks: int, groups: int) -> None:
         shape = (blocks, 2, BLOCK_TOKENS, 1, 4)
         layers = [torch.randint(1, 99, shape, dtype=torch.int32) for _ in range(LAYERS)]
-        self.caches = {f"layer.{layer}.{group}": layers[layer] for group in range(groups) for layer in range(LAYERS)}
+        self.caches = {
+            f"layer.{layer}.{group}": layers[layer] for group in range(groups) for layer in range(LAYERS)
+        }
         self.layers = layers
         self.residue: list[int] = []
         self.wrong: list[str] = []
@@ -92,8 +94,8 @@ class Device:
             if one in cached.resumed_req_ids:
                 self._tables[one] = [list(group) for group in ids]
             elif ids is not None:
-                for table_, more in zip(self._tables[one], ids, strict=True):
-                    table_ += more
+                for blocks, more in zip(self._tables[one], ids, strict=True):
+                    blocks.extend(more)
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         sampled: list[list[int]] = []
@@ -101,7 +103,9 @@ class Device:
         for one in order:
             sampled.append(self._sequence(one, starts[one], output.num_scheduled_tokens[one]))
         return ModelRunnerOutput(
-            req_ids=order, req_id_to_index={one: at for at, one in enumerate(order)}, sampled_token_ids=sampled
+            req_ids=order,
+            req_id_to_index={one: at for at, one in enumerate(order)},
+            sampled_token_ids=sampled,
         )
 
     def _sequence(self, one: str, start: int, count: int) -> list[int]:
@@ -161,9 +165,7 @@ class Rig:
         plugin.register()
         assert plugin.is_installed()
         monkeypatch.setattr(opening, "open_custody", self._open)
-        self.config = self._vllm_config(
-            model, asynchronous, caching, governed, batched_tokens, connectors
-        )
+        self.config = self._vllm_config(model, asynchronous, caching, governed, batched_tokens, connectors)
         cache = self._cache_config(blocks + 1, windows)
         groups = len(cache.kv_cache_groups)
         self.device = Device(blocks + 1, groups)
@@ -203,7 +205,9 @@ class Rig:
         transfer = None
         if connectors is not None:
             transfer = KVTransferConfig(
-                kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config={"connectors": connectors}
+                kv_connector="MultiConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"connectors": connectors},
             )
         elif governed:
             transfer = KVTransferConfig(kv_connector="KVCustody", kv_role="kv_both")
@@ -335,7 +339,10 @@ class Rig:
 
     def nonzero_blocks(self) -> int:
         """Blocks of the pool, less the null block, with any byte that is not zero."""
-        return sum(any(bool(layer[block].any()) for layer in self.device.layers) for block in range(1, len(self.device.layers[0])))
+        return sum(
+            any(bool(layer[block].any()) for layer in self.device.layers)
+            for block in range(1, len(self.device.layers[0]))
+        )
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -57,8 +57,8 @@ def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig]) -> None:
     request = one.add(ids, "alpha", n=60)
     one.run()
     whole = ids + one.outputs[request.request_id]
-    assert one.ask(whole + [5], "alpha") == 64
-    assert one.ask(whole + [5], "beta") == 0
+    assert one.ask([*whole, 5], "alpha") == 64
+    assert one.ask([*whole, 5], "beta") == 0
     one.verify()
 
 
@@ -72,7 +72,9 @@ def test_churn(rig: Callable[..., Rig], windows: bool, asynchronous: bool) -> No
     for turn in range(40):
         ids = prompt(30 + 11 * (turn % 9), seed=turn % 7)
         tenant = "alpha" if turn % 3 else "beta"
-        asked.append((one.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6))))
+        asked.append(
+            (one.add(ids, tenant, n=3 + 5 * (turn % 6)), plain.add(ids, "alpha", n=3 + 5 * (turn % 6)))
+        )
         if turn % 4 == 3:
             one.step()
             plain.step()
@@ -221,7 +223,10 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
     from kvcustody.integrations.vllm.extras import extras_of
 
     one = rig()
-    requests = [one.add(prompt(100), "alpha", mm_features=image(name, at)) for name, at in (("a", 20), ("b", 20), ("a", 40))]
+    requests = [
+        one.add(prompt(100), "alpha", mm_features=image(name, at))
+        for name, at in (("a", 20), ("b", 20), ("a", 40))
+    ]
     keys = []
     for request in requests:
         mine = one.side.books.requests[request.request_id]
@@ -236,7 +241,11 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
 def test_a_foreign_connector_is_refused(rig: Callable[..., Rig]) -> None:
     children = [
         {"kv_connector": "KVCustody", "kv_role": "kv_both"},
-        {"kv_connector": "ExampleConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": "x"}},
+        {
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": "x"},
+        },
     ]
     with pytest.raises(ConfigError, match="ExampleConnector"):
         rig(connectors=children)
