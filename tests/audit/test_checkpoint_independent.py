@@ -11,6 +11,7 @@ import functools
 import hashlib
 import hmac
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,40 @@ def test_our_notes_are_read_and_their_edits_refused(key: SigningKey) -> None:
     other = SigningKey.from_seed(key.name, key.kind, bytes(32))
     assert read_checkpoint(note, str(other.verifier)) is None
     assert read_checkpoint(note.replace("\n700\n", "\n701\n"), str(key.verifier)) is None
+
+
+def test_an_ml_dsa_line_signs_the_structure_of_the_specification() -> None:
+    """tlog-cosignature, `cosigned_message`, built here field by field; only the lattice arithmetic is the library's."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
+
+    key = SigningKey.from_seed("ledger.example/root", KeyKind.ML_DSA_44, bytes(range(32)))
+    note = sign_checkpoint(
+        Checkpoint("ledger.example/root", 700, bytes(range(32))), [key], at_seconds=1_679_315_147
+    )
+    name, key_id, encoded = str(key.verifier).split("+", 2)
+    public = decode(encoded)
+    assert (public[0], len(public)) == (6, 1 + 1312)
+    data = decode(note.decode().splitlines()[-1].split(" ")[2])
+    assert data[:4].hex() == key_id == hashlib.sha256(name.encode() + b"\n" + public).hexdigest()[:8]
+    assert len(data) == 4 + 8 + 2420
+    fields = [
+        b"subtree/v1\n\x00",
+        b"\x13ledger.example/root",
+        struct.pack(">Q", 1_679_315_147),
+        b"\x13ledger.example/root",
+        struct.pack(">QQ", 0, 700),
+        bytes(range(32)),
+    ]
+    assert data[4:12] == fields[2]
+    verifier = MLDSA44PublicKey.from_public_bytes(public[1:])
+    verifier.verify(data[12:], b"".join(fields))
+    for place in range(len(fields)):
+        wrong = b"".join(
+            [*fields[:place], bytes([fields[place][0] ^ 1]) + fields[place][1:], *fields[place + 1 :]]
+        )
+        with pytest.raises(InvalidSignature):
+            verifier.verify(data[12:], wrong)
 
 
 def test_our_proofs_lead_to_the_roots_that_it_computes() -> None:

@@ -382,5 +382,9 @@ def test_an_auditor_with_all_openings_sees_a_fork_a_cut_and_a_hidden_leaf(world:
             "tenant/a"
             in audit([(opening.commitment(), opening, consistency_proof(fork, 340, 341))]).problems[0]
         )
-    assert "root leaf 6" in audit([(bytes(32), forked, [])]).problems[0]
+    (same,) = seal({"tenant/a": world.head("tenant/a")})
+    assert audit([(same.commitment(), same, [])]).problems == []
+    assert audit([(bytes(32), same, [])]).problems == [
+        "root leaf 6 is not what its opening (`tenant/a`) says"
+    ]
     assert audit([(forked.commitment(), None, [])]).unopened == 1
