@@ -108,7 +108,7 @@ def prepare(source: Path, folder: Path) -> Path:
 
 
 def run(home: Path, injection: str | None, *more: str, source: Path | None = None) -> Result:
-    """The suite once; `injection`: the mode of injected.py, or none; `source`: of a vLLM to run, not the installed one."""
+    """The suite once; `injection`: the mode of injected.py; `source`: of a vLLM to run, not the installed one."""
     command = [
         sys.executable,
         "-m",
