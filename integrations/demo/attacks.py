@@ -18,6 +18,9 @@ from kvcustody.integrations.demo.vocabulary import CANDIDATES, form, greetings, 
 
 ROUNDS_MAX = 64
 
+Salts = tuple[str | None, str | None]
+NO_SALTS: Salts = (None, None)
+
 
 class Outcome(NamedTuple):
     """What one engine gave away. `words`: secret words recovered; `text`: everything that could be read."""
@@ -64,7 +67,7 @@ class Probed(NamedTuple):
     by_cost: Outcome
 
 
-def probe(engine: Engine, secret: tuple[str, ...], seed: int, salts: tuple[str | None, str | None]) -> Probed:
+def probe(engine: Engine, secret: tuple[str, ...], seed: int, salts: Salts = NO_SALTS) -> Probed:
     """Recover `secret` word by word: the right candidate is the one whose prompt is in the cache already.
 
     salts: what the victim and the attacker send as `cache_salt`.
@@ -94,7 +97,9 @@ def _recovered(found: Sequence[str | None], secret: tuple[str, ...]) -> Outcome:
     return Outcome(words, " ".join(words))
 
 
-def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook) -> Outcome:
+def residual_read(
+    engine: Engine, secret: tuple[str, ...], book: Codebook, salts: Salts = NO_SALTS
+) -> Outcome:
     """Read the block of the victim's last message when the next tenant is handed it, before that one writes.
 
     The other tenant asks until it gets that very block. An engine that never hands it out again is not shown to clear
@@ -102,9 +107,9 @@ def residual_read(engine: Engine, secret: tuple[str, ...], book: Codebook) -> Ou
     """
     said = note(secret)
     assert len(said) < engine.block_tokens, "the message must stay in a block that is never complete"
-    (victim,) = engine.serve(VICTIM, [token_ids(said)])
+    (victim,) = engine.serve(VICTIM, [token_ids(said)], salts[0])
     for _ in range(ROUNDS_MAX):
-        for one in engine.serve(ATTACKER, greetings()):
+        for one in engine.serve(ATTACKER, greetings(), salts[1]):
             if one.block == victim.block:
                 return _read(one.found, said, secret, book)._replace(residue_bytes=one.nonzero_bytes)
     return Outcome()

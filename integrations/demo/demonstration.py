@@ -21,7 +21,6 @@ from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.vocabulary import CANDIDATES, draw_secret
 
 Say = Callable[[str], None]
-_NONE = (None, None)
 _OWN_SALTS = ("salt of the victim", "salt of the attacker")
 _GUESSED = ("victim", "victim")
 METADATA = ("prefix probe", "cached tokens that the engine reports")
@@ -101,13 +100,13 @@ def _transformers(folder: Path, secret: tuple[str, ...], seed: int, say: Say) ->
     logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     with closing(TransformersEngine()) as plain:
         say("attacking it")
-        probed = probe(plain, secret, seed, _NONE)
+        probed = probe(plain, secret, seed)
         book = Codebook.learn(plain)
         residue = residual_read(plain, secret, book)
     hosted = host_tier(secret, book)
     say("starting it under governance, attacking it")
     with closing(TransformersEngine(Deployment(folder / "governed"))) as governed:
-        attacks = _compared(RECORD, probed, probe(governed, secret, seed, _NONE))
+        attacks = _compared(RECORD, probed, probe(governed, secret, seed))
         own = own_reuse(governed, secret)
         left = residual_read(governed, secret, book)
     refused = host_tier_governed(Deployment(folder / "hosted"))
@@ -129,20 +128,21 @@ def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> Report:
         plain, governed = start("plain"), start("governed", Deployment(folder / "deployment"))
         plain.ready()
         say("attacking vLLM as it is")
-        probed = probe(plain, secret, seed, _NONE)
+        probed = probe(plain, secret, seed)
         own_salts = probe(plain, secret, seed, _OWN_SALTS).by_metadata
         guessed = probe(plain, secret, seed, _GUESSED).by_metadata
         book = Codebook.learn(plain)
-        residue = residual_read(plain, secret, book)
+        residue = residual_read(plain, secret, book, _OWN_SALTS)
         plain.stop()
         governed.ready()
         say("attacking vLLM under governance")
-        attacks = _compared(METADATA, probed, probe(governed, secret, seed, _NONE))
+        attacks = _compared(METADATA, probed, probe(governed, secret, seed))
         attacks += [
             Attack(*GUESSED, guessed, probe(governed, secret, seed, _GUESSED).by_metadata),
         ]
         own = own_reuse(governed, secret)
-        attacks.append(Attack(*RESIDUE, residue, residual_read(governed, secret, book)))
+        left = residual_read(governed, secret, book, _OWN_SALTS)
+        attacks.append(Attack(*RESIDUE, residue, left))
         governed.stop()
         attacks.append(_tiered(folder, start, secret, seed, say))
     return Report("vllm", {}, seed, secret, plain.block_tokens, tuple(attacks), own, own_salts, 0.0)

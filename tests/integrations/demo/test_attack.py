@@ -29,7 +29,6 @@ from kvcustody.integrations.demo.transformers_engine import TransformersEngine
 from kvcustody.integrations.demo.vocabulary import draw_secret, note, token_ids
 
 SECRET = draw_secret(Random(3))
-NO_SALTS = (None, None)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ def test_an_engine_that_takes_all_tenants_for_one_is_found_out(
 ) -> None:
     submit = governed.submit
     monkeypatch.setattr(governed, "submit", lambda tenant, *rest: submit(VICTIM, *rest))
-    probed = probe(governed, SECRET, 3, NO_SALTS)
+    probed = probe(governed, SECRET, 3)
     assert probed.by_metadata.words == probed.by_cost.words == SECRET
 
 
@@ -115,7 +114,7 @@ def test_an_attack_that_works_on_neither_engine_is_void(
     monkeypatch.setattr(
         plain, "submit", lambda tenant, prompt: submit(tenant, prompt, 1)
     )  # publishes nothing
-    nothing = probe(plain, draw_secret(Random(4)), 4, NO_SALTS).by_metadata
+    nothing = probe(plain, draw_secret(Random(4)), 4).by_metadata
     assert not nothing.gave_away
     assert Attack("", "", nothing, nothing).verdict == "void"
 
