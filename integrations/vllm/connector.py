@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvcustody.errors import IsolationError
+from kvcustody.governance.logs import configure
 from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
+from kvcustody.integrations.vllm.opening import settings_of
 from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.versions import check_version
 from kvcustody.integrations.vllm.worker_side import WorkerSide
@@ -37,13 +39,15 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig | None = None
     ) -> None:
         check_version()
+        settings = settings_of(vllm_config)
+        configure(settings.log_level, settings.log_format)
         super().__init__(vllm_config, role, kv_cache_config)
         self._cache_config = kv_cache_config
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             _require_plugin()
-            self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config)
+            self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
         else:
             self.worker_side = WorkerSide(_shard(vllm_config))
 

@@ -4,6 +4,7 @@ O1 Settings come from the environment and the settings file, as everywhere, and 
    names are those of docs/settings.md. Every process of an engine reads the same.
 O2 A connector beside ours is refused unless it is on the allow-list: an external tier keeps blocks out of custody, and
    some hash tokens without any scope.
+O3 What would publish token ids, or exchange the cache's memory under a running engine, is refused at start.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Opener = Callable[[Settings, EnginePlan, EngineControl], Opened]
 
 
 def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> Opened:
-    """Open the ledger, the keys, the policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
+    """Open ledger, keys, policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
     clock = SystemClock()
     worker = open_engine_worker(settings, plan, control, clock=clock)
     try:
@@ -74,6 +75,21 @@ def plan_of(
         device=str(config.device_config.device_type),
         reserved=(manager.block_pool.null_block.block_id,),
     )
+
+
+def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
+    """Raises `ConfigError` for a part of vLLM that would act behind governance's back (O3)."""
+    events = config.kv_events_config
+    if events is not None and events.enable_kv_cache_events and settings.kv_events_tokens != "published":
+        raise ConfigError(
+            "vllm's own KV events carry prompt token ids in clear; turn them off (`--kv-events-config`), or set "
+            "`kv_events_tokens` to `published`"
+        )
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        raise ConfigError(
+            "sleep mode gives the cache's memory away and takes other memory back, which nobody has zeroed; start "
+            "vllm without `--enable-sleep-mode`"
+        )
 
 
 def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvcustody.governance.engine_port import EnginePort
+    from kvcustody.governance.settings import Settings
     from kvcustody.integrations.vllm.engine import EngineHandle
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
@@ -48,10 +49,11 @@ _log = structlog.get_logger(__name__)
 class SchedulerSide:
     """Governance of one engine process. It exists before vLLM's manager does; `bind` completes it."""
 
-    def __init__(self, config: VllmConfig, cache: KVCacheConfig) -> None:
+    def __init__(self, config: VllmConfig, cache: KVCacheConfig, settings: Settings) -> None:
         self._config = config
         self._cache = cache
-        self.settings = opening.settings_of(config)
+        self.settings = settings
+        opening.refuse_ungoverned(config, settings)
         self.control = VllmControl()
         self.port: EnginePort
         self.books: Books

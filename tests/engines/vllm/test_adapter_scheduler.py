@@ -238,6 +238,24 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
     assert extras_of(one.add(prompt(100), "alpha", mm_features=image("a", 98)), BLOCK_TOKENS).begin_after(6)
 
 
+def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig]) -> None:
+    from vllm.config import KVEventsConfig
+
+    from kvcustody.governance.settings import load_settings
+    from kvcustody.integrations.vllm.opening import refuse_ungoverned
+
+    config = rig().config
+    refuse_ungoverned(config, load_settings())
+    config.model_config.enable_sleep_mode = True
+    with pytest.raises(ConfigError, match="sleep mode"):
+        refuse_ungoverned(config, load_settings())
+    config.model_config.enable_sleep_mode = False
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    with pytest.raises(ConfigError, match="token ids"):
+        refuse_ungoverned(config, load_settings())
+    refuse_ungoverned(config, load_settings(kv_events_tokens="published"))
+
+
 def test_a_foreign_connector_is_refused(rig: Callable[..., Rig]) -> None:
     children = [
         {"kv_connector": "KVCustody", "kv_role": "kv_both"},
