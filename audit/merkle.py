@@ -24,6 +24,8 @@ SIZE_MAX = (1 << 63) - 1
 TILE_HEIGHT = 8  # C2SP tlog-tiles: a tile is 256 hashes wide
 EMPTY_ROOT = hashlib.sha256().digest()
 
+_FEW = 32  # leaves; below a tile's width, so that a few never complete two hashes of one level
+
 _sha256 = hashlib.sha256
 
 
@@ -112,29 +114,15 @@ class Frontier(NamedTuple):
         """
         if hashes and set(map(len, hashes)) != {HASH_BYTES}:
             raise TreeError(f"a leaf hash is not {HASH_BYTES} bytes long")
-        by_height = self._by_height()
-        grown: list[Grown] = []
-        level: Sequence[bytes] = hashes
-        height, first = 0, self.size
-        while level:
-            if height and height % TILE_HEIGHT == 0:
-                grown.append(Grown(height // TILE_HEIGHT, first, list(level)))
-            if height == len(by_height):
-                by_height.append(b"")
-            waiting = by_height[height]
-            if waiting:
-                level = [waiting, *level]
-            by_height[height] = level[-1] if len(level) & 1 else b""
-            level = parents(level)
-            height, first = height + 1, first >> 1
         size = self.size + len(hashes)
         if size > SIZE_MAX:
             raise TreeError(f"a log of `{size}` leaves is past the largest size", size=size)
-        return Extended(Frontier(size, tuple(filter(None, reversed(by_height)))), tuple(grown))
+        peaks, grown = (self._extend_few if len(hashes) <= _FEW else self._extend_many)(hashes)
+        return Extended(Frontier(size, tuple(peaks)), tuple(grown))
 
-    def to_bytes(self) -> bytes:
-        """Size (8 bytes, big-endian), root, peaks."""
-        return b"".join((self.size.to_bytes(8, "big"), self.root(), *self.peaks))
+    def to_bytes(self, root: bytes | None = None) -> bytes:
+        """Size (8 bytes, big-endian), root, peaks. A caller that has the root already saves hashing it again."""
+        return b"".join((self.size.to_bytes(8, "big"), root or self.root(), *self.peaks))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frontier:
@@ -148,9 +136,36 @@ class Frontier(NamedTuple):
             raise TreeError(f"the frontier of size `{size}` does not give its own root", size=size)
         return frontier
 
-    def _by_height(self) -> list[bytes]:
-        peaks = iter(reversed(self.peaks))
-        return [next(peaks) if self.size >> height & 1 else b"" for height in range(self.size.bit_length())]
+    def _extend_few(self, hashes: Sequence[bytes]) -> tuple[list[bytes], list[Grown]]:
+        """Leaf by leaf: a batch over many logs brings each of them a handful."""
+        peaks, grown = list(self.peaks), []
+        for index, node in enumerate(hashes, self.size):
+            height = 0
+            while index >> height & 1:  # a complete neighbour of this height waits on the left
+                node = _sha256(b"\1" + peaks.pop() + node).digest()  # noqa: PLW2901
+                height += 1
+                if height % TILE_HEIGHT == 0:
+                    grown.append(Grown(height // TILE_HEIGHT, index >> height, [node]))
+            peaks.append(node)
+        return peaks, grown
+
+    def _extend_many(self, hashes: Sequence[bytes]) -> tuple[list[bytes], list[Grown]]:
+        """Level by level: less work for each node than leaf by leaf."""
+        waiting = iter(reversed(self.peaks))
+        peaks, grown = [], []
+        level: Sequence[bytes] = hashes
+        height, first = 0, self.size
+        while level or first:
+            if level and height and height % TILE_HEIGHT == 0:
+                grown.append(Grown(height // TILE_HEIGHT, first, list(level)))
+            if first & 1:
+                level = [next(waiting), *level]
+            if len(level) & 1:
+                peaks.append(level[-1])
+            level = parents(level)
+            height, first = height + 1, first >> 1
+        peaks.reverse()
+        return peaks, grown
 
 
 EMPTY = Frontier()
