@@ -313,15 +313,46 @@ class BlockManager:
         if tokens is not None:
             table.pending[slots, at] = tokens
         for slot in slots[at == size - 1].tolist():
-            sequence = table.sequences[slot]
-            if sequence is not None and sequence.spans:
-                span = sequence.spans[-1]
-                if span.state is not None and tokens is not None:
-                    span.state.update(table.pending[slot].tobytes())
-                    span.keys += span.state.digest()
-                else:
-                    span.state = None
+            self._key_block(slot, tokens is not None)
         return stalled
+
+    def fill(self, sequence: Sequence, tokens: NDArray[np.int32] | None) -> None:
+        """The last block of `sequence` is full, and all of it is computed.
+
+        `tokens`: the ids that fill it, int32, as many as it had room for; None where the engine withholds them (then
+        neither this block nor what follows is ever published). Raises `HandleError` where it has ended, `CapacityError`
+        where the tokens do not end with the block or would be written into a tail that others share.
+        """
+        table, slot, size = self.decode, sequence.slot, self.options.block_tokens
+        if slot < 0:
+            raise HandleError(f"request `{sequence.id}` is not running", request_id=sequence.id)
+        length, capacity = int(table.length[slot]), int(table.capacity[slot])
+        missing = capacity - length
+        if (
+            (tokens is not None and len(tokens) != missing)
+            or missing >= size
+            or (missing and sequence.shared_tail is not None)
+        ):
+            raise CapacityError(
+                f"request `{sequence.id}`: `{missing}` tokens fill its last block, not `{tokens}`; a block of its own "
+                "begins with `extend_many`"
+            )
+        table.length[slot] = table.computed[slot] = capacity
+        if missing:
+            if tokens is not None:
+                table.pending[slot, size - missing :] = tokens
+            self._key_block(slot, tokens is not None)
+
+    def _key_block(self, slot: int, is_known: bool) -> None:
+        """Make the key of the block that `pending` holds in full; without its tokens the chain ends here."""
+        sequence = self.decode.sequences[slot]
+        if sequence is not None and sequence.spans:
+            span = sequence.spans[-1]
+            if span.state is not None and is_known:
+                span.state.update(self.decode.pending[slot].tobytes())
+                span.keys += span.state.digest()
+            else:
+                span.state = None
 
     def fork(self, parent: Sequence, id_: object, residency: Residency, now_us: int) -> Sequence:
         """A child on the same blocks; the first divergent write copies the partial tail (V1)."""

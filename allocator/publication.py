@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcustody.allocator.block import ACTIVE, Blocks
 from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.node import KEY_BYTES, Node
 from kvcustody.allocator.pool import Joined, LetGo, Pool
 from kvcustody.allocator.quota import Account
@@ -71,6 +72,9 @@ class Publication:
                 span.domain, sequence.leaf, span.start + joined, run, keys[KEY_BYTES * joined :], now_us
             )
             sequence.leaf = node
+            if tree.changes is not None:
+                before = node.parent.keys[-KEY_BYTES:] if node.parent is not None else b""
+                tree.changes.append(IndexChange(span.domain, node.keys, before, sequence.residency.id, ""))
             if sequence.windows:
                 self._hand_windows(sequence, node, span.first + joined)
             if sequence.priorities:

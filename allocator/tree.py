@@ -15,6 +15,7 @@ import numpy as np
 from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.index import PrefixIndex
+from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
 from kvcustody.allocator.pool import Pool
 from kvcustody.allocator.quota import Account
@@ -62,6 +63,7 @@ class PrefixTree:
         self.roots = Roots()
         self.node_count = 0
         self.evicted: dict[str, int] = {}
+        self.changes: list[IndexChange] | None = None  # told here, once somebody has asked (index change, H1)
         self._revived: list[Blocks] = []
         self._cached: list[Blocks] = []
         self._ending: list[tuple[Blocks, Domain, str, int, int]] = []
@@ -366,6 +368,8 @@ class PrefixTree:
     def _collect(
         self, node: Node, into: list[tuple[Blocks, Domain, str, int, int]], cause: str, due_us: int
     ) -> None:
+        if self.changes is not None and node.keys:
+            self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
         if len(node.blocks):
             into.append((node.blocks, node.domain, cause, due_us, node.fence))
         into += [(window, node.domain, cause, due_us, node.fence) for window in node.windows if len(window)]
@@ -438,6 +442,8 @@ class PrefixTree:
         keep = node.length - count
         if node.keys:
             self.index.remove(node, keep)
+            if self.changes is not None:
+                self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]
         self._ending.append((node.blocks[keep:], node.domain, reason, now_us, node.fence))
         node.blocks = node.blocks[:keep]

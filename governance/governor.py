@@ -15,6 +15,7 @@ import structlog
 from numpy.typing import NDArray
 
 from kvcustody.allocator.check import check
+from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.lookup import Found
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
@@ -201,6 +202,16 @@ class Governor(Authority):
         manager = self._pools.managers[pool]
         return [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
 
+    def fill(self, request_id: object, tokens: Tokens | None) -> None:
+        """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
+
+        `tokens`: ids of those accepted since admission or the last call of `fill` or `extend_slots`, or None where the
+        engine withholds them. The next token needs `extend_slots`. Raises as `BlockManager.fill`.
+        """
+        sequence = self._get(request_id)
+        manager: BlockManager = _plan(sequence).manager
+        manager.fill(sequence, None if tokens is None else np.asarray(tokens, dtype=np.int32))
+
     def fork(self, request_id: object, child_id: object) -> Admission:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
         parent = self._get(request_id)
@@ -327,6 +338,13 @@ class Governor(Authority):
         )
         self._drain(self._clock.now_us())
         return result
+
+    def index_changes(self) -> list[IndexChange]:
+        """What was published and what ended in the index of any pool since the last call, in order.
+
+        Recorded from the first call on, which returns nothing; whoever calls once must go on calling.
+        """
+        return self._pools.index_changes()
 
     def scan(self) -> list[Finding]:
         """Compare the allocator with live requests, holds and queues; every disagreement is a finding."""

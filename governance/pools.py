@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcustody.allocator.eviction import POLICIES, EvictionPolicy, SegmentedLru
+from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.manager import DEFAULT_OPTIONS, BlockManager, PoolOptions
 from kvcustody.allocator.memory import Memory
 from kvcustody.allocator.quota import Account
@@ -53,6 +54,7 @@ class Pools:
         self._next_fence = 0
         self._unassigned = blocks
         self._unlisted: set[str] = set()
+        self._changes: list[IndexChange] | None = None
 
     def boot(self, table: DecisionTable) -> None:
         """Make the pools of the policy's profile and zero every block in them."""
@@ -94,8 +96,16 @@ class Pools:
             partitions=partitions,
             number=len(self.managers),
         )
+        manager.tree.changes = self._changes
         self.managers.append(manager)
         return manager
+
+    def index_changes(self) -> list[IndexChange]:
+        """See `Governor.index_changes`; pools that are made later tell theirs too."""
+        taken, self._changes = self._changes or [], []
+        for manager in self.managers:
+            manager.tree.changes = self._changes
+        return taken
 
     def account(self, name: str, table: DecisionTable) -> tuple[Account, BlockManager]:
         """The account of an admitted tenant and the pool it is in. Raises `CapacityError` where no room is left."""

@@ -14,6 +14,8 @@ from kvcustody.errors import IsolationError
 from kvcustody.governance.outcome import Admission
 from kvcustody.integrations.transformers.batch_custody import BatchCustody
 
+FILLS = -1  # a step computes the last token of a decoding request's last block
+
 
 class SealedPool:
     """Stands where the engine's pool of free blocks was."""
@@ -49,7 +51,7 @@ class GovernedCache(PagedAttentionCache):  # type: ignore[misc, unused-ignore]
         record = self.custody.records.get(state.request_id)
         if record is not None:
             needed: int = state.position_offset + request_len
-            return record.length >= needed
+            return record.room >= needed
         if self.is_scheduling:  # not admitted
             return False
         tokens: int = state.position_offset + request_len
@@ -72,14 +74,21 @@ class GovernedCache(PagedAttentionCache):  # type: ignore[misc, unused-ignore]
         return 0
 
     def count_new_complete_blocks(self, state: Any, request_len: int) -> Any:
-        """How much of the prompt will be computed after this step; nothing to tell for a decoding request."""
+        """What to tell after this step: how much of the prompt it computes, or that it fills a block; else nothing."""
         record = self.custody.records[state.request_id]
-        return state.position_offset + request_len if state.position_offset < record.prompt else 0
+        end: int = state.position_offset + request_len
+        if end <= record.prompt:
+            return end
+        return FILLS if end == record.room else 0
 
     def mark_complete_blocks(self, state: Any, complete_blocks: Any) -> None:
-        """The step has run: the prompt is computed this far."""
-        if complete_blocks:
-            with self.custody.turn:
+        """The step has run."""
+        if not complete_blocks:
+            return
+        with self.custody.turn:
+            if complete_blocks == FILLS:
+                self.custody.filled(state.request_id, state.generated_tokens)
+            else:
                 self.custody.computed(state.request_id, complete_blocks)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:

@@ -2,10 +2,12 @@
 
 B1  The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
     sealed.
-B2  A request is admitted with its whole prompt; each further token is given room before the step that writes it.
+B2  A request is admitted with its whole prompt; each further block is given before the step that writes into it, and
+    its tokens are told when it is full and computed. In between a decoding request costs nothing.
 B3  Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream, so that a scrub or a
     copy comes after the last read that was launched and before the first write that will be.
 B4  Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
+    Their tokens are still being computed when their blocks are given: such blocks are never published.
 """
 
 from __future__ import annotations
@@ -36,11 +38,24 @@ IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one
 
 
 class Record:
-    """One admitted request: its handle, decode slot, and tokens that it has room for and the Governor knows."""
+    """One admitted request. `told`: tokens that the Governor knows of; `room`: tokens that its blocks can hold."""
 
-    __slots__ = ("account", "claim", "handle", "hit_tokens", "length", "manager", "prompt", "slot", "table")
+    __slots__ = (
+        "account",
+        "claim",
+        "handle",
+        "hit_tokens",
+        "manager",
+        "prompt",
+        "room",
+        "slot",
+        "table",
+        "told",
+    )
 
-    def __init__(self, admission: Admission, claim: Claim, plan: Plan, prompt: int, table: list[int]) -> None:
+    def __init__(
+        self, admission: Admission, claim: Claim, plan: Plan, prompt: int, table: list[int], room: int
+    ) -> None:
         self.handle = admission.request_id
         self.slot = admission.slot
         self.hit_tokens = admission.hit_tokens
@@ -48,7 +63,8 @@ class Record:
         self.account: Account = plan.account
         self.manager: BlockManager = plan.manager
         self.prompt = prompt
-        self.length = prompt
+        self.told = prompt
+        self.room = room
         self.table = table
 
 
@@ -134,7 +150,8 @@ class BatchCustody:
     def _enter(self, request_id: str, admitted: Admission, claim: Claim, plan: Plan, tokens: int) -> None:
         table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
         self._tables[request_id] = table
-        self.records[request_id] = Record(admitted, claim, plan, tokens, table)
+        room = self.page * len(table)
+        self.records[request_id] = Record(admitted, claim, plan, tokens, table, room)
 
     def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
         return -(-(tokens + (max_new_tokens or 1) - 1) // self.page)
@@ -167,45 +184,45 @@ class BatchCustody:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def extend(self, states: Iterable[Any], decoding: object) -> None:
-        """Room for the next token of each request that is `decoding` and has none yet.
+        """A block for each request that is `decoding` and whose next token has no room; all of a step together.
 
-        Whoever gets none keeps its length, and so cannot be scheduled.
+        Whoever gets none has no room, and so cannot be scheduled.
         """
         records = self.records
-        wanting: list[Record] = []
-        tokens: list[int] = []
+        wanting: list[tuple[Record, int]] = []
         for state in states:
             if state._status == decoding:
                 record = records[state.request_id]
-                if record.length <= state.position_offset:
-                    wanting.append(record)
-                    tokens.append(state.tokens_to_process[0])
+                if record.room <= state.position_offset:
+                    wanting.append((record, state.tokens_to_process[0]))
         if not wanting:
             return
-        if len(self.governor.managers) == 1:
-            self._extend(wanting, tokens)
-            return
-        for manager in {record.manager.number: record.manager for record in wanting}.values():
-            mine = [at for at, record in enumerate(wanting) if record.manager is manager]
-            self._extend([wanting[at] for at in mine], [tokens[at] for at in mine])
+        for pool in {record.manager.number for record, _ in wanting}:
+            self._extend([one for one in wanting if one[0].manager.number == pool], pool)
 
-    def _extend(self, wanting: list[Record], tokens: list[int]) -> None:
-        """One more token for each record; all of one pool."""
-        pool = wanting[0].manager.number
-        slots = np.array([record.slot for record in wanting], dtype=np.int64)
-        # In async batching the token is still being computed: its block is never published.
-        ids = None if self.is_async else np.array(tokens, dtype=np.int32)
-        stalled = self.governor.extend_slots(slots, ids, pool)
-        if stalled:
-            without = set(stalled)
-            wanting = [record for record in wanting if record.handle not in without]
-        page = self.page
-        for record in wanting:
-            if record.length % page == 0:
-                record.table.append(
-                    int(self.governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool]
-                )
-            record.length += 1
+    def _extend(self, wanting: list[tuple[Record, int]], pool: int) -> None:
+        """The first token of one more block for each record; all of one pool."""
+        governor = self.governor
+        for record, _ in wanting:
+            if record.told < record.room:  # only where tokens are not known in time (B4)
+                governor.fill(record.handle, None)
+                record.told = record.room
+        slots = np.array([record.slot for record, _ in wanting], dtype=np.int64)
+        ids = None if self.is_async else np.array([token for _, token in wanting], dtype=np.int32)
+        without = set(governor.extend_slots(slots, ids, pool))
+        for record, _ in wanting:
+            if record.handle not in without:
+                record.table.append(int(governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool])
+                record.told += 1
+                record.room += self.page
+
+    def filled(self, request_id: str, generated: Sequence[int]) -> None:
+        """A decoding request's last block is computed in full; `generated`: all its tokens after the prompt."""
+        record = self.records.get(request_id)
+        if record is not None and not self.is_async and record.told < record.room:
+            tokens = generated[record.told - record.prompt : record.room - record.prompt]
+            self.governor.fill(record.handle, tokens)
+            record.told = record.room
 
     def computed(self, request_id: str, tokens: int) -> None:
         """The first `tokens` tokens of the prompt have their K/V."""
