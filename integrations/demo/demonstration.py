@@ -122,6 +122,7 @@ def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> Report:
         def start(name: str, *settings: Any) -> VllmEngine:
             engine = VllmEngine(folder / name, *settings)
             stack.callback(engine.close)
+            engine.launch()
             return engine
 
         say("starting vLLM twice: as it is, and under governance")

@@ -17,8 +17,9 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.demo.deployment import Deployment, FrontDoor
 from kvcustody.integrations.demo.engine import Served, Values
 
+MODULE = "kvcustody.integrations.demo.vllm_process"
 GOVERNED = {"kv_connector": "KVCustody", "kv_role": "kv_both"}
 START_SECONDS = 600.0
 ANSWER_SECONDS = 120.0
@@ -49,7 +51,7 @@ class EngineRefusedError(Exception):
 
 
 class VllmEngine:
-    """One engine. The constructor only starts it: `ready` waits, so that several can start together."""
+    """One engine: `launch` starts it and `ready` waits for it, so that several can start together."""
 
     block_tokens: int
 
@@ -65,23 +67,26 @@ class VllmEngine:
         if deployment is not None:
             environment |= deployment.environment()
             transfer = transfer or GOVERNED
+        self._environment = environment
+        self._arguments = [str(folder), json.dumps(transfer)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+
+    def launch(self) -> None:
+        """Start the engine's processes. Let `close` be certain to be called before this is (V2)."""
         reading, writing = os.pipe()
-        with self._log.open("wb") as log:
+        self._answers = os.fdopen(reading, "rb", buffering=0)
+        with _undisturbed(), self._log.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of ours
-                [
-                    *(sys.executable, "-m", "kvcustody.integrations.demo.vllm_process"),
-                    *(str(folder), str(writing), json.dumps(transfer)),
-                ],
+                [sys.executable, "-m", MODULE, str(writing), *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=self._environment,
                 pass_fds=(writing,),
                 start_new_session=True,
             )
-        os.close(writing)
-        self._answers = os.fdopen(reading, "rb", buffering=0)
-        self._rest = b""
+            os.close(writing)
 
     def ready(self) -> VllmEngine:
         """Wait until the engine serves. Raises `EngineRefusedError`, or `ConfigError` with the end of its log."""
@@ -97,13 +102,15 @@ class VllmEngine:
             if salt is not None:
                 body["cache_salt"] = salt
             bodies.append(body if self._door is None else self._door.pass_on(tenant, body))
-        assert self._process.stdin is not None
+        assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(bodies).encode() + b"\n")
         self._process.stdin.flush()
         return [_served(row) for row in self._answer(ANSWER_SECONDS)]
 
     def stop(self) -> None:
         """Ask the engine to end, and do not wait for it."""
+        if self._process is None:
+            return
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -113,6 +120,8 @@ class VllmEngine:
     def close(self) -> None:
         """End the engine's processes, all of them (V2)."""
         self.stop()
+        if self._process is None:
+            return
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -123,6 +132,7 @@ class VllmEngine:
             self._answers.close()
 
     def _signal(self, number: int) -> None:
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -151,6 +161,24 @@ class VllmEngine:
         lines = self._log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)] or lines
         return " ".join((errors or ["it wrote nothing"])[-1].split())[-300:]
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Signals that would end this process wait until the block has ended: nothing is started and then forgotten."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: asked.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        if asked:
+            signal.raise_signal(asked[0])
 
 
 def _served(row: dict[str, Any]) -> Served:

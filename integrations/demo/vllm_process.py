@@ -78,7 +78,7 @@ def _write(answers: Any, document: Any) -> None:
 
 
 if __name__ == "__main__":
-    descriptor = int(sys.argv[2])
+    descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     with os.fdopen(descriptor, "w") as answers:
-        main(Path(sys.argv[1]), json.loads(sys.argv[3]), answers)
+        main(Path(sys.argv[2]), json.loads(sys.argv[3]), answers)
