@@ -8,14 +8,17 @@ exactly once.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, count
 from typing import Any, NamedTuple
 
-import orjson
 from sqlalchemy import Connection, Table, insert, select, update
 
-from kvcustody.audit import schema
-from kvcustody.audit.events import SYSTEM, Leaf
-from kvcustody.audit.projection import Body, Ids, Incarnation, project
+from kvcustody.audit import merkle, schema
+from kvcustody.audit.bulk import insert_rows
+from kvcustody.audit.events import SYSTEM, parse
+from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
+from kvcustody.audit.projection import Incarnation, Projection, Row, project
 from kvcustody.errors import LedgerError
 
 
@@ -32,60 +35,61 @@ class Appender:
     def __init__(self) -> None:
         self._logs: dict[str, int] = {}
         self._incarnations: dict[str, Incarnation] = {}
-        self._statements: dict[tuple[str, str], str] = {}
 
     def forget(self) -> None:
         """Drop every remembered id."""
         self._logs.clear()
         self._incarnations.clear()
 
-    def append(self, connection: Connection, leaves: list[Leaf], *, skip_known: bool = False) -> Appended:
+    def append(self, connection: Connection, batch: Batch, *, skip_known: bool = False) -> Appended:
         """Insert the leaves in order, with contiguous idx per log, and their projections."""
-        given = len(leaves)
+        given = len(batch.data)
         if skip_known:
-            leaves = _unknown(connection, leaves, self)
-        if not leaves:
+            batch = self._unknown(connection, batch)
+        if not batch.data:
             return Appended(0, given)
-        for name in {leaf.log for leaf in leaves} - self._logs.keys():
-            self._logs[name] = _log_id(connection, name, int(leaves[0].body["at_us"]))
-        sizes = _lock(connection, sorted({self._logs[leaf.log] for leaf in leaves}))
-        ids = Ids(self._logs.__getitem__, lambda body, uuid: self.incarnation(connection, uuid, body))
-        rows: dict[Table, list[tuple[Any, ...]]] = {schema.events: []}
-        placed = rows[schema.events]
-        for leaf in leaves:
-            body = leaf.body
-            log = self._logs[leaf.log]
-            idx = sizes[log]
-            sizes[log] = idx + 1
-            recorder = self.incarnation(connection, body["incarnation"], body).id
-            placed.append(
-                (
-                    log,
-                    idx,
-                    recorder,
-                    body["sequence"],
-                    body["part"],
-                    body["parts"],
-                    body["kind"],
-                    body["outage"],
-                    body["at_us"],
-                    leaf.data,
-                )
-            )
-            projected = project(body, ids)
-            if projected is not None:
-                rows.setdefault(projected[0], []).append((log, idx, *projected[1]))
-            if body["kind"] in _LIFE:
-                _live(connection, body, ids)
-        for table, values in rows.items():
-            connection.exec_driver_sql(self._insert(connection, table), values)
-        connection.exec_driver_sql(
-            self._mark(connection, "UPDATE logs SET size = ? WHERE id = ?"),
-            [(size, log) for log, size in sizes.items()],
-        )
-        return Appended(len(leaves), given - len(leaves))
+        logs, places = self._places(connection, batch)
+        lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
+        recorders = [lives[uuid].id for uuid in batch.incarnations]
+        columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
+        insert_rows(connection, schema.events, zip(logs, places, *columns, strict=True))
+        projections: dict[Table, list[Iterator[Row]]] = {}
+        for group in batch.groups:
+            about = self._about(connection, group, batch)
+            made = project(group, about)
+            if made is not None:
+                projections.setdefault(made.table, []).append(_placed(made, logs, places))
+            if group.kind in _LIFE:
+                _live(connection, group, about)
+        for table, rows in projections.items():
+            insert_rows(connection, table, chain.from_iterable(rows))
+        return Appended(len(batch.data), given - len(batch.data))
 
-    def incarnation(self, connection: Connection, uuid: str, body: Body | None = None) -> Incarnation:
+    def _places(self, connection: Connection, batch: Batch) -> tuple[list[int], list[int]]:
+        """The log id and the idx of every leaf; the logs are locked, and their new sizes written."""
+        names = set(batch.logs)
+        for name in sorted(names - self._logs.keys()):
+            self._logs[name] = _log_id(connection, name, batch.at_us[0])
+        ids = {name: self._logs[name] for name in names}
+        sizes = _lock(connection, sorted(ids.values()))
+        nexts: dict[str, Callable[[], int]] = {name: count(sizes[log]).__next__ for name, log in ids.items()}
+        logs = [ids[name] for name in batch.logs]
+        places = [nexts[name]() for name in batch.logs]
+        statement = "UPDATE logs SET size = ? WHERE id = ?"
+        if connection.dialect.name != "sqlite":
+            statement = statement.replace("?", "%s")
+        connection.exec_driver_sql(statement, [(nexts[name](), log) for name, log in ids.items()])
+        return logs, places
+
+    def _about(self, connection: Connection, group: Group, batch: Batch) -> Sequence[Incarnation]:
+        """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""
+        recorders = [batch.incarnations[place] for place in group.places]
+        named = group.columns.get("of_incarnation", recorders)
+        about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
+        lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(about)}
+        return [lives[uuid] for uuid in about]
+
+    def _incarnation(self, connection: Connection, uuid: str, batch: Batch) -> Incarnation:
         """The row of an incarnation; one that only its leaves mention is added with their offset."""
         known = self._incarnations.get(uuid)
         if known is None:
@@ -93,31 +97,44 @@ class Appender:
             row = connection.execute(
                 select(table.c.id, table.c.offset_us).where(table.c.uuid == uuid)
             ).first()
+            founder = batch.founders.get(uuid)
             if row is not None:
                 known = Incarnation(row.id, row.offset_us)
-            elif body is not None and body["incarnation"] == uuid:
-                at_us = int(body["at_us"])
-                worker = str(body.get("worker", "unknown"))
-                known = register(connection, uuid, worker, at_us - int(body["boot_us"]), at_us)
+            elif founder is not None:
+                known = register(connection, uuid, *founder)
             else:
                 raise LedgerError(f"incarnation `{uuid}` is not in the ledger", incarnation=uuid)
             self._incarnations[uuid] = known
         return known
 
-    def _insert(self, connection: Connection, table: Table) -> str:
-        """`INSERT` by position: the driver binds plain tuples, which costs half of what named values do."""
-        key = (connection.dialect.name, table.name)
-        if key not in self._statements:
-            columns = [column.name for column in table.columns]
-            names = ", ".join(connection.dialect.identifier_preparer.quote(name) for name in columns)
-            marks = ", ".join("?" * len(columns))
-            statement = f"INSERT INTO {table.name} ({names}) VALUES ({marks})"  # noqa: S608 - our own names
-            self._statements[key] = self._mark(connection, statement)
-        return self._statements[key]
+    def _unknown(self, connection: Connection, batch: Batch) -> Batch:
+        """The leaves that the ledger does not hold yet."""
+        events, logs = schema.events, schema.logs
+        known: set[tuple[str, int, int, str]] = set()
+        for uuid in set(batch.incarnations):
+            source = self._incarnation(connection, uuid, batch).id
+            pairs = zip(batch.incarnations, batch.sequences, strict=True)
+            sequences = [sequence for recorder, sequence in pairs if recorder == uuid]
+            query = (
+                select(events.c.sequence, events.c.part, logs.c.name)
+                .join(logs, logs.c.id == events.c.log)
+                .where(events.c.incarnation == source)
+                .where(events.c.sequence.between(min(sequences), max(sequences)))
+            )
+            known |= {(uuid, row.sequence, row.part, row.name) for row in connection.execute(query)}
+        if not known:
+            return batch
+        names = zip(batch.incarnations, batch.sequences, batch.parts, batch.logs, strict=True)
+        fresh = [data for name, data in zip(names, batch.data, strict=True) if name not in known]
+        return batch_of([parse(data) for data in fresh]) if fresh else EMPTY
 
-    @staticmethod
-    def _mark(connection: Connection, statement: str) -> str:
-        return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+
+def leaf_hashes(batch: Batch) -> dict[str, list[bytes]]:
+    """The RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
+    hashes: dict[str, list[bytes]] = {}
+    for log, hash_ in zip(batch.logs, merkle.leaf_hashes(batch.data), strict=True):
+        hashes.setdefault(log, []).append(hash_)
+    return hashes
 
 
 def register(connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int) -> Incarnation:
@@ -134,19 +151,26 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
     return Incarnation(int(placed[0]), offset_us)
 
 
+def _placed(made: Projection, logs: Sequence[int], places: Sequence[int]) -> Iterator[Row]:
+    """Rows of a projection behind the log and idx of their leaves."""
+    return ((logs[place], places[place], *row) for place, row in zip(made.places, made.rows, strict=True))
+
+
 _LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})
+_MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 
 
-def _live(connection: Connection, body: Body, ids: Ids) -> None:
+def _live(connection: Connection, group: Group, about: Sequence[Incarnation]) -> None:
     """The life of an incarnation is the one projection that is updated in place."""
-    of = ids.incarnation(body, body.get("of_incarnation") or body["incarnation"])
-    values: dict[str, Any]
-    if body["kind"] == "worker-started":
-        values = {key: body[key] for key in ("shards", "blocks", "bytes_per_block", "device", "software")}
-    else:
-        values = {"ended_us": body["at_us"], "end": body["kind"].removeprefix("worker-")}
     table = schema.incarnations
-    connection.execute(update(table).where(table.c.id == of.id).values(**values))
+    for number, life in enumerate(about):
+        values: dict[str, Any]
+        if group.kind == "worker-started":
+            values = {key: group.columns[key][number] for key in _MEMORY}
+        else:
+            end = group.kind.removeprefix("worker-")
+            values = {"ended_us": group.columns["at_us"][number], "end": end}
+        connection.execute(update(table).where(table.c.id == life.id).values(**values))
 
 
 def _log_id(connection: Connection, name: str, at_us: int) -> int:
@@ -172,35 +196,3 @@ def _lock(connection: Connection, ids: list[int]) -> dict[int, int]:
     if len(sizes) != len(ids):
         raise LedgerError(f"the ledger lost `{len(ids) - len(sizes)}` of its logs", logs=ids)
     return sizes
-
-
-def _unknown(connection: Connection, leaves: list[Leaf], appender: Appender) -> list[Leaf]:
-    """The leaves that the ledger does not hold yet."""
-    events, logs = schema.events, schema.logs
-    known: set[tuple[str, int, int, str]] = set()
-    by_source: dict[str, list[int]] = {}
-    for leaf in leaves:
-        by_source.setdefault(leaf.body["incarnation"], []).append(leaf.body["sequence"])
-    for uuid, sequences in by_source.items():
-        source = appender.incarnation(connection, uuid, leaves[0].body).id
-        query = (
-            select(events.c.sequence, events.c.part, logs.c.name)
-            .join(logs, logs.c.id == events.c.log)
-            .where(events.c.incarnation == source)
-            .where(events.c.sequence.between(min(sequences), max(sequences)))
-        )
-        known |= {(uuid, row.sequence, row.part, row.name) for row in connection.execute(query)}
-    return [
-        leaf
-        for leaf in leaves
-        if (leaf.body["incarnation"], leaf.body["sequence"], leaf.body["part"], leaf.log) not in known
-    ]
-
-
-def parse(data: bytes) -> Leaf:
-    """A leaf from its bytes."""
-    try:
-        body = orjson.loads(data)
-        return Leaf(body["log"], body, data)
-    except (ValueError, KeyError, TypeError) as problem:
-        raise LedgerError("bytes that are not a leaf were found in a spill") from problem

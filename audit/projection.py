@@ -1,22 +1,24 @@
 """Rows from leaves: the one way in which any column of evidence comes to be.
 
-J1 A projection is a function of the leaf body and of the ids of logs and incarnations alone, so a spill is
+J1 A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is
 replayed, and a table re-derived, from bytes. J2 An event written in two logs is projected once, in the log
 of the tenant that acted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from sqlalchemy import Table
 
 from kvcustody.audit import schema
 from kvcustody.audit.events import log_of
+from kvcustody.audit.events.batch import Group
 
-Body = dict[str, Any]
+Row = tuple[Any, ...]
+Columns = dict[str, Sequence[Any]]
 
 
 class Incarnation(NamedTuple):
@@ -26,11 +28,12 @@ class Incarnation(NamedTuple):
     offset_us: int
 
 
-class Ids(NamedTuple):
-    """How names become row ids inside one transaction."""
+class Projection(NamedTuple):
+    """Rows of one table: the places of their leaves in the batch, and their values after (log, idx)."""
 
-    log: Callable[[str], int]
-    incarnation: Callable[[Body, str], Incarnation]
+    table: Table
+    places: Sequence[int]
+    rows: Iterator[Row]
 
 
 _RELEASED = {
@@ -42,7 +45,7 @@ _RELEASED = {
 }
 _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "policy-activated": (schema.policy_revisions, {}),
-    "decision": (schema.decisions, {}),
+    "decision": (schema.decisions, {"rule": "_rule"}),
     "residency-opened": (
         schema.residencies,
         {
@@ -56,12 +59,9 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
         schema.attachments,
         {"attached_boot_us": "boot_us", "attached_blocks": "_blocks"},
     ),
-    "residency-released": (
-        schema.releases,
-        _RELEASED,
-    ),
+    "residency-released": (schema.releases, _RELEASED),
     "blocks-released": (schema.releases, _RELEASED),
-    "custody-ended": (schema.custody_ends, {"blocks": "_blocks"}),
+    "custody-ended": (schema.custody_ends, {"blocks": "_blocks", "due_us": "_due_us"}),
     "receipt": (schema.receipts, {"blocks": "_blocks", "bytes": "_bytes", "verified": "_verified"}),
     "hit-counters": (schema.hit_counters, {"from_us": "_from_us"}),
     "erasure-requested": (schema.erasures, {"at_boot_us": "boot_us"}),
@@ -71,83 +71,117 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "spill-started": (schema.outages, {}),
     "replay-completed": (schema.outages, {}),
     "gap": (schema.outages, {}),
-    "withdrawn": (schema.outages, {}),
+    "withdrawn": (schema.outages, {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}),
 }
-
-_DERIVED = {
-    "incarnation": "_incarnation",
-    "low": "_low",
-    "high": "_high",
-    "due_us": "_due_us",
-    "rule": "_rule",
-}
+_COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
 
 
 def _sources(kind: str) -> tuple[str, ...]:
     table, renamed = _TABLES[kind]
     names = [column.name for column in table.columns][2:]  # log and idx come first, from the caller
-    rule = kind == "hit-counters"  # a counter carries its rule; a decision derives it from its reasons
-    return tuple(
-        renamed.get(name) or (name if rule and name == "rule" else _DERIVED.get(name, name)) for name in names
-    )
+    return tuple(renamed.get(name) or _COMMON.get(name, name) for name in names)
 
 
-_SOURCES = {kind: itemgetter(*_sources(kind)) for kind in _TABLES}
+_SOURCES = {kind: _sources(kind) for kind in _TABLES}
 
 
-def project(body: Body, ids: Ids) -> tuple[Table, tuple[Any, ...]] | None:
-    """The table and the values after (log, idx) for one leaf; None where the leaf alone is the record."""
-    kind = body["kind"]
-    entry = _TABLES.get(kind)
-    if entry is None or not _acting(kind, body):
+def project(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
+    """The rows of one kind of leaves, in their order; None where the leaves alone are the record.
+
+    `lives` are the incarnations that the leaves are about, one a leaf.
+    """
+    entry = _TABLES.get(group.kind)
+    if entry is None:
         return None
-    of = ids.incarnation(body, body.get("of_incarnation") or body["incarnation"])
-    row = body  # derived values join the body under names that no leaf has; the leaf's bytes are made already
-    row["_incarnation"] = of.id
-    if "runs" in body:
-        row["_blocks"], row["_low"], row["_high"] = extent(body["runs"])
-    if kind == "residency-opened":
-        written = body.get("written", [])  # leaves of earlier versions have none
-        row["_written_blocks"] = extent(written)[0]
-        _, row["_low"], row["_high"] = extent(body["runs"] + written)
-    elif kind == "custody-ended":
-        row["_due_us"] = int(body["due_boot_us"]) + of.offset_us
-    elif kind == "receipt":
-        # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
-        row["_bytes"] = body["bytes"] * row["_blocks"] // max(1, body["blocks"])
-        row["_verified"] = body["verified"] if body["part"] == 1 else 0
-    elif entry[0] is schema.releases:
-        row["_final"] = kind == "residency-released"
-        row["_written"] = row["_final"] or body["own"]
-        row["_written_blocks"] = row["_blocks"] if row["_written"] else 0
-    elif kind == "decision":
-        row["_rule"] = body["reasons"][0] if body["reasons"] else "default-deny"
-    elif kind == "hit-counters":
-        row["_from_us"] = body["from_boot_us"] + of.offset_us
-    elif entry[0] is schema.outages:
-        row = {**_OUTAGE, **body}
-        if kind == "withdrawn":
-            row["first_sequence"] = row["last_sequence"] = body["of_sequence"]
-            row["cause"] = "refused"
-    values: tuple[Any, ...] = _SOURCES[kind](row)
-    return entry[0], values
+    columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
+    if "runs" in group.extents:
+        columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
+    derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)
+    if derive is not None:
+        derive(columns, group, lives)
+    rows: Iterator[Row] = zip(*[columns[name] for name in _SOURCES[group.kind]], strict=True)
+    reader = _READERS.get(group.kind)
+    if reader is None:
+        return Projection(entry[0], group.places, rows)
+    pairs = zip(group.columns["log"], group.columns[reader], strict=True)
+    acting = [log == log_of(tenant) for log, tenant in pairs]
+    return Projection(entry[0], list(compress(group.places, acting)), compress(rows, acting))
 
 
-_OUTAGE: Body = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
+_READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (J2)
 
 
-def extent(runs: list[list[Any]]) -> tuple[int, int, int]:
-    """Blocks, lowest and highest generation of encoded runs (0, 0, -1 when there are none)."""
-    blocks, low, high = 0, 1 << 62, -1
-    for item in runs:
-        length = sum(item[2]) if item[2] else len(item[1])
-        first = int(item[0])
-        last = first + length - 1 if first else 0
-        blocks, low, high = blocks + length, min(low, first), max(high, last)
-    return blocks, low if blocks else 0, high
+def _opened(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    attached, written = group.extents["runs"], group.extents["written"]
+    columns["_written_blocks"] = written.blocks
+    if any(written.blocks):
+        both = list(zip(*attached, *written, strict=True))
+        columns["_low"] = [
+            min(low, other) if blocks and more else low if blocks else other
+            for blocks, low, _, more, other, _ in both
+        ]
+        columns["_high"] = list(map(max, attached.high, written.high))
 
 
-def _acting(kind: str, body: Body) -> bool:
-    if kind == "decision":
-        return bool(body["log"] == log_of(body["reader"]))
-    return kind != "hit-counters" or bool(body["log"] == log_of(body["tenant"]))
+def _released(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    count = len(group.places)
+    columns["_final"] = [True] * count
+    columns["_written"] = [True] * count
+    columns["_written_blocks"] = columns["_blocks"]
+
+
+def _let_go(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    own = columns["_written"] = columns["own"]
+    columns["_final"] = [False] * len(own)
+    columns["_written_blocks"] = [
+        blocks if theirs else 0 for blocks, theirs in zip(columns["_blocks"], own, strict=True)
+    ]
+
+
+def _ended(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    columns["_due_us"] = [
+        due + life.offset_us for due, life in zip(columns["due_boot_us"], lives, strict=True)
+    ]
+
+
+def _receipt(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
+    sizes = zip(columns["bytes"], columns["_blocks"], columns["blocks"], strict=True)
+    columns["_bytes"] = [total * here // all_blocks if all_blocks else 0 for total, here, all_blocks in sizes]
+    columns["_verified"] = [
+        verified if part == 1 else 0
+        for verified, part in zip(columns["verified"], columns["part"], strict=True)
+    ]
+
+
+def _decision(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    columns["_rule"] = [reasons[0] if reasons else "default-deny" for reasons in columns["reasons"]]
+
+
+def _counters(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    columns["_from_us"] = [
+        start + life.offset_us for start, life in zip(columns["from_boot_us"], lives, strict=True)
+    ]
+
+
+_OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
+
+
+def _outage(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    count = len(group.places)
+    columns["kind"] = [group.kind] * count
+    for name, nothing in _OUTAGE.items():
+        columns.setdefault(name, [nothing] * count)
+    if group.kind == "withdrawn":
+        columns["cause"] = ["refused"] * count
+
+
+_DERIVED: dict[str, Callable[[Columns, Group, Sequence[Incarnation]], None]] = {
+    "residency-opened": _opened,
+    "residency-released": _released,
+    "blocks-released": _let_go,
+    "custody-ended": _ended,
+    "receipt": _receipt,
+    "decision": _decision,
+    "hit-counters": _counters,
+}

@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
+from itertools import chain
+from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
-from kvcustody.audit.events import Event
+from kvcustody.audit.events import KINDS, Event
 from kvcustody.audit.schema import subjects
 from kvcustody.errors import LedgerError
 
@@ -23,6 +25,7 @@ Who = tuple[str, str, str]  # tenant, subject, session
 Row = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NAME_BYTES = 12
 _CACHED_MAX = 1 << 18
 _LOOKUP_ROWS = 100
 _WANTED = ", ".join(["(?, ?, ?)"] * _LOOKUP_ROWS)
@@ -42,22 +45,30 @@ class SubjectDirectory:
         who = (tenant, subject, session)
         name = self._known.get(who)
         if name is None:
-            if not all(map(_storable, who)):
+            if not _storable(who):
                 raise LedgerError("a subject or session holds characters that no database stores")
-            name = self._known[who] = self._fresh[who] = secrets.token_hex(12)
+            name = self._known[who] = self._fresh[who] = secrets.token_hex(_NAME_BYTES)
         return name
 
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
-        """Read the names that these events will need and that are not in memory."""
+        """Have the names that these events need: read where they are known, new ones where they are not."""
         if len(self._known) > _CACHED_MAX:
             self._known = dict(self._fresh)
-        wanted = [who for who in _named(events) if who not in self._known and all(map(_storable, who))]
+        wanted = [who for who in _named(events) if who not in self._known]
+        if not _storable(chain.from_iterable(wanted)):  # one of them; `__call__` will name it
+            wanted = [who for who in wanted if _storable(who)]
         for start in range(0, len(wanted), _LOOKUP_ROWS):
             chunk = wanted[start : start + _LOOKUP_ROWS]
             chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
-            values = tuple([part for who in chunk for part in who])
+            values = tuple(chain.from_iterable(chunk))
             for name, *who in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
                 self._known[(who[0], who[1], who[2])] = name
+        missing = [who for who in wanted if who not in self._known]
+        chance = secrets.token_hex(_NAME_BYTES * len(missing))
+        names = map("".join, zip(*[iter(chance)] * (2 * _NAME_BYTES), strict=True))
+        made = dict(zip(missing, names, strict=True))
+        self._known.update(made)
+        self._fresh.update(made)
 
     def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session) not known to be durable yet."""
@@ -98,19 +109,23 @@ def _marked(connection: Connection, statement: str) -> str:
     return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
-def _storable(text: str) -> bool:
+def _storable(texts: Iterable[str]) -> bool:
     """No NUL (PostgreSQL refuses it) and no lone surrogate (UTF-8 has none)."""
+    text = "".join(texts)
     return "\0" not in text and (text.isascii() or _SURROGATE.search(text) is None)
 
 
-def _named(events: Iterable[Event]) -> dict[Who, None]:
-    wanted: dict[Who, None] = {}
-    for event in events:
-        subject = getattr(event, "subject", None)
-        session = getattr(event, "session", None)
-        tenant = getattr(event, "tenant", None) or ""
+_NAMED = frozenset(kind for kind in KINDS if "subject" in kind._fields)  # type: ignore[attr-defined]
+
+
+def _named(events: Iterable[Event]) -> set[Who]:
+    """The subjects and sessions that events name."""
+    naming: Iterable[Any] = [event for event in events if event.__class__ in _NAMED]
+    wanted = set()
+    for event in naming:
+        tenant, subject, session = event.tenant or "", event.subject, event.session
         if subject is not None:
-            wanted[(tenant, subject, "")] = None
+            wanted.add((tenant, subject, ""))
         if session is not None:
-            wanted[(tenant, subject or "", session)] = None
+            wanted.add((tenant, subject or "", session))
     return wanted

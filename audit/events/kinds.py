@@ -151,6 +151,12 @@ LEAF_KEYS: dict[str, frozenset[str]] = {
 }
 
 
+def field_types(kind: type) -> list[str]:
+    """The declared type of every field of an event, as it is written there."""
+    fields: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    return [getattr(kind.__annotations__[field], "__forward_arg__", "") for field in fields]
+
+
 def log_of(tenant: str | None) -> str:
     """The log a tenant's leaves go to; the system log when there is no tenant."""
     return SYSTEM if tenant is None else f"tenant/{tenant}"

@@ -1,0 +1,115 @@
+"""Batches into the database: new names, leaves and projections in one transaction, the commit beside other work.
+
+K1 `write` returned means committed. When it raises, the commit may have arrived all the same, so the next
+transaction skips the names that are there.
+K2 A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
+K3 What runs during a commit (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from sqlalchemy import Engine
+
+from kvcustody.audit.append import Appender
+from kvcustody.audit.events.batch import Batch
+from kvcustody.audit.pseudonyms import Row, SubjectDirectory, store_names
+from kvcustody.audit.store import GONE, WRITE, StoreGoneError, check_store, file_identity
+
+Call = Callable[[], None]
+
+
+class Committer:
+    """Owns the transactions of one writer."""
+
+    def __init__(self, engine: Engine, directory: SubjectDirectory) -> None:
+        check_store(engine)
+        self._engine = engine
+        self._directory = directory
+        self._appender = Appender()
+        self._identity = file_identity(engine)
+        self._uncertain = False
+        self._aside = _Aside()
+
+    def write(self, batch: Batch, *, skip_known: bool = False, meanwhile: Call | None = None) -> int:
+        """Commit a batch, and return how many of its leaves were new; raises what the database raises."""
+        names = self._directory.fresh()
+        uncertain = self._uncertain
+        if file_identity(self._engine) != self._identity:
+            raise StoreGoneError("the ledger's file was removed or replaced")
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection:
+                transaction = connection.begin()
+                try:
+                    store_names(connection, names, skip_known=uncertain)
+                    added = self._appender.append(connection, batch, skip_known=skip_known).added
+                    if meanwhile is None:
+                        transaction.commit()
+                    else:
+                        self._aside.run(transaction.commit, meanwhile)
+                except BaseException:
+                    transaction.close()
+                    raise
+        except BaseException:
+            self._appender.forget()
+            self._uncertain = True
+            raise
+        self._uncertain = False
+        self._directory.settle(names)
+        return added
+
+    def write_names(self, rows: list[Row]) -> None:
+        """Commit names of a replay; those that are there already are skipped."""
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            store_names(connection, rows, skip_known=True)
+
+    def reopen(self) -> None:
+        """Accept the file that is there now; raises `LedgerError` where there is none, or none that fits."""
+        self._identity = file_identity(self._engine)
+        if self._identity == GONE:
+            raise StoreGoneError("the ledger's file is missing")
+        check_store(self._engine)
+
+    def close(self) -> None:
+        """End the thread of commits; may be called again."""
+        self._aside.close()
+
+
+class _Aside:
+    """A thread that runs one call while its owner does something else."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._problems: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Call, meanwhile: Call) -> None:
+        """Run both and return when both have ended; raises what `meanwhile` raises, else what `call` does."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="kvcustody-commit", daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+        try:
+            meanwhile()
+        finally:
+            problem = self._problems.get()
+        if problem is not None:
+            raise problem
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _serve(self) -> None:
+        while call := self._calls.get():
+            try:
+                call()
+            except BaseException as problem:  # handed to the owner, who decides
+                self._problems.put(problem)
+            else:
+                self._problems.put(None)

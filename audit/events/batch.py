@@ -1,0 +1,118 @@
+"""Leaves in order, column by column: what a transaction appends.
+
+B1 Every column is a function of the leaves' bytes: `batch_of(parse(data) …)` gives the batch that the encoder
+gave. Values of `Group.columns` are as in the leaf, except that decimal strings of large integers are integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvcustody.audit.events.canonical_leaf import Leaf
+from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, TOTALS, field_types
+from kvcustody.audit.run_texts import Extents
+
+Columns = Mapping[str, Sequence[Any]]
+
+
+class Group(NamedTuple):
+    """Leaves of one kind: their places in the batch, their values by leaf key, the extents of their run lists."""
+
+    kind: str
+    places: Sequence[int]
+    columns: Columns
+    extents: Mapping[str, Extents]
+
+
+class Founder(NamedTuple):
+    """What the first leaf of an incarnation in a batch says of it."""
+
+    worker: str
+    offset_us: int
+    at_us: int
+
+
+class Batch(NamedTuple):
+    """Leaves in order; columns have one value a leaf."""
+
+    logs: Sequence[str]
+    incarnations: Sequence[str]
+    sequences: Sequence[int]
+    parts: Sequence[int]
+    of_parts: Sequence[int]
+    kinds: Sequence[str]
+    outages: Sequence[str]
+    at_us: Sequence[int]
+    data: Sequence[bytes]
+    groups: Sequence[Group]
+    founders: Mapping[str, Founder]
+
+
+EMPTY = Batch((), (), (), (), (), (), (), (), (), (), {})
+
+
+def _integer_keys(kind: type) -> frozenset[str]:
+    """Keys whose values may be decimal strings in a leaf."""
+    keys = dict(zip(FIELD_KEYS[kind], field_types(kind), strict=True))
+    named = [key for key, annotation in keys.items() if annotation in ("int", "float")]
+    return frozenset({"at_us", *named, *(TOTALS[key] for key in keys if key in TOTALS)})
+
+
+_INTEGER_KEYS = {KINDS[kind].name: _integer_keys(kind) for kind in KINDS}
+
+
+def batch_of(leaves: Sequence[Leaf]) -> Batch:
+    """The batch of leaves that are there already, as a replay reads them; raises `KeyError` on a strange body."""
+    bodies = [leaf.body for leaf in leaves]
+    by_kind: dict[str, list[int]] = {}
+    founders: dict[str, Founder] = {}
+    for place, body in enumerate(bodies):
+        by_kind.setdefault(body["kind"], []).append(place)
+        if body["incarnation"] not in founders:
+            at_us = int(body["at_us"])
+            worker = str(body.get("worker", "unknown"))
+            founders[body["incarnation"]] = Founder(worker, at_us - int(body["boot_us"]), at_us)
+    return Batch(
+        [leaf.log for leaf in leaves],
+        [body["incarnation"] for body in bodies],
+        [int(body["sequence"]) for body in bodies],
+        [body["part"] for body in bodies],
+        [body["parts"] for body in bodies],
+        [body["kind"] for body in bodies],
+        [body["outage"] for body in bodies],
+        [int(body["at_us"]) for body in bodies],
+        [leaf.data for leaf in leaves],
+        [_group(kind, places, [bodies[place] for place in places]) for kind, places in by_kind.items()],
+        founders,
+    )
+
+
+def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> Group:
+    integers = _INTEGER_KEYS.get(kind, frozenset())
+    keys = dict.fromkeys(key for body in bodies for key in body)
+    columns = {
+        key: [int(body[key]) for body in bodies] if key in integers else [body.get(key) for body in bodies]
+        for key in keys
+    }
+    # Leaves of earlier versions have no `written`: the list is empty.
+    lists = [key for key in TOTALS if key in keys or (key == "written" and kind == "residency-opened")]
+    return Group(
+        kind, places, columns, {key: extents([body.get(key, []) for body in bodies]) for key in lists}
+    )
+
+
+def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
+    """The extent of every list of encoded runs."""
+    made = Extents([], [], [])
+    for items in lists:
+        blocks, low, high = 0, 1 << 62, -1
+        for item in items:
+            length = sum(item[2]) if item[2] else len(item[1])
+            first = int(item[0])
+            blocks, low = blocks + length, min(low, first)
+            high = max(high, first + length - 1 if first else 0)
+        made.blocks.append(blocks)
+        made.low.append(low if blocks else 0)
+        made.high.append(high)
+    return made

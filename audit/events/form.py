@@ -1,0 +1,202 @@
+"""How events of one kind become leaves, column by column: a template, and what fills its marks.
+
+F1 The bytes are those of `leaves()`. F2 Only values of exactly the declared types are taken; anything else is
+`NotPlainError`, and nothing is converted in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import orjson
+
+from kvcustody.audit.events.batch import Columns
+from kvcustody.audit.events.canonical_leaf import SCHEMA, Context
+from kvcustody.audit.events.kinds import (
+    FIELD_KEYS,
+    HEAD_KEYS,
+    KINDS,
+    SYSTEM,
+    TOTALS,
+    Event,
+    field_types,
+    log_of,
+)
+from kvcustody.audit.run_texts import Extents, NotPlainError, run_texts
+from kvcustody.audit.runs import EXACT
+
+Item = tuple[int, Event]
+Fill = Callable[[Sequence[Any]], Sequence[Any]]
+_FORMATTED = 32  # leaves formatted in one go: more would need buffers that the allocator maps anew each time
+_CACHED_MAX = 4096
+
+
+class Texts(dict[Any, bytes]):
+    """JSON texts of values that recur: names, reasons, domains."""
+
+    def __missing__(self, value: Any) -> bytes:
+        if len(self) >= _CACHED_MAX:
+            self.clear()
+        text = self[value] = orjson.dumps(value)
+        return text
+
+
+class Written(NamedTuple):
+    """Leaves of one chunk."""
+
+    logs: Sequence[str]
+    at_us: Sequence[int]
+    data: Sequence[bytes]
+    columns: Columns
+    extents: dict[str, Extents]
+
+
+class Form:
+    """How events of one kind are written: a template with a mark for every value, and what fills each."""
+
+    def __init__(self, kind: type, context: Context, texts: Texts) -> None:
+        self.kind = kind
+        self.name = KINDS[kind].name
+        self._context = context
+        self._texts = texts
+        self._keys = FIELD_KEYS[kind]
+        self._lists = [key for key in TOTALS if key in self._keys]
+        makers: dict[str, Fill] = {
+            "int": _integers,
+            "float": _integers,  # parts per million by then
+            "bool": _flags,
+            "str": self._strings,
+            "str | None": self._names,
+            "tuple[int, ...]": self._numbers,
+            "tuple[str, ...]": self._words,
+        }
+        self._fill = {
+            key: makers[annotation]
+            for key, annotation in zip(self._keys, field_types(kind), strict=True)
+            if key not in self._lists
+        }
+        if "subject" in self._keys:
+            self._fill |= {"subject": _once, "session": _once}
+        self._marked, self._template = self._layout()
+
+    def write(self, items: Sequence[Item]) -> Written:
+        """The leaves of events of this kind; raises `NotPlainError` where one needs the one-by-one form."""
+        columns = self._columns(items)
+        texts = {key: fill(columns[key]) for key, fill in self._fill.items()}
+        extents = {}
+        for key in self._lists:
+            texts[key], extents[key] = run_texts(columns[key])
+            columns[TOTALS[key]] = texts[TOTALS[key]] = extents[key].blocks
+        logs = self._logs(columns, len(items))
+        texts["log"] = [self._texts[log] for log in logs]
+        texts["sequence"] = [sequence for sequence, _ in items]
+        texts["at_us"] = _integers(columns["at_us"])
+        return Written(logs, columns["at_us"], self._filled(texts), columns, extents)
+
+    def _layout(self) -> tuple[list[str], bytes]:
+        """The keys whose values differ from leaf to leaf, and the template with a mark for each."""
+        name, outage = KINDS[self.kind]
+        fixed = {"schema": SCHEMA, "kind": name, "outage": outage, "part": 1, "parts": 1}
+        fixed["incarnation"] = self._context.incarnation
+        sizes = [TOTALS[key] for key in self._lists]
+        whole = {"sequence", "at_us", *sizes, *(key for key in self._fill if self._fill[key] is _integers)}
+        pieces, marked = [], []
+        for key in sorted({*HEAD_KEYS, *self._keys, *sizes}):
+            if key in fixed:
+                value = orjson.dumps(fixed[key]).replace(b"%", b"%%")
+            else:
+                value = b"%d" if key in whole else b"%b"
+                marked.append(key)
+            pieces.append(orjson.dumps(key) + b":" + value)
+        return marked, b"{" + b",".join(pieces) + b"}\n"
+
+    def _columns(self, items: Sequence[Item]) -> dict[str, Sequence[Any]]:
+        """Values by leaf key, as the leaf will have them; run lists are still runs."""
+        context = self._context
+        fields = zip(*[event for _, event in items], strict=True)
+        columns: dict[str, Sequence[Any]] = dict(zip(self._keys, fields, strict=True))
+        columns["at_us"] = [moment + context.offset_us for moment in columns["boot_us"]]
+        columns["part"] = [1] * len(items)
+        if "of_incarnation" in columns:
+            columns["of_incarnation"] = [of or context.incarnation for of in columns["of_incarnation"]]
+        if "share_ppm" in columns:
+            _check({*map(type, columns["share_ppm"])} <= {float, int})
+            columns["share_ppm"] = [round(share * 1_000_000) for share in columns["share_ppm"]]
+        if "subject" in columns:
+            self._pseudonymise(columns)
+        return columns
+
+    def _pseudonymise(self, columns: dict[str, Sequence[Any]]) -> None:
+        name = self._context.pseudonym
+        tenants = [tenant or "" for tenant in columns["tenant"]]
+        subjects, sessions = columns["subject"], columns["session"]
+        columns["subject"] = [
+            None if subject is None else name(tenant, subject)
+            for tenant, subject in zip(tenants, subjects, strict=True)
+        ]
+        columns["session"] = [
+            None if session is None else name(tenant, subject or "", session)
+            for tenant, subject, session in zip(tenants, subjects, sessions, strict=True)
+        ]
+
+    def _filled(self, texts: Mapping[str, Sequence[Any]]) -> list[bytes]:
+        rows = list(zip(*[texts[key] for key in self._marked], strict=True))
+        data: list[bytes] = []
+        for start in range(0, len(rows), _FORMATTED):
+            some = rows[start : start + _FORMATTED]
+            # A newline inside a JSON string is always escaped, so the template's are the only ones.
+            data += ((self._template * len(some)) % tuple(chain.from_iterable(some))).split(b"\n")
+            data.pop()
+        return data
+
+    def _logs(self, columns: Mapping[str, Sequence[Any]], count: int) -> Sequence[str]:
+        if "tenant" not in columns:
+            return [SYSTEM] * count
+        names = {tenant: log_of(tenant) for tenant in set(columns["tenant"])}
+        return [names[tenant] for tenant in columns["tenant"]]
+
+    def _strings(self, values: Sequence[Any]) -> Sequence[bytes]:
+        _check({*map(type, values)} == {str})
+        return self._recurring(values)
+
+    def _names(self, values: Sequence[Any]) -> Sequence[bytes]:
+        _check({*map(type, values)} <= {str, type(None)})
+        return self._recurring(values)
+
+    def _words(self, values: Sequence[Any]) -> Sequence[bytes]:
+        _check({*map(type, values)} == {tuple} and {*map(type, chain.from_iterable(values))} <= {str})
+        return self._recurring(values)
+
+    def _numbers(self, values: Sequence[Any]) -> Sequence[bytes]:
+        _check({*map(type, values)} == {tuple})
+        _integers([0, *chain.from_iterable(values)])
+        return self._recurring(values)
+
+    def _recurring(self, values: Sequence[Any]) -> Sequence[bytes]:
+        texts = self._texts
+        if values.count(values[0]) == len(values):
+            return [texts[values[0]]] * len(values)
+        return [texts[value] for value in values]
+
+
+def _check(plain: bool) -> None:
+    if not plain:
+        raise NotPlainError
+
+
+def _integers(values: Sequence[Any]) -> Sequence[int]:
+    _check({*map(type, values)} == {int} and min(values) > -EXACT and max(values) < EXACT)
+    return values
+
+
+def _flags(values: Sequence[Any]) -> Sequence[bytes]:
+    _check({*map(type, values)} == {bool})
+    return [b"true" if value else b"false" for value in values]
+
+
+def _once(values: Sequence[Any]) -> Sequence[bytes]:
+    """Texts of pseudonyms: most occur once, so none is remembered."""
+    _check({*map(type, values)} <= {str, type(None)})
+    return list(map(orjson.dumps, values))

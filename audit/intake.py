@@ -1,0 +1,206 @@
+"""The engine's side of a ledger writer: events in, by sequence, and those who wait for theirs.
+
+N1 `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
+N2 Every event but those of class C has a sequence; the sequences of one incarnation have no holes.
+N3 A ticket is decided once: committed, refused, or given up by its submitter, whichever comes first.
+N4 Past twice the capacity events are not kept; a `GapRecorded` then names their sequences.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from kvcustody.audit.events import Event, GapRecorded, HitCounted, HitCounters, Withdrawn
+from kvcustody.clock import Clock
+
+_COUNT_KEYS_MAX = 10_000
+Item = tuple[int, Event]
+
+
+class Ticket:
+    """One class A event whose submitter waits: queued → taken → committed, or refused."""
+
+    __slots__ = ("cause", "done", "state")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.state = "queued"
+        self.cause = ""
+
+
+class Intake:
+    """The queue between an engine and its ledger writer."""
+
+    def __init__(self, clock: Clock, *, capacity: int, batch: int, count_seconds: float) -> None:
+        self._clock = clock
+        self._limit = 2 * capacity
+        self._batch = batch
+        self._count_seconds = count_seconds
+        self._lock = threading.Lock()
+        self._queue: deque[Item] = deque()
+        self._tickets: dict[int, Ticket] = {}
+        self._counts: dict[tuple[str, str, str, str, str, int], list[int]] = {}
+        self._dropped: tuple[int, int] | None = None
+        self.counts_due = time.monotonic() + count_seconds
+        self.sequence = 0  # the last one given
+        self.wake = threading.Event()
+        self.idle = False  # the writer sleeps until `wake` is set
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is queued, counted, or still to be accounted for."""
+        with self._lock:
+            return not (self._queue or self._counts or self._dropped)
+
+    # -- the engine's thread --------------------------------------------------------------------------------
+
+    def submit(self, events: Sequence[Event]) -> int:
+        """Queue events of class B and C; returns the sequence of the last one."""
+        with self._lock:
+            if HitCounted in map(type, events):
+                events = self._count(events)
+            first = self.sequence + 1
+            self.sequence += len(events)
+            if len(self._queue) + len(events) > self._limit:
+                self._dropped = (self._dropped[0] if self._dropped else first, self.sequence)
+            else:
+                self._queue.extend(enumerate(events, first))
+            last = self.sequence
+        if self.idle or len(self._queue) >= self._batch:
+            self.wake.set()
+        return last
+
+    def submit_ticket(self, event: Event) -> tuple[int, Ticket]:
+        """Queue an event that its submitter waits for."""
+        ticket = Ticket()
+        with self._lock:
+            self.sequence += 1
+            sequence = self.sequence
+            self._tickets[sequence] = ticket
+            self._queue.append((sequence, event))
+        self.wake.set()
+        return sequence, ticket
+
+    def give_up(self, sequence: int, event: Event, ticket: Ticket) -> bool:
+        """The submitter waits no longer: False when the event was committed first; else its act must not happen."""
+        with self._lock:
+            if ticket.state == "committed":
+                return False
+            in_flight = ticket.state != "refused"
+            ticket.state = "refused"  # the writer drops the ticket when it meets it
+        if in_flight:  # still queued, or being committed: account for the sequence either way
+            self.withdraw(sequence, event)
+        return True
+
+    def _count(self, events: Sequence[Event]) -> list[Event]:
+        """Add up the class C events; the others are returned. The caller holds the lock."""
+        rest: list[Event] = []
+        for event in events:
+            if not isinstance(event, HitCounted):
+                rest.append(event)
+                continue
+            key = (event.tenant, event.owner, event.action, event.effect, event.rule, event.revision)
+            total = self._counts.get(key)
+            if total is None:
+                total = self._counts[key] = [event.at_us, 0, 0, 0]
+            total[1] += event.requests
+            total[2] += event.blocks
+            total[3] += event.tokens
+        return rest
+
+    # -- the writer's thread --------------------------------------------------------------------------------
+
+    def take(self) -> tuple[list[Item], list[int]]:
+        """The next batch, and the sequences in it whose submitters had given up."""
+        taken: list[Item] = []
+        given_up: list[int] = []
+        with self._lock:
+            if self._dropped:
+                first, last = self._dropped
+                self._dropped = None
+                self.sequence += 1
+                cause = "events arrived faster than any store could keep them"
+                gap = GapRecorded(self._clock.now_us(), cause, first, last)
+                self._queue.appendleft((self.sequence, gap))
+            pop, tickets = self._queue.popleft, self._tickets
+            if not tickets:
+                return [pop() for _ in range(min(len(self._queue), self._batch))], []
+            while self._queue and len(taken) < self._batch:
+                item = pop()
+                ticket = tickets.get(item[0])
+                if ticket is not None:
+                    if ticket.state == "refused":
+                        del tickets[item[0]]
+                        given_up.append(item[0])
+                        continue
+                    ticket.state = "taken"
+                taken.append(item)
+        return taken, given_up
+
+    def emit(self, event: Event) -> None:
+        """Queue an event of the writer's own, past every limit."""
+        with self._lock:
+            self.sequence += 1
+            self._queue.append((self.sequence, event))
+
+    def requeue(self, sequence: int, event: Event) -> None:
+        """Queue an event whose sequence was given already."""
+        with self._lock:
+            self._queue.append((sequence, event))
+
+    def next_sequence(self) -> int:
+        """A sequence for an event that is written at once."""
+        with self._lock:
+            self.sequence += 1
+            return self.sequence
+
+    def withdraw(self, sequence: int, event: Event) -> None:
+        """Account for an event whose submitter was refused."""
+        self.emit(Withdrawn(self._clock.now_us(), sequence, getattr(event, "tenant", None)))
+
+    def flush_counts(self, *, now: bool) -> None:
+        """Turn the added-up class C events into counters: on time, when they are many, or `now`."""
+        due = now or time.monotonic() >= self.counts_due
+        if not due and len(self._counts) < _COUNT_KEYS_MAX:
+            return
+        self.counts_due = time.monotonic() + self._count_seconds
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        at_us = self._clock.now_us()
+        for key, (since, requests, blocks, tokens) in counts.items():
+            self.emit(HitCounters(at_us, *key, since, requests, blocks, tokens))
+
+    # -- those who wait -------------------------------------------------------------------------------------
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody waits for a commit."""
+        return bool(self._tickets)
+
+    def awaits(self, sequence: int) -> bool:
+        """The event has a submitter who waits, or gave up and does not know yet that the writer knows."""
+        return sequence in self._tickets
+
+    def settle(self, sequence: int, state: str, cause: str = "") -> bool:
+        """Decide a ticket unless its submitter has given up; False when that came first, or nobody waits."""
+        with self._lock:
+            ticket = self._tickets.pop(sequence, None)
+            if ticket is None or ticket.state == "refused":
+                return False
+            ticket.state, ticket.cause = state, cause
+        ticket.done.set()
+        return True
+
+    def release_all(self, cause: str) -> None:
+        """Nothing can be recorded now: those who wait need not wait any longer."""
+        with self._lock:
+            waiting = list(self._tickets.values())
+        for ticket in waiting:
+            ticket.cause = cause
+            ticket.done.set()
