@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.quota import Account
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.outcome import Admission, Deferred, Refused
 from kvcustody.governance.plan import Plan
+from kvcustody.integrations.transformers.batch_record import Record
+from kvcustody.integrations.transformers.block_events import BlockEvents
 from kvcustody.integrations.transformers.claims import Claim, Claims
 from kvcustody.integrations.transformers.engine_blocks import EngineBlocks
 from kvcustody.integrations.transformers.room import most_blocks, too_big
@@ -35,37 +35,6 @@ RETRY_US, RETRY_STEPS = (
 )  # a deferred request asks again after a release, this long or this many steps
 TRASH_EVERY_US = 500_000
 IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one after the last that was read
-
-
-class Record:
-    """One admitted request. `told`: tokens that the Governor knows of; `room`: tokens that its blocks can hold."""
-
-    __slots__ = (
-        "account",
-        "claim",
-        "handle",
-        "hit_tokens",
-        "manager",
-        "prompt",
-        "room",
-        "slot",
-        "table",
-        "told",
-    )
-
-    def __init__(
-        self, admission: Admission, claim: Claim, plan: Plan, prompt: int, table: list[int], room: int
-    ) -> None:
-        self.handle = admission.request_id
-        self.slot = admission.slot
-        self.hit_tokens = admission.hit_tokens
-        self.claim = claim
-        self.account: Account = plan.account
-        self.manager: BlockManager = plan.manager
-        self.prompt = prompt
-        self.told = prompt
-        self.room = room
-        self.table = table
 
 
 class BatchCustody:
@@ -88,6 +57,7 @@ class BatchCustody:
         self.page = governor.block_tokens
         self.records: dict[str, Record] = {}
         self.is_async = is_async
+        self.events: BlockEvents | None = None
         self._model = model
         self._tables = tables
         self._claims = claims
@@ -295,10 +265,16 @@ class BatchCustody:
         if now_us >= self._trash_us:
             self.blocks.clear_trash()
             self._trash_us = now_us + TRASH_EVERY_US
+        self.tell()
         running = self.governor.running
         if len(running) == len(self.records):
             return []
         return [request_id for request_id, record in self.records.items() if record.handle not in running]
+
+    def tell(self) -> None:
+        """Block events of what has happened since the last call, where somebody listens."""
+        if self.events is not None:
+            self.events.tell()
 
     def free_blocks(self) -> int:
         """Blocks that are not in use by a running request."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
-from kvcustody.integrations.transformers.claims import Claim, Claims
+from kvcustody.errors import HandleError
+from kvcustody.integrations.transformers.claims import CHILD_MARK, Claim, Claims
 
 ACTING: ContextVar[Claim | None] = ContextVar("kvcustody_acting", default=None)
 
@@ -30,6 +32,25 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         if added is None and claim is not None and request_id is not None:
             self.claims.withdraw(request_id)
         return added
+
+    def collect(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Wait for the results of these requests and of their forks; forks come before their parent.
+
+        Raises `HandleError` where the loop ends before.
+        """
+        forks = range(self.num_return_sequences - 1)
+        wanted = [name for one in ids for name in (*(f"{one}{CHILD_MARK}{n}" for n in forks), one)]
+        results: dict[str, Any] = {}
+        # The prompt of a request that is refused is never forked: its children have no results.
+        while not all(one in results for one in ids) or any(
+            name not in results for name in wanted if results[name.partition(CHILD_MARK)[0]].error is None
+        ):
+            result = self.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                results[result.request_id] = result
+            elif result is None and not self.is_running():
+                raise HandleError("the serving loop has failed; see its log")
+        return {name: results[name] for name in wanted if name in results}
 
     def stop(
         self,

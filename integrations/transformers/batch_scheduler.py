@@ -99,6 +99,7 @@ class GovernedScheduler:
                     batch, fast, queries, reads = self._schedule(token_budget, cache_budget)
             finally:
                 cache.is_scheduling = False
+            custody.tell()  # what this step evicts is known before it is computed
             self.starved_requests = []  # else the engine offloads by rules of its own, and blocks new requests
             if custody.is_async and batch:
                 custody.fence([future.state.request_id for future in batch])

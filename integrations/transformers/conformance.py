@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from kvcustody.allocator.manager import PoolOptions
 from kvcustody.audit.events import Event
@@ -35,38 +34,33 @@ from kvcustody.integrations.conformance.engine_under_test import (
     Outcome,
     Setup,
 )
-from kvcustody.integrations.events.block_event import BlockEvent
+from kvcustody.integrations.events.block_event import BlockEvent, split_keys
 from kvcustody.integrations.transformers.claims import Claim
 from kvcustody.integrations.transformers.continuous import GovernedBatching
 from kvcustody.integrations.transformers.first_writes import FirstWrites
+from kvcustody.integrations.transformers.tiny_model import VOCABULARY, tiny_model
 
-BLOCK_TOKENS, VOCABULARY = 8, 256
+BLOCK_TOKENS = 8
 TIMER_US = 100_000  # the idle loop's own wake-up
 _LACKS = {
     "tokens": "identity travels by request id, and is proved by whoever submits",
     "forks": "the engine forks only while it prefills, for `num_return_sequences`",
     "async": "the CPU has no steps in flight",
     "tier": "the engine's host memory tier is refused",
-    "events": "the adapter publishes no block events",
     "shards": "tensor parallelism is refused",
 }
 
 
-def tiny_model() -> Any:
-    """A random Llama of two layers, the same every time."""
-    torch.manual_seed(11)
-    config: Any = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-    )
-    config._attn_implementation = "sdpa"
-    model: Any = LlamaForCausalLM(config)
-    return model.eval()
+class KeepingPublisher:
+    """Keeps the events that the adapter publishes."""
+
+    def __init__(self) -> None:
+        self.events: list[BlockEvent] = []
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        """Keep them."""
+        self.events += events
+        return len(self.events)
 
 
 class TransformersEngine:
@@ -75,6 +69,7 @@ class TransformersEngine:
     def __init__(self, setup: Setup) -> None:
         self._clock = setup.clock
         self._ledger = KeepingLedger()
+        self._told = KeepingPublisher()
         self._revision = 1
         batching = ContinuousBatchingConfig(
             page_size=BLOCK_TOKENS,
@@ -91,6 +86,7 @@ class TransformersEngine:
             toy_model(BLOCK_TOKENS),
             generation_config=generation,
             batching_config=batching,
+            publisher=self._told,
             clock=setup.clock,
             tick_seconds=None,
         )
@@ -260,12 +256,15 @@ class TransformersEngine:
         return tuple(blocks)
 
     def indexed(self) -> frozenset[bytes]:
-        """Not asked of an engine without events."""
-        return frozenset()
+        """Every key of the Governor's prefix trees: the engine's own index stays empty (`check`)."""
+        nodes = (node for manager in self._governor.managers for node in manager.tree.nodes())
+        return frozenset(key for node in nodes for key in split_keys(node.keys))
 
     def events(self) -> list[BlockEvent]:
-        """No events."""
-        return []
+        """What was published; the loop's next turn would begin by telling what the last step has done."""
+        self._custody.tell()
+        taken, self._told.events = self._told.events, []
+        return taken
 
     def ledger(self) -> list[Event]:
         """Everything that was handed to the ledger."""

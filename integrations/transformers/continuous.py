@@ -34,7 +34,8 @@ from kvcustody.integrations.transformers.batch_cache import govern
 from kvcustody.integrations.transformers.batch_custody import BatchCustody
 from kvcustody.integrations.transformers.batch_manager import ACTING, GovernedManager
 from kvcustody.integrations.transformers.batch_scheduler import scheduler_for
-from kvcustody.integrations.transformers.claims import ANONYMOUS, CHILD_MARK, Claim, Claims
+from kvcustody.integrations.transformers.block_events import BlockEvents, Publisher, open_events
+from kvcustody.integrations.transformers.claims import ANONYMOUS, Claim, Claims
 from kvcustody.integrations.transformers.engine_blocks import EngineBlocks
 from kvcustody.integrations.transformers.internals import check_internals
 from kvcustody.integrations.transformers.takeover import check_cache, check_config, check_ranks
@@ -51,7 +52,8 @@ class GovernedBatching:
     custody: settings of a worker, which this then opens and closes, or a function from the engine's memory to a
     Governor that the caller closes. model_identity: what conditions K/V values, with the engine's page size as
     `block_tokens`. anonymous: whose requests without a claim are; they reuse nothing, and a policy that does not admit
-    this tenant refuses them. tick_seconds: how often time is looked at while no loop runs; with None the caller calls
+    this tenant refuses them. publisher: who is told of blocks; where there is none, the setting `kv_events_endpoint`
+    opens one. tick_seconds: how often time is looked at while no loop runs; with None the caller calls
     `tick`. Raises `ConfigError` where the engine cannot be governed (M1).
     """
 
@@ -64,6 +66,7 @@ class GovernedBatching:
         generation_config: GenerationConfig | None = None,
         batching_config: ContinuousBatchingConfig | None = None,
         anonymous: Principal = ANONYMOUS,
+        publisher: Publisher | None = None,
         clock: Clock | None = None,
         tick_seconds: float | None = TICK_SECONDS,
     ) -> None:
@@ -75,6 +78,8 @@ class GovernedBatching:
         self._identity = model_identity
         self._clock = clock or SystemClock()
         self._worker: Worker | None = None
+        self._publisher = publisher
+        self._events: BlockEvents | None = None
         self._closed = threading.Event()
         self._scheduler_name = f"kvcustody-{next(_numbers)}"
         config = copy(batching_config) if batching_config is not None else ContinuousBatchingConfig()
@@ -137,6 +142,9 @@ class GovernedBatching:
             self.claims,
             is_sharing=cache.use_prefix_sharing,
             is_async=bool(self.manager.continuous_batching_config.use_async_batching),
+        )
+        self._events = self.custody.events = open_events(
+            self._publisher, governor, self._worker, self._settings
         )
         govern(cache, allocator, self.custody)
         _log.info("engine in custody", blocks=blocks.blocks, block_tokens=governor.block_tokens)
@@ -213,21 +221,7 @@ class GovernedBatching:
             ids = [
                 self.submit(owner, tokens, **options) for owner, tokens in zip(owners, inputs, strict=True)
             ]
-            children = self.manager.num_return_sequences - 1
-            wanted = [
-                name for one in ids for name in (*(f"{one}{CHILD_MARK}{n}" for n in range(children)), one)
-            ]
-            results: dict[str, Any] = {}
-            # The prompt of a request that is refused is never forked: its children have no results.
-            while not all(one in results for one in ids) or any(
-                name not in results for name in wanted if results[name.partition(CHILD_MARK)[0]].error is None
-            ):
-                result = self.manager.get_result(timeout=1)
-                if result is not None and result.is_finished():
-                    results[result.request_id] = result
-                elif result is None and not self.manager.is_running():
-                    raise HandleError("the serving loop has failed; see its log")
-            return {name: results[name] for name in wanted if name in results}
+            return self.manager.collect(ids)
         finally:
             self.stop()
 
@@ -287,6 +281,9 @@ class GovernedBatching:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        if self._events is not None:
+            self._events.end()
+            self._events = None
 
     def __enter__(self) -> GovernedBatching:
         return self
