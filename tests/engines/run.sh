@@ -17,3 +17,4 @@ if [ $# -gt 0 ]; then
 fi
 "$VENV/bin/python" -m pytest -q tests/engines/vllm
 "$VENV/bin/python" tests/engines/vllm/own_suite.py
+[ "$VERSION" != 0.32.0 ] || "$VENV/bin/python" tests/engines/vllm/own_suite.py --version 0.33.0

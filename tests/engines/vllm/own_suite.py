@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument(
         "--folder", type=Path, help="keep what was fetched here (default: a temporary folder)"
     )
-    parser.add_argument("--modes", default="classes,custody")
+    parser.add_argument("--modes", help="default: classes, and custody for the installed release")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -175,7 +175,8 @@ def main() -> int:
         good = plain.passed > 0 and not plain.failed
         if not good:
             print(plain.output[-4000:])
-        for mode in options.modes.split(","):
+        modes = options.modes or ("classes" if other else "classes,custody")
+        for mode in modes.split(","):
             result = run(home, mode, path=other)
             different = len(result.failed) - len(result.unexpected)
             print(
