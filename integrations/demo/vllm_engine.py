@@ -159,7 +159,10 @@ class VllmEngine:
 
     def _end_of_log(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)] or lines
+        ours = [
+            line for line in lines if re.search(r"KVC\d+: ", line)
+        ]  # the root cause, where governance names it
+        errors = ours or [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)] or lines
         return " ".join((errors or ["it wrote nothing"])[-1].split())[-300:]
 
 
