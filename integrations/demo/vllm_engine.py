@@ -162,7 +162,7 @@ class VllmEngine:
         ours = [
             line for line in lines if re.search(r"KVC\d+: ", line)
         ]  # the root cause, where governance names it
-        errors = ours or [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)] or lines
+        errors = ours[:1] or [line for line in lines if re.search(r"\w+(Error|Exception)\b", line)] or lines
         return " ".join((errors or ["it wrote nothing"])[-1].split())[-300:]
 
 
