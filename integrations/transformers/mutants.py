@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.allocator.node import KEY_BYTES
+from kvcustody.allocator.node import KEY_BYTES, Node
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.governance.outcome import Admission
 from kvcustody.integrations.conformance import mutants_of_native
@@ -36,7 +36,6 @@ _BELOW = (
     "late sweep serves the expired",
     "ceiling moved by attach",
     "running block past its ceiling attached",
-    "hold renewed by foreign reader",
     "erase misses cached",
     "erase misses running",
     "end not recorded",
@@ -92,19 +91,33 @@ def _waits_in_line(original: Any) -> Any:
 def _preempts_anybody(original: Any) -> Any:
     """A request that cannot start takes the blocks of another tenant's that runs."""
 
-    def start(self: GovernedScheduler, state: Any, started: set[str]) -> None:
-        original(self, state, started)
-        records = self.custody.records
-        tenant = self.custody._claimed[state.request_id].principal.tenant
-        others = [
-            other
-            for name, other in self.active_requests.items()
-            if records[name].claim.principal.tenant != tenant
-        ]
-        if state.request_id not in self.active_requests and others:
-            self._preempt(others[0])
+    def schedule(self: GovernedScheduler, *budgets: int) -> Any:
+        records, claimed = self.custody.records, self.custody._claimed
+        for hungry in [name for name in self.waiting_requests_order if name in self.custody._deferred][:1]:
+            for name, state in list(self.active_requests.items()):
+                if records[name].claim.principal.tenant != claimed[hungry].principal.tenant:
+                    self._preempt(state)
+                    break
+        return original(self, *budgets)
 
-    return start
+    return schedule
+
+
+def _renews(original: Any) -> Any:
+    """Whoever releases a path moves the deadlines of all holds on it."""
+
+    def release(self: PrefixTree, leaf: Node | None, hold: Any, now_us: int, *rest: Any) -> None:
+        original(self, leaf, hold, now_us, *rest)
+        while leaf is not None:
+            leaf.deadline_us = now_us + leaf.domain.idle_us
+            if leaf.tip is not None and leaf.tip is not hold:
+                wheel = leaf.tip.account.partition.wheel
+                wheel.remove(leaf.tip)
+                leaf.tip.deadline_us = leaf.deadline_us
+                wheel.add(leaf.tip)
+            leaf = leaf.parent
+
+    return release
 
 
 def _stored(**change: Any) -> Any:
@@ -141,10 +154,11 @@ MUTANTS: tuple[Mutant, ...] = (
     *(mutant for mutant in mutants_of_native.MUTANTS if mutant.fault in _BELOW),
     Mutant("no identity falls to a tenant", patch(Claims, "take", _last_claim)),
     Mutant("scope dropped after preemption", patch(GovernedScheduler, "_preempt", _resumed_as_nobody)),
+    Mutant("hold renewed by foreign reader", patch(PrefixTree, "release", _renews)),
     Mutant("uncomputed block published", patch(BatchCustody, "admit", _published_at_admission)),
     Mutant("TTL does not fire while idle", constant(GovernedBatching, "tick", None)),
     Mutant("quota stalls others", patch(GovernedScheduler, "_start", _waits_in_line)),
-    Mutant("quota preempts others", patch(GovernedScheduler, "_start", _preempts_anybody)),
+    Mutant("quota preempts others", patch(GovernedScheduler, "_schedule", _preempts_anybody)),
     Mutant("scope dropped at event", patch(BlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))),
     Mutant("unscoped removal", patch(block_events, "removed", _removed_by_nobody)),
     Mutant("removal not told", patch(PrefixTree, "_collect", _silent)),

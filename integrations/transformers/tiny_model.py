@@ -21,6 +21,7 @@ def tiny_model() -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,
+        initializer_range=0.4,  # large, so that what is said depends on all that was read
     )
     config._attn_implementation = "sdpa"
     model: Any = LlamaForCausalLM(config)

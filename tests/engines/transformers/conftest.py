@@ -1,8 +1,11 @@
-"""Makes the worlds beside the cases importable (the tests are no package)."""
+"""Makes the worlds beside the cases importable (the tests are no package); one thread, because the models are tiny."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)  # more only wait for each other on a busy machine

@@ -17,8 +17,9 @@ from continuous_world import (
 )
 
 from kvcustody.errors import IdentityError
+from kvcustody.governance import erasure
 from kvcustody.governance.erasure import Selector
-from kvcustody.integrations.transformers.claims import Claims
+from kvcustody.integrations.transformers.claims import Claim, Claims
 
 PROMPT = prompt(50)
 HIT = (len(PROMPT) - 1) // PAGE * PAGE
@@ -107,6 +108,33 @@ def test_ids_that_nobody_claimed_reuse_nothing_not_even_their_own() -> None:
         engine.sound()
 
 
+def test_positive_control_one_name_for_all_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its random key and as a tenant's subject, an unclaimed request finds what others left."""
+    monkeypatch.setattr(Claim, "private", lambda claim: Claim(person()))
+    with governed(text=policy(TENANTS + ANYBODY)) as engine:
+        engine.submit(person(), PROMPT)
+        engine.run()
+        name = engine.add(PROMPT)
+        engine.run()
+        assert engine.reused[name] == HIT
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_strangers_are_kept_apart_by_a_random_key_even_where_their_tenant_shares(
+    is_private: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control is the parameter: the key off, the second stranger finds the first one's blocks."""
+    if not is_private:
+        monkeypatch.setattr(Claim, "private", lambda claim: claim)
+    shared = policy(TENANTS + ANYBODY).replace("scope: subject", "scope: tenant")
+    with governed(text=shared) as engine:
+        names = []
+        for _ in range(2):
+            names.append(engine.add(PROMPT))
+            engine.run()
+        assert [engine.reused[name] for name in names] == [0, 0 if is_private else HIT]
+
+
 def test_ids_that_nobody_claimed_are_refused_where_the_policy_admits_no_strangers() -> None:
     with governed() as engine:
         name, known = engine.add(PROMPT), engine.submit(person(), PROMPT)
@@ -165,6 +193,28 @@ def test_erasing_a_subject_ends_its_running_requests_with_an_error() -> None:
         assert "ended by policy or erasure" in engine.results[doomed].error
         assert len(engine.output(other)) == 30
         engine.sound()
+
+
+def test_positive_control_an_erasure_that_misses_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure, "_lapse", lambda *operands: 0)
+    monkeypatch.setattr(erasure, "_domains", lambda *operands: (set(), 0))
+    with governed() as engine:
+        engine.submit(person(), PROMPT)
+        engine.run()
+        engine.governor.erase(Selector(tenant="a", subject="ada"))
+        again = engine.submit(person(), PROMPT)
+        engine.run()
+        assert engine.reused[again] == HIT
+
+
+def test_positive_control_an_erasure_that_misses_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure, "matches_plan", lambda *operands: False)
+    with governed(generate=generation(max_new_tokens=30)) as engine:
+        doomed = engine.submit(person("a"), PROMPT)
+        engine.step()
+        engine.governor.call(lambda governor: governor.erase(Selector(tenant="a")))
+        engine.run()
+        assert len(engine.output(doomed)) == 30
 
 
 def test_prefix_caching_off_keeps_nothing() -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from continuous_world import (
     IDLE_US,
@@ -19,6 +20,8 @@ from continuous_world import (
     plain,
     prompt,
 )
+
+from kvcustody.integrations.transformers.batch_custody import BatchCustody
 
 TICK_US = 20_000  # deadlines fall due in ticks of 16 ms
 SMALL = {"num_blocks": 20, "max_batch_tokens": 32}
@@ -102,6 +105,38 @@ def test_a_timer_wipes_where_no_loop_runs() -> None:
         settle(engine, lambda: engine.governor.managers[0].accounts["a"].cached_blocks == 0)
         engine.clock.advance(1_000_001)
         settle(engine, lambda: used(engine) == 0)
+
+
+def test_positive_control_a_loop_that_does_nothing_while_idle_wipes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with governed() as engine:
+        engine.batching.generate_batch(person(), [prompt(50)])
+        with monkeypatch.context() as off:
+            off.setattr(BatchCustody, "tick", lambda self: [])
+            engine.batching.start()
+            past_every_deadline(engine)
+            assert used(engine) > 0 and engine.manager.is_running()
+            engine.batching.stop()
+        settle(engine, lambda: used(engine) == 0)
+
+
+def test_positive_control_without_the_timer_nothing_is_wiped_where_no_loop_runs() -> None:
+    with governed(tick_seconds=None) as engine:
+        engine.submit(person(), prompt(50))
+        engine.run()
+        past_every_deadline(engine)
+        assert used(engine) > 0
+        engine.batching.tick()
+        assert used(engine) == 0
+
+
+def past_every_deadline(engine: Governed) -> None:
+    """Idle time and the time to scrub are over, and whoever looks at the clock has had time to."""
+    engine.clock.advance(IDLE_US + TICK_US)
+    time.sleep(0.25)
+    engine.clock.advance(1_000_001)
+    time.sleep(0.25)
 
 
 def test_what_is_past_its_deadline_serves_nobody_though_no_sweep_has_run() -> None:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import pytest
-from continuous_world import Driver, batching, generation, governed, person, plain, policy, prompt
+from continuous_world import (
+    ANYBODY,
+    TENANTS,
+    Driver,
+    Governed,
+    batching,
+    generation,
+    governed,
+    person,
+    plain,
+    policy,
+    prompt,
+)
 
 from kvcustody.errors import HandleError
+from kvcustody.integrations.transformers.batch_custody import BatchCustody
 
 HALVES = """\
   a: {quota: {guaranteed: 50%, cap: 50%}}
@@ -157,6 +171,21 @@ def test_forks_that_do_not_fit_wait_and_are_still_their_parents() -> None:
         assert name in engine.results and set(engine.governor.tallies) == {"a"}
 
 
+def test_positive_control_children_that_inherit_nothing_are_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def strangers(self: BatchCustody, parent_id: str, child_ids: Iterable[str]) -> None:
+        for child_id in child_ids:
+            self.enter(child_id)
+
+    monkeypatch.setattr(BatchCustody, "inherit", strangers)
+    generate = generation(num_return_sequences=2, do_sample=True, max_new_tokens=6)
+    with governed(generate=generate, text=policy(TENANTS + ANYBODY)) as engine:
+        engine.submit(person("a"), prompt(29))
+        engine.run()
+        assert set(engine.governor.tallies) == {"a", "anonymous"}
+
+
 def test_an_id_in_use_is_not_served_twice() -> None:
     with governed(generate=LONG) as engine:
         engine.submit(person("a"), prompt(20), request_id="same")
@@ -195,18 +224,38 @@ def test_a_loop_that_has_ended_takes_no_requests_and_closing_ends_what_runs() ->
         assert not engine.governor.running and name
 
 
-def test_steps_in_flight_keep_their_blocks_until_they_have_retired() -> None:
-    with governed(generate=LONG) as engine, engine.custody.turn:  # the timer has no turn
-        engine.custody.is_async = True  # its fences, on a device without streams
-        gone, kept = engine.submit(person("a"), prompt(29)), engine.submit(person("b"), prompt(29))
-        engine.step()
-        engine.step()
+def cancelled_in_flight(engine: Governed) -> tuple[list[int], str]:
+    """A request is cancelled while a step over it has not retired: its blocks, and another that runs on."""
+    engine.custody.is_async = True  # its fences, on a device without streams
+    gone, kept = engine.submit(person("a"), prompt(29)), engine.submit(person("b"), prompt(29))
+    engine.step()
+    engine.step()
+    held = engine.tables()[gone]
+    engine.custody.tick = lambda: list(engine.governor.step())  # type: ignore[method-assign, arg-type]
+    engine.batching.cancel(gone)
+    engine.processor._update_tp_group_state()
+    engine.scheduler.clear_cancelled_requests()
+    return held, kept
+
+
+def test_positive_control_without_fences_a_step_in_flight_writes_into_what_was_scrubbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(BatchCustody, "fence", lambda self, request_ids: None)
+    with governed(generate=LONG, tick_seconds=None) as engine:
+        held, _ = cancelled_in_flight(engine)
         (manager,) = engine.governor.managers
-        held = engine.tables()[gone]
-        engine.custody.tick = lambda: list(engine.governor.step())  # type: ignore[method-assign, arg-type]
-        engine.batching.cancel(gone)
-        engine.processor._update_tp_group_state()
-        engine.scheduler.clear_cancelled_requests()
+        engine.clock.advance(1_100_000)
+        engine.governor.step()
+        assert not manager.pool.partitions[0].fenced and engine.nonzero(held[-1:]) == 0
+
+
+def test_steps_in_flight_keep_their_blocks_until_they_have_retired() -> None:
+    with governed(generate=LONG, tick_seconds=None) as engine:
+        held, kept = cancelled_in_flight(engine)
+        (manager,) = engine.governor.managers
+        engine.clock.advance(1_100_000)
+        engine.governor.step()
         assert manager.pool.partitions[0].fenced  # released, but a step may still write there
         assert engine.nonzero(held[-1:]) > 0
         engine.step()
