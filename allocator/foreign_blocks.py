@@ -29,7 +29,14 @@ from kvcustody.allocator.scrub_queue import ScrubOrder, ScrubQueue
 from kvcustody.errors import CapacityError
 
 NO_BLOCK = -1
+# Columns of a block's row.
+GENERATION, STATE, REFS, HOLDS, TAG, CEILING, HOLD_UNTIL, BORN, USED, INDEXED, PARENT, CHILDREN = range(12)
+COLUMNS = 12
 _DOMAINS_MIN = 1024  # domains kept before those without a block are dropped
+
+
+_ENDED = [STATE, HOLDS, HOLD_UNTIL, INDEXED, PARENT]
+_ENDED_VALUES = [FENCED, 0, 0, 0, NO_BLOCK]
 
 
 class ForeignBlocks:
@@ -50,21 +57,21 @@ class ForeignBlocks:
         self.bytes_per_block = bytes_per_block
         self.number = 0
         self.reserved: Blocks = np.array(sorted(set(reserved)), dtype=np.int64)
-        self.state: NDArray[np.uint8] = np.full(blocks, DIRTY, dtype=np.uint8)
-        self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
-        self.refs: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
-        self.holds: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
-        self.tag: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)  # of the block's domain
-        self.indexed: NDArray[np.bool_] = np.zeros(blocks, dtype=np.bool_)
-        self.hold_until_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
-        self.ceiling_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
-        self.born_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
-        self.used: NDArray[np.int64] = np.zeros(
-            blocks, dtype=np.int64
-        )  # when last CACHED: the order of eviction
-        self.parent: NDArray[np.int64] = np.full(blocks, NO_BLOCK, dtype=np.int64)
-        self.parent_generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
-        self.children: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        # One row a block, so that a run of blocks is read and written in one go; the names below are its columns.
+        self.rows: NDArray[np.int64] = np.zeros((blocks, COLUMNS), dtype=np.int64)
+        self.rows[:, STATE] = DIRTY
+        self.rows[:, PARENT] = NO_BLOCK
+        self.generation = self.rows[:, GENERATION]
+        self.state = self.rows[:, STATE]
+        self.refs = self.rows[:, REFS]
+        self.holds = self.rows[:, HOLDS]
+        self.tag = self.rows[:, TAG]  # of the block's domain
+        self.ceiling_us = self.rows[:, CEILING]
+        self.hold_until_us = self.rows[:, HOLD_UNTIL]
+        self.born_us = self.rows[:, BORN]
+        self.used = self.rows[:, USED]  # when last CACHED: the order of eviction
+        self.parent = self.rows[:, PARENT]
+        self.children = self.rows[:, CHILDREN]
         self.next_generation = 1
         self.fences = Fences()
         self.fence_bound_us = fence_bound_us
@@ -88,6 +95,12 @@ class ForeignBlocks:
         self.queue.add_boot(usable)
 
     # -- set-up -------------------------------------------------------------------------------------------------------
+
+    @property
+    def indexed(self) -> NDArray[np.bool_]:
+        """Which blocks the engine's index has, as we were told."""
+        known: NDArray[np.bool_] = self.rows[:, INDEXED] != 0
+        return known
 
     @property
     def shards(self) -> int:
@@ -168,37 +181,41 @@ class ForeignBlocks:
 
         Returns the indexed ones among them, which the engine must forget; with `told`, it knows of `blocks` itself.
         """
-        forget: list[int] = [] if told else blocks[self.indexed[blocks]].tolist()
-        self._end_flat(blocks, cause, due_us, now_us)
-        wave = self._orphans(blocks)
+        rows = self.rows[blocks]
+        known = rows[:, INDEXED] != 0
+        if not told and not known.any():  # it was never in the index: nothing continues it, nobody forgets it
+            self._end_rows(blocks, rows, cause, due_us, now_us)
+            return []
+        forget: list[int] = [] if told else blocks[known].tolist()
+        self._end_rows(blocks, rows, cause, due_us, now_us)
+        wave = self._orphans(blocks, rows)
         while len(wave):
             forget += wave.tolist()
-            dues = np.minimum(
-                self.hold_until_us[wave], now_us
-            )  # until now it could be reached, while it was held
+            rows = self.rows[wave]
+            dues = np.minimum(rows[:, HOLD_UNTIL], now_us)  # until now it could be reached, while it was held
             for due in np.unique(dues).tolist():
-                self._end_flat(wave[dues == due], "unreachable", due, now_us)
-            wave = self._orphans(wave)
+                chosen = dues == due
+                self._end_rows(wave[chosen], rows[chosen], "unreachable", due, now_us)
+            wave = self._orphans(wave, rows)
         return forget
 
-    def _orphans(self, ended: Blocks) -> Blocks:
-        """CACHED blocks that continue one of those that ended."""
-        left = ended[self.children[ended] > 0]
+    def _orphans(self, ended: Blocks, rows: NDArray[np.int64]) -> Blocks:
+        """CACHED blocks that continue one of those that ended; `rows` are the ended ones' as they were."""
+        if not rows[:, CHILDREN].any():
+            return NO_BLOCKS
+        left = ended[self.children[ended] > 0]  # those whose children did not all end with them
         if not len(left):
             return NO_BLOCKS
         cached = np.flatnonzero(self.state == CACHED)
-        cached = cached[np.isin(self.parent[cached], left)]
-        orphans: Blocks = cached[self.parent_generation[cached] == self.generation[self.parent[cached]]]
+        orphans: Blocks = cached[np.isin(self.parent[cached], left)]
         return orphans
 
-    def _leave_parents(self, blocks: Blocks) -> None:
+    def _leave_parents(self, rows: NDArray[np.int64]) -> None:
         """What ends is nobody's child any more."""
-        with_parent = blocks[self.parent[blocks] >= 0]
-        if len(with_parent):
-            parents = self.parent[with_parent]
-            same = self.parent_generation[with_parent] == self.generation[parents]
-            np.subtract.at(self.children, parents[same], 1)
-            self.parent[with_parent] = NO_BLOCK
+        parents = rows[:, PARENT]
+        parents = parents[parents >= 0]
+        if len(parents):
+            np.subtract.at(self.children, parents, 1)
 
     def _prune_domains(self) -> None:
         live = set(np.unique(self.tag[(self.state != CLEAN) & (self.state != DIRTY)]).tolist())
@@ -206,42 +223,56 @@ class ForeignBlocks:
         self.domains = {tag: domain for tag, domain in self.domains.items() if tag in live}
         self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
 
-    def _end_flat(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
-        self._leave_parents(blocks)
-        self.state[blocks] = FENCED
-        self.indexed[blocks] = False
-        self.holds[blocks] = 0
-        self.hold_until_us[blocks] = 0
-        tags = self.tag[blocks]
+    def _end_rows(
+        self, blocks: Blocks, rows: NDArray[np.int64], cause: str, due_us: int, now_us: int
+    ) -> None:
+        self._leave_parents(rows)
+        ended = rows.copy()
+        ended[:, _ENDED] = _ENDED_VALUES
+        ended[:, CHILDREN] = self.children[blocks]
+        self.rows[blocks] = ended
         fence = self.fences.last if len(self.fences) else 0
+        tags, generations = rows[:, TAG], rows[:, GENERATION]
         first = int(tags[0])
-        if len(tags) == 1 or not bool((tags != first).any()):
-            groups: list[tuple[Domain, Blocks]] = [(self.domains[first], blocks)]
-        else:
-            groups = [(self.domains[tag], blocks[tags == tag]) for tag in dict.fromkeys(tags.tolist())]
-        for domain, run in groups:
-            domain.owner.charge(-len(run))
-            custody = Custody(run, self.generation[run], domain.owner, domain, cause, due_us, now_us, fence)
-            self.queue.add(custody)
+        if len(blocks) == 1 or not (tags != first).any():
+            self._end_domain(first, blocks, generations, cause, due_us, now_us, fence)
+            return
+        for tag in dict.fromkeys(tags.tolist()):
+            chosen = tags == tag
+            self._end_domain(tag, blocks[chosen], generations[chosen], cause, due_us, now_us, fence)
+
+    def _end_domain(
+        self,
+        tag: int,
+        blocks: Blocks,
+        generations: NDArray[np.int64],
+        cause: str,
+        due_us: int,
+        now_us: int,
+        fence: int,
+    ) -> None:
+        domain = self.domains[tag]
+        domain.owner.charge(-len(blocks))
+        self.queue.add(Custody(blocks, generations, domain.owner, domain, cause, due_us, now_us, fence))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def order(self, now_us: int) -> ScrubOrder | None:
         """The scrubs that the coming step must do first: everything that ended and whose fences have retired (X1)."""
-        for custody in self.queue.reclaim(self.fences, now_us):
-            current = self.generation[custody.blocks] == custody.generations
-            still = custody.blocks[current & (self.state[custody.blocks] == FENCED)]
-            self.state[still] = DIRTY
-        return self.queue.order()
+        if self.queue.has_fenced:
+            self.queue.reclaim(self.fences, now_us)
+        return self.queue.order() if self.queue.has_dirty else None
 
     def scrubbed(self, number: int, shard: int, results: Sequence[ScrubResult]) -> Blocks:
         """One shard's answer to an order. Blocks become CLEAN with the last shard's; returns those that failed."""
         done, failed = self.queue.answer(number, shard, results)
-        for custody in done:
-            same = (self.generation[custody.blocks] == custody.generations) & (
-                self.state[custody.blocks] == DIRTY
+        if done is not None:
+            blocks, generations = done
+            rows = self.rows[blocks]
+            same = (rows[:, GENERATION] == generations) & (
+                (rows[:, STATE] == FENCED) | (rows[:, STATE] == DIRTY)
             )
-            self.state[custody.blocks[same]] = CLEAN
+            self.state[blocks if same.all() else blocks[same]] = CLEAN
         if len(failed):
             unused = failed[(self.state[failed] != ACTIVE) & (self.state[failed] != CACHED)]
             self.state[unused] = QUARANTINED
@@ -257,4 +288,15 @@ class ForeignBlocks:
         """Blocks by state, without the reserved ones."""
         numbers = np.bincount(self.state, minlength=len(BlockState)).tolist()
         numbers[CLEAN] -= len(self.reserved)
+        waiting = self._waiting()
+        numbers[DIRTY] += numbers[FENCED] - waiting
+        numbers[FENCED] = waiting
         return {state.name.lower(): numbers[state] for state in BlockState}
+
+    def _waiting(self) -> int:
+        """Blocks that ended and wait for a fence; a row says FENCED until its scrub is answered."""
+        fenced = self.queue.fenced()
+        return sum(
+            int(np.count_nonzero((self.generation[blocks] == generations) & (self.state[blocks] == FENCED)))
+            for blocks, generations in fenced
+        )

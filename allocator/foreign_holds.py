@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.foreign_blocks import NO_BLOCK, ForeignBlocks
+from kvcustody.allocator.foreign_blocks import (
+    CEILING,
+    GENERATION,
+    HOLD_UNTIL,
+    HOLDS,
+    INDEXED,
+    TAG,
+    ForeignBlocks,
+)
 from kvcustody.allocator.foreign_residency import ForeignResidency
 from kvcustody.allocator.limits import Limits
 from kvcustody.allocator.node import NEVER_US
@@ -26,33 +34,36 @@ class ForeignHolds(ForeignBlocks):
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def _place_hold(self, residency: ForeignResidency, blocks: Blocks, now_us: int) -> None:
+    def _place_hold(
+        self, residency: ForeignResidency, blocks: Blocks, rows: NDArray[np.int64], now_us: int
+    ) -> Blocks | None:
+        """Hold what policy allows of `blocks`, in their `rows`. Returns the blocks of a hold that this one replaces."""
         domain = residency.domain
         if not (domain.cacheable and domain.is_open and residency.publishes):
-            return
-        held = blocks[self.indexed[blocks]]
-        tags = self.tag[held]
-        if len(tags) and bool((tags != domain.tag).any()):
-            held = held[self._holdable(tags, residency.account)]
+            return None
+        chosen = rows[:, INDEXED] != 0
+        idle_us = domain.idle_us
+        if residency.is_mixed:
+            chosen &= self._holdable(rows[:, TAG], residency.account)
+            idle_us = min((self.domains[tag].idle_us for tag in set(rows[chosen, TAG].tolist())), default=0)
+        held = blocks[chosen]
         if not len(held):
-            return
-        idle = min(self.domains[tag].idle_us for tag in set(self.tag[held].tolist()))
-        deadline = min(now_us + idle, int(self.ceiling_us[held].min()))
+            return None
+        deadline = min(now_us + idle_us, int(rows[chosen, CEILING].min()))
         if deadline <= now_us:
-            return
-        self._replace_extended(
-            residency, held, int(residency.attached[-1]) if len(residency.attached) else NO_BLOCK
-        )
-        residency.hold(held, self.generation[held], deadline)
-        self.holds[held] += 1
-        self.hold_until_us[held] = np.maximum(self.hold_until_us[held], deadline)
+            return None
+        generations = rows[chosen, GENERATION]
+        replaced = self._replace_extended(residency, held)
+        residency.hold(held, generations, deadline)
+        rows[:, HOLDS] += chosen
+        np.maximum(rows[:, HOLD_UNTIL], deadline, out=rows[:, HOLD_UNTIL], where=chosen)
         account = residency.account
         account.partition.wheel.add(residency)
         account.residencies.add(residency)
-        last = int(held[-1])
-        self._tips[last, int(self.generation[last])] = residency
+        self._tips[int(held[-1]), int(generations[-1])] = residency
+        return replaced
 
-    def _holdable(self, tags: NDArray[np.int32], account: Account) -> NDArray[np.bool_]:
+    def _holdable(self, tags: NDArray[np.int64], account: Account) -> NDArray[np.bool_]:
         """Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them."""
         fine = {
             tag
@@ -62,22 +73,23 @@ class ForeignHolds(ForeignBlocks):
         }
         return np.isin(tags, list(fine))
 
-    def _replace_extended(self, residency: ForeignResidency, held: Blocks, attached_last: int) -> None:
-        """The hold that this residency extends, of the same principal and domain, is no longer needed.
+    def _replace_extended(self, residency: ForeignResidency, held: Blocks) -> Blocks | None:
+        """Forget the hold that this residency extends, of the same principal and domain; returns what it held.
 
         Unless it keeps more: a sliding window goes on without the blocks that it has passed.
         """
-        if attached_last < 0:
-            return
-        older = self._tips.get((attached_last, int(self.generation[attached_last])))
+        if not len(residency.attached):
+            return None
+        older = self._tips.get((int(residency.attached[-1]), int(residency.attached_generations[-1])))
         if older is None or not older.is_held or older.principal != residency.principal:
-            return
-        if older.domain is residency.domain:
-            kept = older.held[self.generation[older.held] == older.held_generations]
-            if not np.array_equal(kept, held[: len(kept)]) and not np.isin(kept, held).all():
-                return
-            self._forget(older)
-            self.holds[kept] -= 1
+            return None
+        if older.domain is not residency.domain:
+            return None
+        kept: Blocks = older.held[self.generation[older.held] == older.held_generations]
+        if not np.array_equal(kept, held[: len(kept)]) and not np.isin(kept, held).all():
+            return None
+        self._forget(older)
+        return kept
 
     def _forget(self, hold: ForeignResidency) -> None:
         hold.is_held = False
@@ -191,8 +203,6 @@ class ForeignHolds(ForeignBlocks):
             live = np.flatnonzero((self.state == CACHED) | (self.state == ACTIVE))
             live = live[self.parent[live] >= 0]
             parents = self.parent[live]
-            same = self.parent_generation[live] == self.generation[parents]
-            live, parents = live[same], parents[same]
             above = self.ceiling_us[live] > self.ceiling_us[parents]
             if not above.any():
                 return

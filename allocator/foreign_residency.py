@@ -31,6 +31,7 @@ class ForeignResidency(Residency):
         "handed",
         "held",
         "held_generations",
+        "is_mixed",
         "is_opened",
         "is_reserved",
         "is_running",
@@ -73,6 +74,7 @@ class ForeignResidency(Residency):
         self.reserved_blocks = 0
         self.is_running = True
         self.is_opened = False
+        self.is_mixed = False  # some of its blocks are in another domain than its own
         self.publishes = True
         self.is_reserved = False
         self.began_us = opened_us  # when it got its first block

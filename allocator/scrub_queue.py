@@ -37,11 +37,20 @@ class ScrubOrder(NamedTuple):
 class _Open:
     """An order on its way: its custodies by batch, and the shards that have yet to answer."""
 
-    __slots__ = ("custodies", "failed", "shares", "waiting")
+    __slots__ = ("blocks", "custodies", "failed", "generations", "shares", "waiting")
 
-    def __init__(self, shares: list[float], custodies: list[tuple[Custody, ...]], shards: int) -> None:
+    def __init__(
+        self,
+        shares: list[float],
+        custodies: list[tuple[Custody, ...]],
+        blocks: Blocks,
+        generations: NDArray[np.int64],
+        shards: int,
+    ) -> None:
         self.shares = shares
         self.custodies = custodies
+        self.blocks = blocks
+        self.generations = generations
         self.waiting = set(range(shards))
         self.failed: list[Blocks] = []
 
@@ -54,6 +63,9 @@ class ScrubQueue:
         self.ended: list[Custody] = []  # evidence of ends, for governance to write
         self.device_blocks = [0] * shards  # as each shard's device counted them, last told
         self.repeats = 0  # custodies that share a block of one order: zeroed once for both
+        self.may_repeat = (
+            False  # a block that was not CLEAN yet was handed out: it may end again before the order
+        )
         self._fenced: deque[Custody] = deque()
         self._dirty: list[Custody] = []
         self._orders: dict[int, _Open] = {}
@@ -87,10 +99,8 @@ class ScrubQueue:
                 waiting.append(custody)
         self._fenced = waiting
 
-    def reclaim(self, fences: Fences, now_us: int) -> list[Custody]:
-        """Custodies whose fences have retired; they are in the next order."""
-        if not self._fenced:
-            return []
+    def reclaim(self, fences: Fences, now_us: int) -> None:
+        """Take in custodies whose fences have retired; they are in the next order."""
         oldest = fences.oldest_open
         waiting: deque[Custody] = deque()
         ready: list[Custody] = []
@@ -104,28 +114,38 @@ class ScrubQueue:
         self._fenced = waiting
         self._dirty += ready
         self.ended += ready
-        return ready
 
     def order(self) -> ScrubOrder | None:
         """Order everything that is DIRTY: one batch a verify share, and one an owner where it is sampled."""
         if not self._dirty:
             return None
+        dirty, self._dirty = self._dirty, []
         batches: dict[tuple[float, object], list[Custody]] = {}
-        for custody in self._dirty:
+        for custody in dirty:
             share = custody.domain.verify_share if custody.domain is not None else 1.0
             owner = custody.account if 0.0 < share < 1.0 else None
             batches.setdefault((share, owner), []).append(custody)
-        self._dirty = []
+        lists = [_joined([custody.blocks for custody in batch]) for batch in batches.values()]
+        blocks = _joined(lists)
+        generations = _joined([custody.generations for batch in batches.values() for custody in batch])
+        if self.may_repeat:
+            lists = [np.unique(each) for each in lists]
+            self.repeats += len(blocks) - sum(map(len, lists))
+            self.may_repeat = False
         self._last += 1
         shares = [share for share, _ in batches]
-        self._orders[self._last] = _Open(shares, [tuple(batch) for batch in batches.values()], self.shards)
-        lists = [_unique([custody.blocks for custody in batch]) for batch in batches.values()]
-        ended = sum(len(custody.blocks) for batch in batches.values() for custody in batch)
-        self.repeats += ended - sum(map(len, lists))
+        self._orders[self._last] = _Open(
+            shares, [tuple(batch) for batch in batches.values()], blocks, generations, self.shards
+        )
         return ScrubOrder(self._last, tuple(zip(shares, lists, strict=True)))
 
-    def answer(self, number: int, shard: int, results: Sequence[ScrubResult]) -> tuple[list[Custody], Blocks]:
-        """One shard's results for an order, one a batch: the custodies that are done with it, and what failed (S2)."""
+    def answer(
+        self, number: int, shard: int, results: Sequence[ScrubResult]
+    ) -> tuple[tuple[Blocks, NDArray[np.int64]] | None, Blocks]:
+        """One shard's results for an order, one a batch (S2).
+
+        Returns the blocks and generations that are done, with the last shard's answer, and what failed.
+        """
         order = self._orders.get(number)
         if order is None or shard not in order.waiting:
             raise HandleError(
@@ -142,10 +162,13 @@ class ScrubQueue:
             if len(result.failed):
                 order.failed.append(result.failed)
         if order.waiting:
-            return [], NO_BLOCKS
+            return None, NO_BLOCKS
         del self._orders[number]
-        failed = np.unique(np.concatenate(order.failed)) if order.failed else NO_BLOCKS
-        return [custody for batch in order.custodies for custody in batch], failed
+        if not order.failed:
+            return (order.blocks, order.generations), NO_BLOCKS
+        failed = np.unique(np.concatenate(order.failed))
+        fine = ~np.isin(order.blocks, failed)
+        return (order.blocks[fine], order.generations[fine]), failed
 
     def take_scrubbed(self) -> list[Scrubbed]:
         """Evidence since the last call."""
@@ -180,6 +203,10 @@ class ScrubQueue:
             ]
         return sum(len(custody.blocks) for custody in waiting)
 
+    def fenced(self) -> list[tuple[Blocks, NDArray[np.int64]]]:
+        """What waits for a fence, with its generations."""
+        return [(custody.blocks, custody.generations) for custody in self._fenced]
+
     def fenced_blocks(self) -> int:
         """Blocks that ended and wait for a fence; their end is not on record yet."""
         return sum(len(custody.blocks) for custody in self._fenced)
@@ -206,8 +233,5 @@ def _part(custody: Custody, chosen: NDArray[np.bool_]) -> Custody:
     )
 
 
-def _unique(parts: list[NDArray[np.int64]]) -> Blocks:
-    """The blocks of a batch, each once: one that ended twice since the last order is zeroed once."""
-    if len(parts) == 1:
-        return parts[0]
-    return np.unique(np.concatenate(parts))
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
