@@ -159,6 +159,11 @@ class GovernedBatching:
     def _deliver_failure(self, state: Any, error: Exception) -> None:
         self.manager.output_router.fail_and_deliver(state, error)
 
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that the settings opened, while it is open."""
+        return self._worker
+
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def identify(

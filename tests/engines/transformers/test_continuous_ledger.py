@@ -48,7 +48,7 @@ def test_evidence_is_complete_after_hits_forks_pressure_erasure_and_cancellation
         engine.cancel(doomed)
         assert engine.erase(Selector(tenant="a", subject="eve")).ended_blocks > 0
         engine.stop()
-        worker = engine._worker
+        worker = engine.worker
         assert worker is not None
         incarnation = worker.writer.incarnation
         governor: Governor = engine.custody.governor
