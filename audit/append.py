@@ -188,11 +188,10 @@ def _log_id(connection: Connection, name: str, at_us: int) -> int:
 
 def _lock(connection: Connection, ids: list[int]) -> dict[int, int]:
     """The sizes of the logs, their rows locked in id order until the transaction ends."""
-    logs = schema.logs
-    query = select(logs.c.id, logs.c.size).where(logs.c.id.in_(ids)).order_by(logs.c.id)
+    query = f"SELECT id, size FROM logs WHERE id IN ({', '.join(map(str, ids))}) ORDER BY id"  # noqa: S608 - row ids
     if connection.dialect.name != "sqlite":  # there, BEGIN IMMEDIATE has locked the database already
-        query = query.with_for_update()
-    sizes = {row.id: row.size for row in connection.execute(query)}
+        query += " FOR UPDATE"
+    sizes: dict[int, int] = {row.id: row.size for row in connection.exec_driver_sql(query)}
     if len(sizes) != len(ids):
         raise LedgerError(f"the ledger lost `{len(ids) - len(sizes)}` of its logs", logs=ids)
     return sizes

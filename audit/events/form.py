@@ -142,12 +142,13 @@ class Form:
         ]
 
     def _filled(self, texts: Mapping[str, Sequence[Any]]) -> list[bytes]:
-        rows = list(zip(*[texts[key] for key in self._marked], strict=True))
+        columns = [texts[key] for key in self._marked]
         data: list[bytes] = []
-        for start in range(0, len(rows), _FORMATTED):
-            some = rows[start : start + _FORMATTED]
+        for start in range(0, len(columns[0]), _FORMATTED):
+            some = [column[start : start + _FORMATTED] for column in columns]
+            values = tuple(chain.from_iterable(zip(*some, strict=True)))
             # A newline inside a JSON string is always escaped, so the template's are the only ones.
-            data += ((self._template * len(some)) % tuple(chain.from_iterable(some))).split(b"\n")
+            data += ((self._template * len(some[0])) % values).split(b"\n")
             data.pop()
         return data
 
