@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from kvcustody.integrations.conformance.engine_under_test import FirstWrite
-from kvcustody.integrations.transformers.batch_custody import BatchCustody, Record
+from kvcustody.integrations.transformers.batch_custody import BatchCustody
+from kvcustody.integrations.transformers.batch_record import Record
 
 
 class FirstWrites:

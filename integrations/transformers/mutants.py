@@ -49,7 +49,7 @@ def _last_claim(original: Any) -> Any:
 
     def take(self: Claims, request_id: str) -> Claim:
         claim: Claim = original(self, request_id)
-        known = self.__dict__.setdefault("last", claim)
+        known: Claim = self.__dict__.setdefault("last", claim)
         if not claim.is_private:
             known = self.__dict__["last"] = claim
         return known
