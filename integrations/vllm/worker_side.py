@@ -14,6 +14,7 @@ import structlog
 
 from kvcustody.allocator.scrub_queue import ScrubOrder
 from kvcustody.allocator.tensor_memory import TensorMemory
+from kvcustody.clock import Clock
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.layout import CacheViews, block_tensors
 from kvcustody.integrations.vllm.messages import Answer, StepOrder, StepReceipt
@@ -24,8 +25,9 @@ _log = structlog.get_logger(__name__)
 class WorkerSide:
     """One worker's shard of the cache."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, clock: Clock | None = None) -> None:
         self.shard = shard
+        self._clock = clock
         self.memory: TensorMemory | None = None
         self._answers: list[Answer] = []
         self._step = 0
@@ -33,7 +35,7 @@ class WorkerSide:
 
     def register(self, caches: CacheViews, blocks: int) -> None:
         """Take vLLM's tensors over and zero them all (W1)."""
-        self.memory = TensorMemory.wrap([block_tensors(caches, blocks)])
+        self.memory = TensorMemory.wrap([block_tensors(caches, blocks)], clock=self._clock)
         self.memory.scrub(0, np.arange(blocks, dtype=np.int64), 0.0)
         self._unordered_blocks = self.memory.scrubbed(0)
         _log.info(

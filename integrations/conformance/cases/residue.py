@@ -146,7 +146,8 @@ def stuck(bench: Bench) -> None:
     """A block that does not become zero is found by the read-back and never handed out again."""
     rig = bench.open(blocks=24)
     request = rig.submit(ALPHA, rig.prompt(3, 1), 2)
-    bad = rig.until_running(request).blocks[-1]  # the partial tail: never cached
+    rig.until_output(request, 1)  # by then all of it is in blocks
+    bad = rig.engine.outcome(request).blocks[-1]  # the partial tail: never cached
     rig.engine.stick(bad)
     rig.finish(request)
     rig.idle(WITHIN_US)
