@@ -29,14 +29,7 @@ from kvcustody.allocator.scrub_queue import ScrubOrder, ScrubQueue
 from kvcustody.errors import CapacityError
 
 NO_BLOCK = -1
-# Columns of a block's row.
-GENERATION, STATE, REFS, HOLDS, TAG, CEILING, HOLD_UNTIL, BORN, USED, INDEXED, PARENT, CHILDREN = range(12)
-COLUMNS = 12
 _DOMAINS_MIN = 1024  # domains kept before those without a block are dropped
-
-
-_ENDED = [STATE, HOLDS, HOLD_UNTIL, INDEXED, PARENT]
-_ENDED_VALUES = [FENCED, 0, 0, 0, NO_BLOCK]
 
 
 class ForeignBlocks:
@@ -57,21 +50,20 @@ class ForeignBlocks:
         self.bytes_per_block = bytes_per_block
         self.number = 0
         self.reserved: Blocks = np.array(sorted(set(reserved)), dtype=np.int64)
-        # One row a block, so that a run of blocks is read and written in one go; the names below are its columns.
-        self.rows: NDArray[np.int64] = np.zeros((blocks, COLUMNS), dtype=np.int64)
-        self.rows[:, STATE] = DIRTY
-        self.rows[:, PARENT] = NO_BLOCK
-        self.generation = self.rows[:, GENERATION]
-        self.state = self.rows[:, STATE]
-        self.refs = self.rows[:, REFS]
-        self.holds = self.rows[:, HOLDS]
-        self.tag = self.rows[:, TAG]  # of the block's domain
-        self.ceiling_us = self.rows[:, CEILING]
-        self.hold_until_us = self.rows[:, HOLD_UNTIL]
-        self.born_us = self.rows[:, BORN]
-        self.used = self.rows[:, USED]  # when last CACHED: the order of eviction
-        self.parent = self.rows[:, PARENT]
-        self.children = self.rows[:, CHILDREN]
+        self.state: NDArray[np.uint8] = np.full(blocks, DIRTY, dtype=np.uint8)
+        self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.refs: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.holds: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.tag: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)  # of the block's domain
+        self.indexed: NDArray[np.bool_] = np.zeros(blocks, dtype=np.bool_)
+        self.ceiling_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.hold_until_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.born_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.used: NDArray[np.int64] = np.zeros(
+            blocks, dtype=np.int64
+        )  # when last CACHED: the order of eviction
+        self.parent: NDArray[np.int64] = np.full(blocks, NO_BLOCK, dtype=np.int64)
+        self.children: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
         self.next_generation = 1
         self.fences = Fences()
         self.fence_bound_us = fence_bound_us
@@ -95,12 +87,6 @@ class ForeignBlocks:
         self.queue.add_boot(usable)
 
     # -- set-up -------------------------------------------------------------------------------------------------------
-
-    @property
-    def indexed(self) -> NDArray[np.bool_]:
-        """Which blocks the engine's index has, as we were told."""
-        known: NDArray[np.bool_] = self.rows[:, INDEXED] != 0
-        return known
 
     @property
     def shards(self) -> int:
@@ -181,41 +167,46 @@ class ForeignBlocks:
 
         Returns the indexed ones among them, which the engine must forget; with `told`, it knows of `blocks` itself.
         """
-        rows = self.rows[blocks]
-        known = rows[:, INDEXED] != 0
+        known = self.indexed[blocks]
         if not told and not known.any():  # it was never in the index: nothing continues it, nobody forgets it
-            self._end_rows(blocks, rows, cause, due_us, now_us)
+            self._end_flat(blocks, cause, due_us, now_us)
             return []
         forget: list[int] = [] if told else blocks[known].tolist()
-        self._end_rows(blocks, rows, cause, due_us, now_us)
-        wave = self._orphans(blocks, rows)
+        self._leave_index(blocks)
+        self._end_flat(blocks, cause, due_us, now_us)
+        wave = self._orphans(blocks)
         while len(wave):
             forget += wave.tolist()
-            rows = self.rows[wave]
-            dues = np.minimum(rows[:, HOLD_UNTIL], now_us)  # until now it could be reached, while it was held
+            dues = np.minimum(
+                self.hold_until_us[wave], now_us
+            )  # until now it could be reached, while it was held
+            self._leave_index(wave)
             for due in np.unique(dues).tolist():
-                chosen = dues == due
-                self._end_rows(wave[chosen], rows[chosen], "unreachable", due, now_us)
-            wave = self._orphans(wave, rows)
+                self._end_flat(wave[dues == due], "unreachable", due, now_us)
+            wave = self._orphans(wave)
         return forget
 
-    def _orphans(self, ended: Blocks, rows: NDArray[np.int64]) -> Blocks:
-        """CACHED blocks that continue one of those that ended; `rows` are the ended ones' as they were."""
-        if not rows[:, CHILDREN].any():
-            return NO_BLOCKS
-        left = ended[self.children[ended] > 0]  # those whose children did not all end with them
-        if not len(left):
-            return NO_BLOCKS
-        cached = np.flatnonzero(self.state == CACHED)
-        orphans: Blocks = cached[np.isin(self.parent[cached], left)]
-        return orphans
-
-    def _leave_parents(self, rows: NDArray[np.int64]) -> None:
-        """What ends is nobody's child any more."""
-        parents = rows[:, PARENT]
+    def _leave_index(self, blocks: Blocks) -> None:
+        """What ends is nobody's child and nobody's hold any more; a hand-out finds it so."""
+        parents = self.parent[blocks]
         parents = parents[parents >= 0]
         if len(parents):
             np.subtract.at(self.children, parents, 1)
+            self.parent[blocks] = NO_BLOCK
+        self.indexed[blocks] = False
+        self.holds[blocks] = 0
+        self.hold_until_us[blocks] = 0
+
+    def _orphans(self, ended: Blocks) -> Blocks:
+        """CACHED blocks that continue one of those that ended."""
+        left = ended[self.children[ended] > 0]
+        if not len(left):
+            return NO_BLOCKS
+        self.children[left] = 0
+        cached = np.flatnonzero(self.state == CACHED)
+        orphans: Blocks = cached[np.isin(self.parent[cached], left)]
+        self.parent[orphans] = NO_BLOCK
+        return orphans
 
     def _prune_domains(self) -> None:
         live = set(np.unique(self.tag[(self.state != CLEAN) & (self.state != DIRTY)]).tolist())
@@ -223,16 +214,10 @@ class ForeignBlocks:
         self.domains = {tag: domain for tag, domain in self.domains.items() if tag in live}
         self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
 
-    def _end_rows(
-        self, blocks: Blocks, rows: NDArray[np.int64], cause: str, due_us: int, now_us: int
-    ) -> None:
-        self._leave_parents(rows)
-        ended = rows.copy()
-        ended[:, _ENDED] = _ENDED_VALUES
-        ended[:, CHILDREN] = self.children[blocks]
-        self.rows[blocks] = ended
+    def _end_flat(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
+        self.state[blocks] = FENCED
         fence = self.fences.last if len(self.fences) else 0
-        tags, generations = rows[:, TAG], rows[:, GENERATION]
+        tags, generations = self.tag[blocks], self.generation[blocks]
         first = int(tags[0])
         if len(blocks) == 1 or not (tags != first).any():
             self._end_domain(first, blocks, generations, cause, due_us, now_us, fence)
@@ -268,10 +253,8 @@ class ForeignBlocks:
         done, failed = self.queue.answer(number, shard, results)
         if done is not None:
             blocks, generations = done
-            rows = self.rows[blocks]
-            same = (rows[:, GENERATION] == generations) & (
-                (rows[:, STATE] == FENCED) | (rows[:, STATE] == DIRTY)
-            )
+            states = self.state[blocks]
+            same = (self.generation[blocks] == generations) & ((states == FENCED) | (states == DIRTY))
             self.state[blocks if same.all() else blocks[same]] = CLEAN
         if len(failed):
             unused = failed[(self.state[failed] != ACTIVE) & (self.state[failed] != CACHED)]

@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.foreign_blocks import (
-    CEILING,
-    GENERATION,
-    HOLD_UNTIL,
-    HOLDS,
-    INDEXED,
-    TAG,
-    ForeignBlocks,
-)
+from kvcustody.allocator.foreign_blocks import ForeignBlocks
 from kvcustody.allocator.foreign_residency import ForeignResidency
 from kvcustody.allocator.limits import Limits
 from kvcustody.allocator.node import NEVER_US
@@ -34,36 +26,31 @@ class ForeignHolds(ForeignBlocks):
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def _place_hold(
-        self, residency: ForeignResidency, blocks: Blocks, rows: NDArray[np.int64], now_us: int
-    ) -> Blocks | None:
-        """Hold what policy allows of `blocks`, in their `rows`. Returns the blocks of a hold that this one replaces."""
+    def _place_hold(self, residency: ForeignResidency, blocks: Blocks, now_us: int) -> None:
         domain = residency.domain
         if not (domain.cacheable and domain.is_open and residency.publishes):
-            return None
-        chosen = rows[:, INDEXED] != 0
+            return
+        indexed = self.indexed[blocks]
+        held = blocks if indexed.all() else blocks[indexed]
         idle_us = domain.idle_us
         if residency.is_mixed:
-            chosen &= self._holdable(rows[:, TAG], residency.account)
-            idle_us = min((self.domains[tag].idle_us for tag in set(rows[chosen, TAG].tolist())), default=0)
-        held = blocks[chosen]
+            held = held[self._holdable(self.tag[held], residency.account)]
+            idle_us = min((self.domains[tag].idle_us for tag in set(self.tag[held].tolist())), default=0)
         if not len(held):
-            return None
-        deadline = min(now_us + idle_us, int(rows[chosen, CEILING].min()))
+            return
+        deadline = min(now_us + idle_us, int(self.ceiling_us[held].min()))
         if deadline <= now_us:
-            return None
-        generations = rows[chosen, GENERATION]
-        replaced = self._replace_extended(residency, held)
-        residency.hold(held, generations, deadline)
-        rows[:, HOLDS] += chosen
-        np.maximum(rows[:, HOLD_UNTIL], deadline, out=rows[:, HOLD_UNTIL], where=chosen)
+            return
+        self._replace_extended(residency, held)
+        residency.hold(held, self.generation[held], deadline)
+        self.holds[held] += 1
+        self.hold_until_us[held] = np.maximum(self.hold_until_us[held], deadline)
         account = residency.account
         account.partition.wheel.add(residency)
         account.residencies.add(residency)
-        self._tips[int(held[-1]), int(generations[-1])] = residency
-        return replaced
+        self._tips[int(held[-1]), int(residency.held_generations[-1])] = residency
 
-    def _holdable(self, tags: NDArray[np.int64], account: Account) -> NDArray[np.bool_]:
+    def _holdable(self, tags: NDArray[np.int32], account: Account) -> NDArray[np.bool_]:
         """Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them."""
         fine = {
             tag
@@ -73,23 +60,23 @@ class ForeignHolds(ForeignBlocks):
         }
         return np.isin(tags, list(fine))
 
-    def _replace_extended(self, residency: ForeignResidency, held: Blocks) -> Blocks | None:
-        """Forget the hold that this residency extends, of the same principal and domain; returns what it held.
+    def _replace_extended(self, residency: ForeignResidency, held: Blocks) -> None:
+        """The hold that this residency extends, of the same principal and domain, is no longer needed.
 
         Unless it keeps more: a sliding window goes on without the blocks that it has passed.
         """
         if not len(residency.attached):
-            return None
+            return
         older = self._tips.get((int(residency.attached[-1]), int(residency.attached_generations[-1])))
         if older is None or not older.is_held or older.principal != residency.principal:
-            return None
+            return
         if older.domain is not residency.domain:
-            return None
-        kept: Blocks = older.held[self.generation[older.held] == older.held_generations]
+            return
+        kept = older.held[self.generation[older.held] == older.held_generations]
         if not np.array_equal(kept, held[: len(kept)]) and not np.isin(kept, held).all():
-            return None
+            return
         self._forget(older)
-        return kept
+        self.holds[kept] -= 1
 
     def _forget(self, hold: ForeignResidency) -> None:
         hold.is_held = False
@@ -102,7 +89,10 @@ class ForeignHolds(ForeignBlocks):
     def lapse(self, hold: ForeignResidency, cause: str, now_us: int) -> list[int]:
         """End one hold; blocks without another hold or reference end. Returns what the engine must forget."""
         self._forget(hold)
-        valid = self.generation[hold.held] == hold.held_generations
+        states = self.state[hold.held]
+        valid = (self.generation[hold.held] == hold.held_generations) & (
+            (states == ACTIVE) | (states == CACHED)
+        )
         held = hold.held if valid.all() else hold.held[valid]
         left = self.holds[held] - 1
         self.holds[held] = left

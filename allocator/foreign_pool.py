@@ -15,29 +15,15 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.block import ACTIVE, CACHED, FENCED, QUARANTINED, Blocks, BlockState
 from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.foreign_blocks import (
-    CEILING,
-    CHILDREN,
-    COLUMNS,
-    GENERATION,
-    HOLD_UNTIL,
-    HOLDS,
-    INDEXED,
-    NO_BLOCK,
-    PARENT,
-    REFS,
-    STATE,
-    TAG,
-    USED,
-)
+from kvcustody.allocator.foreign_blocks import NO_BLOCK
 from kvcustody.allocator.foreign_holds import ForeignHolds
 from kvcustody.allocator.foreign_residency import ForeignResidency
 from kvcustody.allocator.pool import LetGo
 from kvcustody.errors import IsolationError
 
-# By state: whether a block in it cannot be handed out, or attached.
-_IN_USE = np.isin(np.arange(len(BlockState)), [ACTIVE, CACHED, QUARANTINED])
-_NOT_HELD = np.isin(np.arange(len(BlockState)), [ACTIVE, CACHED], invert=True)
+_CLEAN = bytes([CLEAN])
+_FREE = bytes([CLEAN, DIRTY, FENCED])
+_HELD = bytes([ACTIVE, CACHED])
 
 
 class ForeignPool(ForeignHolds):
@@ -49,11 +35,12 @@ class ForeignPool(ForeignHolds):
         """`blocks` are the residency's from now on, written by it alone (F1, F2)."""
         count = len(blocks)
         first = self._take(blocks, now_us)
-        rows = np.empty((count, COLUMNS), dtype=np.int64)
-        ceiling = min(now_us + domain.absolute_us, residency.ceiling_us)
-        rows[:] = (0, ACTIVE, 1, 0, domain.tag, ceiling, 0, now_us, 0, 0, NO_BLOCK, 0)
-        rows[:, GENERATION] = np.arange(first, first + count)
-        self.rows[blocks] = rows
+        self.state[blocks] = ACTIVE
+        self.generation[blocks] = np.arange(first, first + count)
+        self.refs[blocks] = 1
+        self.tag[blocks] = domain.tag
+        self.ceiling_us[blocks] = min(now_us + domain.absolute_us, residency.ceiling_us)
+        self.born_us[blocks] = now_us
         self._enter(domain)
         domain.owner.charge(count)
         residency.handed.append((blocks, first))
@@ -63,9 +50,10 @@ class ForeignPool(ForeignHolds):
     def _take(self, blocks: Blocks, now_us: int) -> int:
         """Check that nobody uses `blocks`; returns the first of as many new generations."""
         states = self.state[blocks]
-        if _IN_USE[states].any():
+        found = states.tobytes()
+        if found.strip(_FREE):
             self._refuse_hand_out(blocks, states)
-        if states.any():  # not all are CLEAN: what they held is in the order of this step
+        if found.strip(_CLEAN):  # not all are CLEAN: what they held is in the order of this step
             self.queue.may_repeat = True
             if self.queue.has_fenced:
                 self.queue.release_fence(blocks[states == FENCED], now_us)
@@ -78,7 +66,7 @@ class ForeignPool(ForeignHolds):
         if len(self.domains) > self._domains_max:
             self._prune_domains()
 
-    def _refuse_hand_out(self, blocks: Blocks, states: NDArray[np.int64]) -> None:
+    def _refuse_hand_out(self, blocks: Blocks, states: NDArray[np.uint8]) -> None:
         for block, state in zip(blocks.tolist(), states.tolist(), strict=True):
             if state in (ACTIVE, CACHED, QUARANTINED):
                 raise IsolationError(
@@ -90,42 +78,46 @@ class ForeignPool(ForeignHolds):
 
     def hand_out_each(self, residencies: Sequence[ForeignResidency], blocks: Blocks, now_us: int) -> None:
         """`hand_out` of one block each, in the residencies' own domains: the growth of a decode step."""
-        number = self._take(blocks, now_us)
-        rows: list[tuple[int, ...]] = []
+        number = first = self._take(blocks, now_us)
+        tags: list[int] = []
+        ceilings: list[int] = []
         for at, residency in enumerate(residencies):
             domain = residency.domain
-            ceiling = min(now_us + domain.absolute_us, residency.ceiling_us)
-            rows.append((number, ACTIVE, 1, 0, domain.tag, ceiling, 0, now_us, 0, 0, NO_BLOCK, 0))
+            tags.append(domain.tag)
+            ceilings.append(min(now_us + domain.absolute_us, residency.ceiling_us))
             domain.owner.charge(1)
             self.domains[domain.tag] = domain
             residency.handed.append((blocks[at : at + 1], number))
             number += 1
-        self.rows[blocks] = rows
+        self.state[blocks] = ACTIVE
+        self.generation[blocks] = np.arange(first, number)
+        self.refs[blocks] = 1
+        self.tag[blocks] = tags
+        self.ceiling_us[blocks] = ceilings
+        self.born_us[blocks] = now_us
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
         """How many leading blocks may be attached now: in the expected domain, indexed, held, before their ceiling."""
-        rows = self.rows[blocks]
-        fine = (rows[:, TAG] == expected) & (rows[:, INDEXED] != 0) & (rows[:, CEILING] > now_us)
-        fine &= (rows[:, REFS] > 0) | ((rows[:, STATE] == CACHED) & (rows[:, HOLD_UNTIL] > now_us))
+        fine = (self.tag[blocks] == expected) & self.indexed[blocks] & (self.ceiling_us[blocks] > now_us)
+        cached = (self.state[blocks] == CACHED) & (self.hold_until_us[blocks] > now_us)
+        fine &= cached | (self.refs[blocks] > 0)
         return len(blocks) if fine.all() else int(fine.argmin())
 
     def attach(self, residency: ForeignResidency, blocks: Blocks, now_us: int) -> None:
         """References on cached or running blocks. Raises `IsolationError` where one is neither."""
-        rows = self.rows[blocks]
-        states = rows[:, STATE]
-        if _NOT_HELD[states].any():
-            at = int(_NOT_HELD[states].argmax())
+        states = self.state[blocks]
+        if states.tobytes().strip(_HELD):
+            at = int(np.flatnonzero((states != ACTIVE) & (states != CACHED))[0])
             raise IsolationError(
                 f"block `{int(blocks[at])}` is {BlockState(int(states[at])).name} and cannot be attached",
                 block=int(blocks[at]),
             )
-        rows[:, STATE] = ACTIVE
-        rows[:, REFS] += 1
-        self.rows[blocks] = rows
-        residency.ceiling_us = min(residency.ceiling_us, int(rows[-1, CEILING]))
-        if (rows[:, TAG] != residency.domain.tag).any():
+        self.state[blocks] = ACTIVE
+        self.refs[blocks] += 1
+        residency.ceiling_us = min(residency.ceiling_us, int(self.ceiling_us[blocks[-1]]))
+        if (self.tag[blocks] != residency.domain.tag).any():
             residency.is_mixed = True
-        generations = rows[:, GENERATION]
+        generations = self.generation[blocks]
         if len(residency.attached):
             blocks = np.concatenate((residency.attached, blocks))
             generations = np.concatenate((residency.attached_generations, generations))
@@ -133,29 +125,26 @@ class ForeignPool(ForeignHolds):
 
     def publish(self, blocks: Blocks, before: int = NO_BLOCK, *, chained: bool = True) -> None:
         """`blocks` are in the engine's index; each continues the one before it, the first continues `before`."""
-        rows = self.rows[blocks]
-        rows[:, INDEXED] = 1
-        if chained:
-            rows[0, PARENT] = before
-            rows[1:, PARENT] = blocks[:-1]
-            rows[:-1, CHILDREN] += 1
-        else:
-            rows[:, PARENT] = NO_BLOCK
-        self.rows[blocks] = rows
-        if chained and before >= 0:
-            self.rows[before, CHILDREN] += 1
+        self.indexed[blocks] = True
+        if not chained:
+            return
+        parents = blocks[:-1]
+        self.parent[blocks[1:]] = parents
+        self.children[parents] += 1
+        if before >= 0:
+            self.parent[blocks[0]] = before
+            self.children[before] += 1
 
     def publish_each(self, blocks: Blocks, before: Blocks) -> None:
         """`publish` of one block each; `before[i]` is the block that `blocks[i]` continues, or -1."""
-        self.rows[blocks, INDEXED] = 1
-        self.rows[blocks, PARENT] = before
+        self.indexed[blocks] = True
+        self.parent[blocks] = before
         np.add.at(self.children, before[before >= 0], 1)
 
     def unpublish(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
         """The engine forgot these; returns further blocks that it must forget too (descendants, L7)."""
-        rows = self.rows[blocks]
-        unused = blocks[(rows[:, STATE] == CACHED) & (rows[:, INDEXED] != 0)]
-        self.rows[blocks, INDEXED] = 0
+        unused = blocks[(self.state[blocks] == CACHED) & self.indexed[blocks]]
+        self.indexed[blocks] = False
         if not len(unused):
             return []
         self.evicted[cause] = self.evicted.get(cause, 0) + len(unused)
@@ -166,12 +155,11 @@ class ForeignPool(ForeignHolds):
         mine = np.isin(blocks, residency.blocks())
         if not mine.all():
             self._refuse_release(residency, blocks[~mine])
-        rows = self.rows[blocks]
-        generations = rows[:, GENERATION].copy()
+        generations = self.generation[blocks]
         self.let_go_events.append(LetGo(residency, blocks, generations, residency.recorded_until, now_us))
         residency.passed.append(generations)
         residency.drop(generations)
-        return self._unreference(blocks, rows, "passed", now_us)
+        return self._unreference(blocks, "passed", now_us)
 
     def release(self, residency: ForeignResidency, cause: str, now_us: int) -> list[int]:
         """The residency's request ended; holds what policy allows. Returns what the engine must forget (F3)."""
@@ -179,36 +167,33 @@ class ForeignPool(ForeignHolds):
         residency.is_running = False
         if not len(blocks):
             return []
-        rows = self.rows[blocks]
-        replaced = self._place_hold(residency, blocks, rows, now_us)
-        forget = self._unreference(blocks, rows, cause, now_us)
-        if replaced is not None:  # this residency holds all of it now, once more
-            self.holds[replaced] -= 1
-        return forget
+        self._place_hold(residency, blocks, now_us)
+        return self._unreference(blocks, cause, now_us)
 
     def _refuse_release(self, residency: ForeignResidency, blocks: Blocks) -> None:
         raise IsolationError(
             f"request `{residency.request_id}` does not hold block `{int(blocks[0])}`", block=int(blocks[0])
         )
 
-    def _unreference(self, blocks: Blocks, rows: NDArray[np.int64], cause: str, now_us: int) -> list[int]:
-        """Give one reference on each of `blocks` back; `rows` are theirs, written back here."""
-        rows[:, REFS] -= 1
-        refs = rows[:, REFS]
+    def _unreference(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
+        """Give one reference on each of `blocks` back."""
+        refs = self.refs[blocks] - 1
         if int(refs.min()) < 0:
             raise IsolationError(f"block `{int(blocks[int(refs.argmin())])}` was released twice")
-        self._clock += 1
-        last = refs == 0
-        stays = last & (rows[:, INDEXED] != 0) & (rows[:, HOLDS] > 0) & (rows[:, CEILING] > now_us)
-        rows[stays, STATE] = CACHED
-        rows[stays, USED] = self._clock
-        self.rows[blocks] = rows
-        gone = last ^ stays
-        if not gone.any():
+        self.refs[blocks] = refs
+        last = blocks[refs == 0] if refs.any() else blocks
+        if not len(last):
             return []
-        ended, ceilings = blocks[gone], rows[gone, CEILING]
-        passed = ceilings <= now_us
+        self._clock += 1
+        stays = self.indexed[last] & (self.holds[last] > 0) & (self.ceiling_us[last] > now_us)
+        kept = last[stays]
+        self.state[kept] = CACHED
+        self.used[kept] = self._clock
+        if len(kept) == len(last):
+            return []
+        gone = last[~stays]
+        passed = self.ceiling_us[gone] <= now_us
         if not passed.any():
-            return self._end(ended, cause, now_us, now_us)
-        forget = self._end(ended[passed], "ceiling", now_us, now_us)
-        return forget + (self._end(ended[~passed], cause, now_us, now_us) if not passed.all() else [])
+            return self._end(gone, cause, now_us, now_us)
+        forget = self._end(gone[passed], "ceiling", now_us, now_us)
+        return forget + (self._end(gone[~passed], cause, now_us, now_us) if not passed.all() else [])
