@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import ACTIVE, CACHED, FENCED, QUARANTINED, Blocks, BlockState
+from kvcustody.allocator.block import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks, BlockState
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.foreign_blocks import NO_BLOCK
 from kvcustody.allocator.foreign_holds import ForeignHolds
