@@ -74,7 +74,7 @@ class TransformersEngine:
         batching = ContinuousBatchingConfig(
             page_size=BLOCK_TOKENS,
             num_blocks=setup.blocks,
-            max_batch_tokens=4 * BLOCK_TOKENS,  # most prompts take several steps
+            max_batch_tokens=5 * BLOCK_TOKENS,  # so that a long prompt takes two steps
             max_memory_percent=0.95,
             seed=1,
         )
