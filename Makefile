@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
 
-.PHONY: setup run test check bench soak clean
+.PHONY: setup run test test-engines check bench soak clean
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +21,9 @@ run: $(READY) ## replay a multi-tenant workload through the Governor on real ten
 
 test: $(READY) ## unit, property, simulation and architecture tests
 	$(BIN)/python -m pytest -q -n 2 -m "not soak"
+
+test-engines: ## the suites on a real vLLM, in an environment of its own (.venv-vllm, 3.5 GB)
+	./tests/engines/run.sh
 
 check: $(READY) ## format, lint, types
 	$(BIN)/ruff format --check .
