@@ -14,7 +14,8 @@ B3 vLLM never evicts a cached block by itself: `make_room` has ended its custody
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvcustody.allocator.foreign_residency import ForeignResidency
+    from kvcustody.integrations.vllm.block_events import BlockEvents
     from kvcustody.integrations.vllm.pool import GovernedBlockPool
 
 EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one eviction ends ahead of their use
@@ -61,11 +63,13 @@ class Books:
         self.withheld: set[int] = set()
         self._evict_blocks = min(EVICT_BLOCKS_MAX, int(manager.block_pool.num_gpu_blocks * EVICT_SHARE))
         self.port: EnginePort
+        self.events: BlockEvents | None = None  # where somebody listens
         self._told_blocks = 0
         self._manager = manager
-        self._pool: GovernedBlockPool = manager.block_pool
+        self.pool: GovernedBlockPool = manager.block_pool
         self.caching = bool(manager.enable_caching)
-        self.simple = len(self.groups) == 1 and not self.groups[0].drops
+        group = self.groups[0]
+        self.simple = len(self.groups) == 1 and not group.drops and group.block_tokens == block_tokens
         self._null = manager.block_pool.null_block.block_id
 
     # -- look-up ------------------------------------------------------------------------------------------------------
@@ -106,6 +110,9 @@ class Books:
         """How many leading tokens of a hit pass the attach check in every group."""
         fine, residency = hit_tokens, mine.residency
         assert residency is not None
+        if self.simple:
+            count = self.port.attachable(residency, [block.block_id for block in found[0]])
+            return min(fine, count * self.block_tokens)
         for group, blocks in zip(self.groups, found, strict=True):
             places = [at for at, block in enumerate(blocks) if not block.is_null]
             ids = [blocks[at].block_id for at in places]
@@ -115,7 +122,7 @@ class Books:
         return fine
 
     def _find(self, key: bytes) -> int:
-        block = self._pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))
+        block = self.pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))
         return -1 if block is None else int(block.block_id)
 
     # -- what happened ------------------------------------------------------------------------------------------------
@@ -194,11 +201,11 @@ class Books:
         whose: list[ForeignResidency] = []
         blocks: list[int] = []
         groups, simple = self.groups, self.simple
+        tables = groups[0].tables
         for mine in growing:
-            residency, known = mine.residency, mine.tables[0]
-            assert residency is not None
             if simple:
-                table = groups[0].blocks(mine.request_id)
+                residency, known, table = mine.residency, mine.tables[0], tables[mine.request_id]
+                assert residency is not None
                 if len(table) == len(known) + 1 and not residency.segment_blocks:
                     block = table[-1].block_id
                     known.append(block)
@@ -239,12 +246,13 @@ class Books:
                     self.noted.append(mine)
         if self.filled:
             filled, self.filled = self.filled, []
-            tables = [(mine.tables[0], at) for mine, at in filled]
-            self.port.published_each(
-                [mine.residency for mine, _ in filled],  # type: ignore[misc]
-                [table[at] for table, at in tables],
-                [table[at - 1] if at else -1 for table, at in tables],
-            )
+            whose, blocks, before = [], [], []
+            for mine, at in filled:
+                table = mine.tables[0]
+                whose.append(mine.residency)
+                blocks.append(table[at])
+                before.append(table[at - 1] if at else -1)
+            self.port.published_each(whose, blocks, before)  # type: ignore[arg-type]
 
     def _publish(self, mine: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
@@ -312,23 +320,39 @@ class Books:
 
         vLLM therefore never takes a key away by itself, and whole batches end, and are scrubbed, ahead of their use.
         """
-        if not self._pool.head_is_cached(blocks):
+        pool = self.pool
+        if pool.has_spare(blocks):
             return
-        partition = self.port.pool.partition
-        if (
-            partition.common_blocks != partition.size
-        ):  # some tenant has a guarantee: those that are over theirs go first
-            spare = self._pool.blocks
-            count = max(blocks, self._evict_blocks)
-            wanted = [one for one in self.port.pool.victims(count) if spare[one].ref_cnt == 0]
-            if wanted:
-                now_us = self.port.clock.now_us()
-                self._pool.forget(
-                    self.port.pool.end_cached(np.array(wanted, dtype=np.int64), "evicted", now_us)
-                )
-            if not self._pool.head_is_cached(blocks):
-                return
-        self.port.unpublished(self._pool.strip_oldest(blocks, self._evict_blocks), "evicted")
+        with self.caused("evicted"):
+            partition = self.port.pool.partition
+            if partition.common_blocks != partition.size:  # some tenant has a guarantee
+                self._end_over_guarantee(max(blocks, self._evict_blocks))
+                if pool.has_spare(blocks):
+                    return
+            stripped = pool.strip_oldest(blocks, self._evict_blocks)
+        self.port.unpublished(stripped, "evicted")
+
+    def _end_over_guarantee(self, count: int) -> None:
+        """Those that are over their guarantee go first."""
+        blocks = self.pool.blocks
+        wanted = [one for one in self.port.pool.victims(count) if blocks[one].ref_cnt == 0]
+        if wanted:
+            now_us = self.port.clock.now_us()
+            victims = np.array(wanted, dtype=np.int64)
+            self.pool.forget(self.port.pool.end_cached(victims, "evicted", now_us))
+
+    @contextmanager
+    def caused(self, cause: str) -> Iterator[None]:
+        """Why keys leave vLLM's index now, for the events."""
+        events = self.events
+        if events is None:
+            yield
+            return
+        before, events.cause = events.cause, cause
+        try:
+            yield
+        finally:
+            events.cause = before
 
     # -- the engine's own books ---------------------------------------------------------------------------------------
 
@@ -336,7 +360,7 @@ class Books:
         """One row a block, from vLLM's own objects."""
         self.sync()
         requests = frozenset(one for one, mine in self.requests.items() if not mine.request.is_finished())
-        blocks = self._pool.blocks
+        blocks = self.pool.blocks
         refs = np.fromiter((block.ref_cnt for block in blocks), dtype=np.int64, count=len(blocks))
         refs[self._null] = 0
         if self.withheld:
@@ -348,7 +372,7 @@ class Books:
 
     def forget(self, blocks: Sequence[int]) -> None:
         """The port ended these: their keys go, and the unreferenced ones are handed out first."""
-        self._pool.forget(blocks)
+        self.pool.forget(blocks)
 
     def name_cause(self, request_id: str, cause: str) -> None:
         """Why governance is about to end a request."""
@@ -358,10 +382,11 @@ class Books:
 
     def withhold(self, blocks: Sequence[int]) -> None:
         """Take `blocks` out of circulation, each once."""
-        for block in blocks:
-            if block not in self.withheld:
-                self.withheld.add(block)
-                self._pool.withhold(block)
+        with self.caused("scrub failed"):
+            for block in blocks:
+                if block not in self.withheld:
+                    self.withheld.add(block)
+                    self.pool.withhold(block)
 
     def _mine(self, request: Any) -> GovernedRequest:
         mine = governed(request)

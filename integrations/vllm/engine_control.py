@@ -7,7 +7,7 @@ E2 A client whose request was ended hears of it: an output with the reason leave
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -32,7 +32,7 @@ class VllmControl:
         self.books: Books
         self.scheduler: Scheduler | None = None
         self.engine: EngineHandle | None = None
-        self.building: frozenset[str] = frozenset()  # requests of the step that is being built
+        self.building: Container[str] = ()  # requests of the step that is being built
         self._later: dict[str, tuple[str, RequestStatus]] = {}
         self._outputs: list[tuple[int, EngineCoreOutput]] = []
 
@@ -70,7 +70,7 @@ class VllmControl:
 
     def after_step(self) -> None:
         """The step has been built and run: end what had to wait for it."""
-        self.building = frozenset()
+        self.building = ()
         if self._later:
             later, self._later = self._later, {}
             for request_id, (cause, status) in later.items():

@@ -34,13 +34,16 @@ def running_hasher(
     governed: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
 ) -> Callable[[Request], list[bytes]]:
     """The hasher of an admitted request: called for every accepted token, so it first asks whether a block is full."""
+    tokens = governed.request._all_token_ids
+    due_tokens = governed.keyed_tokens + block_tokens
 
-    def keys(request: Request) -> list[bytes]:
-        tokens = request._all_token_ids
-        if len(tokens) < governed.keyed_tokens + block_tokens:
+    def keys(_request: Request) -> list[bytes]:
+        nonlocal due_tokens
+        if len(tokens) < due_tokens:
             return _NOTHING
         start = governed.told_tokens
         governed.told_tokens = governed.keyed_tokens = whole = len(tokens) // block_tokens * block_tokens
+        due_tokens = whole + block_tokens
         return extend(governed.residency, tokens[start:whole])
 
     return keys

@@ -7,6 +7,8 @@ P3 Entries for part of a block are not made: their later copies would run beside
    block.
 P4 Blocks whose custody ended stand at the head of the free queue, so memory that holds nobody's data is used before
    anything cached is evicted.
+P5 `spare_blocks` is never more than the blocks without a key that stand at that head: others only ever join behind
+   them, and what leaves from among them is counted. So the queue is walked once in many hand-outs.
 """
 
 from __future__ import annotations
@@ -26,19 +28,30 @@ if TYPE_CHECKING:
 
     from kvcustody.integrations.vllm.books import Books
 
+LOOK_AHEAD_BLOCKS = 256  # that one walk along the free queue counts beyond what is needed
+
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     """vLLM's `BlockPool`, telling `custody` what it does."""
 
     custody: Books | None = None
+    spare_blocks = 0  # P5
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Hand out, our evictions first."""
         custody = self.custody
         if custody is None:
             return super().get_new_blocks(num_blocks)  # type: ignore[no-any-return]
-        custody.make_room(num_blocks)
-        blocks: list[KVCacheBlock] = super().get_new_blocks(num_blocks)
+        if num_blocks > self.spare_blocks:
+            custody.make_room(num_blocks)
+        # None of them has a key (P5): vLLM need not look, block by block, for what it would have to evict.
+        caching = custody.caching
+        self.enable_caching = caching and num_blocks > self.spare_blocks
+        try:
+            blocks: list[KVCacheBlock] = super().get_new_blocks(num_blocks)
+        finally:
+            self.enable_caching = caching
+        self.spare_blocks -= num_blocks
         custody.allocated_blocks += num_blocks
         return blocks
 
@@ -65,10 +78,12 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     ) -> None:
         """Publish whole blocks, if the request may (P2)."""
         custody = self.custody
+        events = mine = None
         if custody is not None:
             mine = governed(request)
             if mine is None or not mine.publishes:
                 return
+            events = custody.events
             keyed_blocks = len(request.block_hashes) * self.hash_block_size // block_size
             if num_full_blocks > keyed_blocks:  # nothing enters the index without a key of its own
                 block_mask = block_mask and block_mask[: max(0, keyed_blocks - num_cached_blocks)]
@@ -92,6 +107,9 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             kv_cache_group_id,
             block_mask,
         )
+        if events is not None and mine is not None:
+            filled = blocks[num_cached_blocks:num_full_blocks]
+            events.entered(mine, kv_cache_group_id, filled, num_cached_blocks, block_size)
 
     def cache_partial_block(
         self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
@@ -105,9 +123,13 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Somebody else's wish: told, so that custody ends with the key."""
-        super().evict_blocks(block_ids)
-        if self.custody is not None:
-            self.custody.forgotten(sorted(block_ids), "evicted by the engine")
+        custody = self.custody
+        if custody is None:
+            super().evict_blocks(block_ids)
+            return
+        with custody.caused("evicted by the engine"):
+            super().evict_blocks(block_ids)
+        custody.forgotten(sorted(block_ids), "evicted by the engine")
 
     def reset_prefix_cache(self) -> bool:
         """Withheld blocks are nobody's, so they do not stand in the way of a reset."""
@@ -122,6 +144,8 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             self.num_gpu_blocks += len(custody.withheld)
         if done:
             custody.forgotten(custody.indexed_blocks(), "reset")
+            if custody.events is not None:
+                custody.events.cleared("reset")
         return done
 
     def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
@@ -137,28 +161,35 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     def forget(self, block_ids: Sequence[int]) -> None:
         """Drop keys, without telling custody, and put the unreferenced blocks where they are used first (P4)."""
         first: list[KVCacheBlock] = []
+        more_spare = 0
         for block_id in block_ids:
             block = self.blocks[block_id]
-            self._maybe_evict_cached_block(block)
+            had_key = self._maybe_evict_cached_block(block)
             if block.ref_cnt == 0 and not block.is_null:
                 self.free_block_queue.remove(block)
                 first.append(block)
+                more_spare += had_key  # one without a key may have been counted already
         self.free_block_queue.prepend_n(first)
+        self.spare_blocks += more_spare
 
     def strip_oldest(self, needed: int, ahead: int) -> list[int]:
         """Drop the keys of the longest unused blocks, without telling custody: what the next `needed` hand-outs would
         evict, and up to `ahead` blocks in all. They stand at the head of the queue already; returns them.
         """
         stripped: list[int] = []
+        walked = 0
         block = self.free_block_queue.fake_free_list_head.next_free_block
         while (
-            block is not None and block.next_free_block is not None and (needed > 0 or len(stripped) < ahead)
+            block is not None
+            and block.next_free_block is not None
+            and (walked < needed or len(stripped) < ahead)
         ):
             if block._block_hash is not None:
                 self._maybe_evict_cached_block(block)
                 stripped.append(block.block_id)
-            needed -= 1
+            walked += 1
             block = block.next_free_block
+        self.spare_blocks = walked
         return stripped
 
     def withhold(self, block_id: int) -> None:
@@ -167,16 +198,20 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         self._maybe_evict_cached_block(block)
         if block.ref_cnt == 0:
             self.free_block_queue.remove(block)
+            self.spare_blocks = 0  # it may have been one of them
         block.ref_cnt += 1
 
-    def head_is_cached(self, num_blocks: int) -> bool:
-        """The next `num_blocks` hand-outs would evict something."""
-        block = self.free_block_queue.fake_free_list_head.next_free_block
-        for _ in range(min(num_blocks, self.free_block_queue.num_free_blocks)):
-            if block._block_hash is not None:
-                return True
+    def has_spare(self, needed: int) -> bool:
+        """The next `needed` hand-outs would evict nothing; counts `spare_blocks` anew."""
+        queue = self.free_block_queue
+        block = queue.fake_free_list_head.next_free_block
+        most = min(needed + LOOK_AHEAD_BLOCKS, queue.num_free_blocks)
+        count = 0
+        while count < most and block._block_hash is None:
+            count += 1
             block = block.next_free_block
-        return False
+        self.spare_blocks = count
+        return bool(count >= min(needed, queue.num_free_blocks))
 
 
 def governed_pool(pool: BlockPool, custody: Books) -> GovernedBlockPool:

@@ -10,6 +10,8 @@ S4 An idle engine is stepped while something is due, and woken for what comes du
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from kvcustody.governance.engine_port import EnginePort
     from kvcustody.governance.settings import Settings
+    from kvcustody.integrations.vllm.block_events import Publisher
     from kvcustody.integrations.vllm.engine import EngineHandle
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
@@ -78,6 +81,38 @@ class SchedulerSide:
         self.timer = WakeTimer(opened.clock, self.control.wake)
         governed_pool(manager.block_pool, books)
         governed_manager(manager, books)
+        if self.settings.kv_events_endpoint:
+            self._open_publisher(opened)
+
+    def _open_publisher(self, opened: opening.Opened) -> None:
+        """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
+        from kvcustody.integrations.events.publisher import open_publisher
+
+        publisher = open_publisher(
+            self.settings,
+            revision=opened.port.table.revision,
+            incarnation=opened.worker.writer.incarnation if opened.worker is not None else "",
+            rank=int(self._config.parallel_config.data_parallel_rank),
+        )
+        assert publisher is not None, "an endpoint is set"
+        self.publish_to(publisher, publisher.close)
+
+    def publish_to(self, publisher: Publisher, close: Callable[[], None] | None = None) -> None:
+        """Hand the block events of every step to `publisher` from now on. Call it before any request arrives.
+
+        Raises `IsolationError` where something is in vLLM's index already.
+        """
+        from kvcustody.integrations.vllm.block_events import BlockEvents
+
+        books = self.books
+        books.events = BlockEvents(
+            books.pool,
+            self.port,
+            publisher,
+            with_tokens=self.settings.kv_events_tokens == "published",
+            groups=len(books.groups),
+            close=close,
+        )
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
         """The scheduler is complete: bind its manager, if that has not happened, and take its frees as they come.
@@ -167,9 +202,12 @@ class SchedulerSide:
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
         if books.has_unsettled:
             cached = output.scheduled_cached_reqs
-            books.settle([one for one, new in zip(cached.req_ids, cached.new_block_ids, strict=True) if new])
-        control.building = frozenset(output.num_scheduled_tokens)
-        return StepOrder(order=port.step(), step=port.fence())
+            books.settle(list(compress(cached.req_ids, cached.new_block_ids)))
+        control.building = output.num_scheduled_tokens
+        order = StepOrder(order=port.step(), step=port.fence())
+        if books.events is not None:
+            books.events.tell()
+        return order
 
     def receive(self, receipt: StepReceipt | None) -> None:
         """What the workers did in one step; the step has retired."""
@@ -203,3 +241,5 @@ class SchedulerSide:
             opened.worker.close(engine.last_order if engine is not None else None)
         else:
             opened.port.close()
+        if self.books.events is not None:
+            self.books.events.end()

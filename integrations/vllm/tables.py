@@ -39,12 +39,12 @@ class GroupTable:
         self.drops = drops
         self.chains = not drops
         self._in_place = in_place
-        self._tables = manager.req_to_blocks
+        self.tables: dict[str, list[KVCacheBlock]] = manager.req_to_blocks  # the engine's own
         self._null = null
 
     def blocks(self, request_id: str) -> Sequence[KVCacheBlock]:
         """The engine's table of a request."""
-        table: Sequence[KVCacheBlock] = self._tables.get(request_id, _EMPTY)
+        table: Sequence[KVCacheBlock] = self.tables.get(request_id, _EMPTY)
         return table
 
     def positions(self, places: list[int]) -> list[int] | None:

@@ -1,0 +1,242 @@
+"""Block events of a governed vLLM tell the truth: stored minus removed is vLLM's index, after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from scheduler_rig import BLOCK_TOKENS, Rig, prompt
+
+from kvcustody.errors import IsolationError
+from kvcustody.governance.erasure import Selector
+from kvcustody.integrations.events.block_event import (
+    CLEARED,
+    REMOVED,
+    STORED,
+    BlockEvent,
+    check_event,
+    split_keys,
+)
+from kvcustody.integrations.vllm import block_events
+
+
+class Router:
+    """Keeps the index that its events tell of, by tenant."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[BlockEvent]] = []
+        self.index: dict[tuple[bytes, int], str] = {}
+
+    @property
+    def events(self) -> Iterator[BlockEvent]:
+        """All of them, in order."""
+        return (event for batch in self.batches for event in batch)
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        """As the real publisher, every event is checked; as a strict router, nothing is stored or removed twice."""
+        for event in events:
+            check_event(event)
+            self._take(event)
+        self.batches.append(events)
+        return len(self.batches)
+
+    def _take(self, event: BlockEvent) -> None:
+        if event.kind == CLEARED:
+            self.index.clear()
+        parent = event.parent
+        for key in split_keys(event.keys):
+            place = (key, event.group or 0)
+            if event.kind == STORED:
+                assert place not in self.index
+                assert not parent or self._follows(parent, event)
+                self.index[place] = event.scope.tenant
+            else:
+                assert self.index.pop(place) == event.scope.tenant
+
+    def _follows(self, parent: bytes, event: BlockEvent) -> bool:
+        """Only blocks of one tenant follow each other; in a window, what they follow may have left."""
+        return event.group is not None or self.index.get((parent, 0)) == event.scope.tenant
+
+
+class TruthRig(Rig):
+    """A rig that compares the router with vLLM's own blocks after every step."""
+
+    router: Router | None = None
+
+    def step(self) -> dict[str, int]:
+        """See `Rig`."""
+        hits = super().step()
+        if self.router is not None:
+            self.side.books.sync()
+            self.side.books.events.tell()
+            assert set(self.router.index) == self.index()
+        return hits
+
+    def index(self) -> set[tuple[bytes, int]]:
+        """Key and group of every block that has one."""
+        blocks = self.scheduler.kv_cache_manager.block_pool.blocks
+        keys = [block.block_hash for block in blocks if block.block_hash is not None]
+        return {(key[:-4], int.from_bytes(key[-4:], "big")) for key in keys}
+
+
+@pytest.fixture
+def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TruthRig]:
+    """Makes rigs with a router."""
+
+    def make(**named: object) -> TruthRig:
+        one = TruthRig(model, monkeypatch, **named)
+        one.router = Router()
+        one.side.publish_to(one.router)
+        return one
+
+    return make
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("windows", [False, True])
+def test_stored_minus_removed_is_the_index(
+    rig: Callable[..., TruthRig], windows: bool, asynchronous: bool
+) -> None:
+    """Chunked prefill, decode, preemption, eviction, twins, in a pool that holds few."""
+    one = rig(blocks=36, windows=windows, asynchronous=asynchronous)
+    for turn in range(30):
+        ids = prompt(30 + 11 * (turn % 9), seed=turn % 7)
+        one.add(ids, "alpha" if turn % 3 else "beta", n=3 + 5 * (turn % 6))
+        if turn % 4 == 3:
+            one.step()
+    one.run()
+    one.verify()
+    events = list(one.router.events)
+    assert {event.scope.tenant for event in events if event.kind == STORED} == {"alpha", "beta"}
+    assert {event.kind for event in events} == {STORED, REMOVED}
+    assert "evicted" in {event.cause for event in events}
+    assert all(event.scope.scope and event.scope.domain and event.scope.revision for event in events)
+    assert not any(len(event.tokens) or event.salt for event in events)
+
+
+@pytest.mark.parametrize("how", ["expiry", "erasure", "reset", "vllm"])
+def test_every_way_out_of_the_index_is_told(rig: Callable[..., TruthRig], how: str) -> None:
+    one = rig()
+    for tenant in ("alpha", "beta"):
+        one.ask(prompt(100), tenant)
+    assert len(one.router.index) == 12
+    pool = one.scheduler.kv_cache_manager.block_pool
+    if how == "expiry":
+        one.clock.advance(61_000_000)
+    elif how == "erasure":
+        one.port.erase(Selector("alpha"))
+    elif how == "reset":
+        assert one.scheduler.kv_cache_manager.reset_prefix_cache()
+    else:
+        pool.evict_blocks({block.block_id for block in pool.blocks if block.block_hash is not None})
+    one.step()
+    left = {"beta"} if how == "erasure" else set()
+    assert set(one.router.index.values()) == left
+    last = one.router.batches[-1]
+    causes = {"reset": "reset", "vllm": "evicted by the engine"}
+    assert {event.cause for event in last} == {causes.get(how, "ended")}
+    assert {event.kind for event in last} == {CLEARED if how == "reset" else REMOVED}
+
+
+def test_a_twin_is_told_once_and_leaves_with_the_last(rig: Callable[..., TruthRig]) -> None:
+    """Two requests compute the same blocks at once: one key, two blocks."""
+    one = rig(batched_tokens=256)
+    twins = [one.add(prompt(100), "alpha", n=n) for n in (2, 30)]
+    one.run({twins[0].request_id})
+    assert sum(len(event.keys) // 32 for event in one.router.events if event.kind == STORED) == 6
+    one.clock.advance(61_000_000)
+    one.step()
+    assert len(one.router.index) >= 6  # the second still runs on its own blocks
+    one.run()
+    one.clock.advance(61_000_000)
+    one.step()
+    assert not one.router.index
+
+
+def test_tokens_leave_only_where_the_setting_says_so(
+    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = prompt(100)
+    whole = ids[: len(ids) // BLOCK_TOKENS * BLOCK_TOKENS]
+    for setting, expected in (("withheld", []), ("published", whole)):
+        monkeypatch.setenv("KVCUSTODY_KV_EVENTS_TOKENS", setting)
+        one = rig()
+        one.ask(ids, "alpha")
+        assert [token for event in one.router.events for token in event.tokens] == expected
+
+
+def test_the_setting_opens_a_publisher(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On the wire, as a router asks for what it missed: every event with its scope."""
+    monkeypatch.setenv("KVCUSTODY_KV_EVENTS_ENDPOINT", f"ipc://{tmp_path}/live")
+    monkeypatch.setenv("KVCUSTODY_KV_EVENTS_REPLAY_ENDPOINT", f"ipc://{tmp_path}/replay")
+    one = TruthRig(model, monkeypatch)
+    one.ask(prompt(100), "alpha")
+    one.clock.advance(61_000_000)
+    one.step()
+    told = _replay(f"ipc://{tmp_path}/replay")
+    assert [event["type"] for event in told[:2]] == ["AllBlocksCleared", "BlockStored"]
+    assert told[-1]["type"] == "BlockRemoved"
+    assert all(event["kvcustody"]["tenant"] == "alpha" for event in told[1:])
+    assert not any(event.get("token_ids") for event in told)
+    one.side.close()
+
+
+def _replay(endpoint: str) -> list[dict[str, Any]]:
+    """All that was published, once the removal is among it."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asks:
+        asks.setsockopt(zmq.RCVTIMEO, 10_000)
+        asks.setsockopt(zmq.LINGER, 0)
+        asks.connect(endpoint)
+        for _ in range(100):
+            told: list[dict[str, Any]] = []
+            asks.send_multipart([b"", (0).to_bytes(8, "big")])
+            while True:
+                *_, payload = asks.recv_multipart()
+                if not payload:
+                    break
+                told += msgspec.msgpack.decode(payload)[1]
+            if told and told[-1]["type"] == "BlockRemoved":
+                return told
+    raise AssertionError("the removal was never published")
+
+
+def test_nobody_listens_nothing_is_collected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = TruthRig(model, monkeypatch)
+    one.ask(prompt(100), "alpha")
+    assert one.side.books.events is None
+    index = one.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
+    assert not isinstance(index, block_events.WatchedIndex)
+    with pytest.raises(IsolationError, match="empty index"):
+        one.side.publish_to(Router())
+
+
+def test_an_event_without_scope_is_not_published(
+    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: with its scope dropped, the event is refused."""
+    original = block_events.removed
+    monkeypatch.setattr(block_events, "removed", lambda scope, keys, **named: original(None, keys, **named))
+    one = rig()
+    one.ask(prompt(100), "alpha")
+    one.clock.advance(61_000_000)
+    with pytest.raises(IsolationError, match="without a scope"):
+        one.step()
+
+
+@pytest.mark.parametrize("drop", ["stored", "removed"])
+def test_a_dropped_event_is_seen(
+    rig: Callable[..., TruthRig], monkeypatch: pytest.MonkeyPatch, drop: str
+) -> None:
+    """The control of the comparison itself."""
+    one = rig()
+    one.ask(prompt(40), "alpha")
+    publish = one.router.publish
+    monkeypatch.setattr(one.router, "publish", lambda events: publish([e for e in events if e.kind != drop]))
+    with pytest.raises((AssertionError, KeyError)):
+        one.ask(prompt(100, 1), "beta")
+        one.clock.advance(61_000_000)
+        one.step()
