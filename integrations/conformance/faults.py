@@ -114,7 +114,7 @@ FAULTS: dict[str, Fault] = {
     "release not idempotent": Fault(
         "LMCache#3770: abort and finish both release",
         "references go below those that are held",
-        ("lifecycle/any-order", "lifecycle/stale-handle"),
+        ("lifecycle/any-order", "lifecycle/stale-handle", "lifecycle/stale-preemption"),
     ),
     "generation not bumped": Fault(
         "handles by block index alone (ABA)",

@@ -9,9 +9,11 @@ C2 It has an input queue, as a served engine has, and `serve` is its loop: a ste
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import queue
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -23,6 +25,7 @@ import torch
 from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.v1.engine import core as engine_core
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request
 
 from kvcustody.clock import Clock
 from kvcustody.integrations.conformance.mutants import replaced
@@ -31,7 +34,7 @@ from kvcustody.integrations.vllm.bare_workers import BareExecutor, Workers
 from kvcustody.integrations.vllm.engine import EngineHandle
 
 BLOCK_TOKENS = 8
-CHUNK_TOKENS = 20  # prefilled in one step of one request: not a multiple of a block
+CHUNK_TOKENS = 21  # prefilled in one step of one request: two steps leave a part of a block, too
 CONTEXT_TOKENS = 512
 VOCABULARY = 4096
 _TURNS_MAX = 10_000  # more than any engine needs to become idle
@@ -160,6 +163,17 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         self.kvcustody.close()
         self.structured_output_manager.clear_backend()
         self.scheduler.shutdown()
+
+
+def preempt(scheduler: Any, request: Request) -> None:
+    """Take a running request's blocks, as vLLM does when it resets its cache under running requests."""
+    take = scheduler._preempt_request
+    drops = "drop_stale_output" in inspect.signature(take).parameters
+    scheduler.running.remove(request)
+    take(request, time.monotonic(), **({"drop_stale_output": True} if drops else {}))
+    if not drops:  # releases before 0.32
+        request.num_output_placeholders, request.discard_latest_async_tokens = 0, True
+    scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
 
 def _in_company(counts: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int, int]]:

@@ -81,7 +81,9 @@ class Workers:
         """Do the oldest step on the stream."""
         step = self._stream.popleft()
         self._said = {}
-        self.device.submit([*self.first(step.scheduled), *self._work(step.scheduled)])
+        self.device.submit(
+            [Call(partial(self.obey, step.scheduled.kv_connector_metadata)), *self._work(step.scheduled)]
+        )
         self.device.retire()
         step.outputs = [self._output(step.scheduled, connector) for connector in self.connectors]
 
@@ -95,10 +97,6 @@ class Workers:
                 kv_connector_worker_meta=connector.build_connector_worker_meta()
             ),
         )
-
-    def first(self, scheduled: Any) -> list[Work]:
-        """What goes before everything else of the step."""
-        return [Call(partial(self.obey, scheduled.kv_connector_metadata))]
 
     def obey(self, order: Any) -> None:
         """Each shard does what the connector is told."""

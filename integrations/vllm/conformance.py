@@ -8,8 +8,6 @@ H2  The kit's clock decides every deadline: the adapter's timer fires when `idle
 
 from __future__ import annotations
 
-import inspect
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
@@ -43,7 +41,7 @@ from kvcustody.integrations.conformance.engine_under_test import (
 )
 from kvcustody.integrations.conformance.toy_model import canary_of
 from kvcustody.integrations.events.block_event import BlockEvent
-from kvcustody.integrations.vllm.bare_engine import BLOCK_TOKENS, BareEngine, KitTimer, Shape
+from kvcustody.integrations.vllm.bare_engine import BLOCK_TOKENS, BareEngine, KitTimer, Shape, preempt
 from kvcustody.integrations.vllm.opening import Opened
 from kvcustody.integrations.vllm.scheduler_side import TRANSFER
 
@@ -166,16 +164,9 @@ class VllmEngine:
 
     def preempt(self, request: object) -> None:
         """As vLLM preempts when it resets its cache under running requests."""
-        scheduler, one = self._core.scheduler, self._requests[str(request)]
-        if one.status is not RequestStatus.RUNNING:
-            return
-        scheduler.running.remove(one)
-        preempt = scheduler._preempt_request
-        discards = "drop_stale_output" in inspect.signature(preempt).parameters
-        preempt(one, time.monotonic(), **({"drop_stale_output": True} if discards else {}))
-        if not discards:
-            one.num_output_placeholders, one.discard_latest_async_tokens = 0, True
-        scheduler.prev_step_scheduled_req_ids.discard(one.request_id)
+        one = self._requests[str(request)]
+        if one.status is RequestStatus.RUNNING:
+            preempt(self._core.scheduler, one)
 
     def fork(self, request: object) -> object:
         """Not asked: see `_LACKS`."""
