@@ -39,7 +39,8 @@ def test_open_paths_need_no_identity(deployment: Deployment, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*SCOPED, *PLAIN, *ADMINISTRATION, "/v1/responses/resp_x", "/HEALTH", "//health"]
+    "path",
+    [*sorted(SCOPED), *sorted(PLAIN), *sorted(ADMINISTRATION), "/v1/responses/resp_x", "/HEALTH", "//health"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_every_other_path_needs_identity(deployment: Deployment, path: str, method: str) -> None:
@@ -71,7 +72,7 @@ def test_the_reason_of_a_401_is_in_the_log_and_quotes_nothing(deployment: Deploy
     assert "mistyped" not in str(lines)
 
 
-@pytest.mark.parametrize("path", ADMINISTRATION)
+@pytest.mark.parametrize("path", sorted(ADMINISTRATION))
 def test_administration_is_refused_to_tenants_and_open_to_operators(
     deployment: Deployment, path: str
 ) -> None:
@@ -81,7 +82,7 @@ def test_administration_is_refused_to_tenants_and_open_to_operators(
     assert ask(deployment.door, path, key=deployment.operator).passed.path == path
 
 
-@pytest.mark.parametrize("path", SCOPED)
+@pytest.mark.parametrize("path", sorted(SCOPED))
 def test_the_body_is_scoped_on_every_path_to_the_engine(deployment: Deployment, path: str) -> None:
     found = scoped(deployment, deployment.acme, path=path)
     assert found.principal.tenant == "acme"
