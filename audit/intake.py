@@ -95,7 +95,7 @@ class Intake:
             in_flight = ticket.state != "refused"
             ticket.state = "refused"  # the writer drops the ticket when it meets it
         if in_flight:  # still queued, or being committed: account for the sequence either way
-            self.withdraw(sequence, event)
+            self.emit(self.withdrawal(sequence, event))
         return True
 
     def _count(self, events: Sequence[Event]) -> list[Event]:
@@ -160,9 +160,9 @@ class Intake:
             self.sequence += 1
             return self.sequence
 
-    def withdraw(self, sequence: int, event: Event) -> None:
-        """Account for an event whose submitter was refused."""
-        self.emit(Withdrawn(self._clock.now_us(), sequence, getattr(event, "tenant", None)))
+    def withdrawal(self, sequence: int, event: Event) -> Event:
+        """What accounts for an event whose submitter was refused."""
+        return Withdrawn(self._clock.now_us(), sequence, getattr(event, "tenant", None))
 
     def flush_counts(self, *, now: bool) -> None:
         """Turn the added-up class C events into counters: on time, when they are many, or `now`."""

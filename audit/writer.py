@@ -313,37 +313,40 @@ class EventWriter:
 
     def _divert(self, entries: list[Entry], cause: str) -> None:
         """Refuse class A, spill the rest; where the spill refuses too, hold on to them and stop admitting."""
-        kept = []
-        for entry in entries:
-            if not self._intake.awaits(entry.sequence):
-                kept.append(entry)
-                continue
-            if self._intake.settle(entry.sequence, "refused", cause):
-                self._intake.withdraw(entry.sequence, entry.event)
-            self._mark.advance([entry.sequence])
-        if not kept:
-            return
-        if not (self._spilled or self._full):  # the first thing in a spill says why it began
-            sequence = self._intake.next_sequence()
-            started = SpillStarted(self._clock.now_us(), cause, kept[0].sequence)
-            data = [leaf.data for leaf in leaves(started, self._context, sequence)]
-            kept.insert(0, Entry(sequence, started, data))
+        kept = [entry for entry in entries if not self._intake.awaits(entry.sequence)]
+        refused = [entry for entry in entries if self._intake.awaits(entry.sequence)]
+        told = [entry for entry in refused if self._intake.settle(entry.sequence, "refused", cause)]
+        kept += [self._entry(self._intake.withdrawal(entry.sequence, entry.event)) for entry in told]
+        if kept and not (self._spilled or self._full):  # the first thing in a spill says why it began
+            first = min(entry.sequence for entry in kept)
+            kept.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, first)))
+        if kept and self._keep(kept):
+            self._finish([(entry.sequence, entry.event) for entry in kept])
+        self._mark.advance([entry.sequence for entry in refused])  # after what accounts for them
+
+    def _keep(self, entries: list[Entry]) -> bool:
+        """Spill entries; False when the spill is full: they are held, and nothing more is admitted."""
         names = self._directory.fresh()
         records = [b"P" + orjson.dumps(row) for row in names]
-        records += [b"L" + leaf for entry in kept for leaf in entry.leaves]
+        records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
         try:
             self._spill.append(records)
         except SpillFullError as problem:
             self._full = problem.message
-            self._held = kept
+            self._held = entries
             self._retry_at = time.monotonic() + self._settings.retry_seconds
-            return
+            return False
         self._directory.settle(names)
         self._full = ""
         if not self._spilled:
             self._spilled = True
             self._retry_at = time.monotonic() + self._settings.retry_seconds
-        self._finish([(entry.sequence, entry.event) for entry in kept])
+        return True
+
+    def _entry(self, event: Event) -> Entry:
+        """An event of the writer's own, to be written at once."""
+        sequence = self._intake.next_sequence()
+        return Entry(sequence, event, [leaf.data for leaf in leaves(event, self._context, sequence)])
 
     def _finish(self, items: Sequence[tuple[int, Event]]) -> None:
         """These are durable: tell those who wait, and let a recorded gap stand for what it names."""
