@@ -1,4 +1,4 @@
-"""The deployment around an engine under test, all in memory: keys, policy, ledger. An adapter's harness may use it.
+"""The deployment around an engine under test, in memory: keys, policy, ledger, events. An adapter's harness may use it.
 
 E1 Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones; the
    key store is a document in memory and the ledger keeps its events in a list.
@@ -16,6 +16,7 @@ from kvcustody.governance.key_store import KeyDocument
 from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.wrapping import RootKeyWrapping
+from kvcustody.integrations.events.block_event import BlockEvent
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.loader import load_policy
 from kvcustody.policies.table import DecisionTable
@@ -55,6 +56,18 @@ class KeepingLedger:
     def submit_durable(self, event: Event, /) -> int:
         """Keep it."""
         return self.submit([event])
+
+
+class KeepingPublisher:
+    """Keeps the events that the adapter publishes."""
+
+    def __init__(self) -> None:
+        self.events: list[BlockEvent] = []
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        """Keep them."""
+        self.events += events
+        return len(self.events)
 
 
 def keyring(clock: Clock) -> Keyring:

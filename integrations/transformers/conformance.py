@@ -21,7 +21,13 @@ from kvcustody.governance.identity import Principal
 from kvcustody.governance.pools import Pools
 from kvcustody.governance.request import Hints
 from kvcustody.governance.worker import MemoryPlan
-from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table, toy_model
+from kvcustody.integrations.conformance.deployment import (
+    KeepingLedger,
+    KeepingPublisher,
+    keyring,
+    table,
+    toy_model,
+)
 from kvcustody.integrations.conformance.engine_under_test import (
     ABORTED,
     FINISHED,
@@ -49,18 +55,6 @@ _LACKS = {
     "tier": "the engine's host memory tier is refused",
     "shards": "tensor parallelism is refused",
 }
-
-
-class KeepingPublisher:
-    """Keeps the events that the adapter publishes."""
-
-    def __init__(self) -> None:
-        self.events: list[BlockEvent] = []
-
-    def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Keep them."""
-        self.events += events
-        return len(self.events)
 
 
 class TransformersEngine:

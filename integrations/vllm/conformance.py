@@ -26,7 +26,7 @@ from kvcustody.governance.erasure import Selector
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.scope_token import ScopeTokens
-from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table
+from kvcustody.integrations.conformance.deployment import KeepingLedger, KeepingPublisher, keyring, table
 from kvcustody.integrations.conformance.engine_under_test import (
     ABORTED,
     FINISHED,
@@ -48,7 +48,6 @@ from kvcustody.integrations.vllm.scheduler_side import TRANSFER
 _LACKS = {
     "forks": "vLLM has none: `n` samples are requests of their own, each under a use of its request's token",
     "tier": "a connector that keeps blocks elsewhere is refused",
-    "events": "no block events are published",
 }
 _FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
@@ -60,6 +59,7 @@ class VllmEngine:
         self._setup = setup
         self._clock = setup.clock
         self._ledger = KeepingLedger()
+        self._told = KeepingPublisher()
         self._tokens = ScopeTokens(KeyBuffer.random(KEY_BYTES), setup.clock)
         self._revision = 1
         self._requests: dict[str, Request] = {}
@@ -73,6 +73,7 @@ class VllmEngine:
         self._timer = KitTimer(self._core.kvcustody.tick)
         self._side.timer.close()
         self._side.timer = cast(Any, self._timer)
+        self._side.publish_to(self._told)
         self._core.serve(self._take)  # the boot order
         self.capabilities = Capabilities(
             "vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS
@@ -237,8 +238,12 @@ class VllmEngine:
         return frozenset(bytes(get_block_hash(key)) for key in cached if key is not None)
 
     def events(self) -> list[BlockEvent]:
-        """Not asked: see `_LACKS`."""
-        raise NotImplementedError
+        """What was published; the next step would end by telling what this one has done to the index."""
+        watched = self._side.books.events
+        assert watched is not None
+        watched.tell()
+        taken, self._told.events = self._told.events, []
+        return taken
 
     def ledger(self) -> list[Event]:
         """Everything that was handed to the ledger."""
