@@ -70,6 +70,7 @@ class Books:
         self.caching = bool(manager.enable_caching)
         group = self.groups[0]
         self.simple = len(self.groups) == 1 and not group.drops and group.block_tokens == block_tokens
+        self._fills = self.simple and not self.pool.enable_kv_cache_events  # blocks may be told one by one
         self._null = manager.block_pool.null_block.block_id
 
     # -- look-up ------------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class Books:
         self.port.attached(mine.residency, attached)
         self._hand_out(mine, handed)
         self.running[request.request_id] = mine
-        mine.fills_one_by_one = self.simple and not mine.residency.granted_blocks and mine.residency.publishes
+        mine.fills_one_by_one = self._fills and not mine.residency.granted_blocks and mine.residency.publishes
         if mine.notes:
             self._publish(mine)
 

@@ -17,16 +17,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 
 from kvcustody.errors import IsolationError
-from kvcustody.integrations.vllm.governed_request import Published, governed
+from kvcustody.integrations.vllm.governed_request import ATTRIBUTE, Published
 from kvcustody.integrations.vllm.versions import check_type
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvcustody.integrations.vllm.books import Books
+    from kvcustody.integrations.vllm.governed_request import GovernedRequest
 
 LOOK_AHEAD_BLOCKS = 256  # that one walk along the free queue counts beyond what is needed
 
@@ -78,38 +79,47 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     ) -> None:
         """Publish whole blocks, if the request may (P2)."""
         custody = self.custody
-        events = mine = None
-        if custody is not None:
-            mine = governed(request)
-            if mine is None or not mine.publishes:
-                return
-            events = custody.events
-            keyed_blocks = len(request.block_hashes) * self.hash_block_size // block_size
-            if num_full_blocks > keyed_blocks:  # nothing enters the index without a key of its own
-                block_mask = block_mask and block_mask[: max(0, keyed_blocks - num_cached_blocks)]
-                num_full_blocks = keyed_blocks
-            if num_cached_blocks >= num_full_blocks:
-                return
-            if mine.fills_one_by_one and num_full_blocks == num_cached_blocks + 1 and block_mask is None:
-                custody.filled.append((mine, num_cached_blocks))
-            else:
-                if not mine.notes:
-                    custody.noted.append(mine)
-                mine.notes.append(
-                    Published(kv_cache_group_id, num_cached_blocks, num_full_blocks, block_mask)
-                )
-        super().cache_full_blocks(
-            request,
-            blocks,
-            num_cached_blocks,
-            num_full_blocks,
-            block_size,
-            kv_cache_group_id,
-            block_mask,
-        )
-        if events is not None and mine is not None:
+        if custody is None:
+            super().cache_full_blocks(
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
+            )
+            return
+        mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
+        if mine is None or not mine.publishes:
+            return
+        keys = request.block_hashes
+        keyed_blocks = len(keys) * self.hash_block_size // block_size
+        if num_full_blocks > keyed_blocks:  # nothing enters the index without a key of its own
+            block_mask = block_mask and block_mask[: max(0, keyed_blocks - num_cached_blocks)]
+            num_full_blocks = keyed_blocks
+        if num_cached_blocks >= num_full_blocks:
+            return
+        if mine.fills_one_by_one and num_full_blocks == num_cached_blocks + 1 and block_mask is None:
+            custody.filled.append((mine, num_cached_blocks))
+            key = make_block_hash_with_group_id(keys[num_cached_blocks], kv_cache_group_id)
+            self._insert_block_hash(key, blocks[num_cached_blocks], num_full_blocks * block_size)
+        else:
+            if not mine.notes:
+                custody.noted.append(mine)
+            mine.notes.append(Published(kv_cache_group_id, num_cached_blocks, num_full_blocks, block_mask))
+            super().cache_full_blocks(
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
+            )
+        if custody.events is not None:
             filled = blocks[num_cached_blocks:num_full_blocks]
-            events.entered(mine, kv_cache_group_id, filled, num_cached_blocks, block_size)
+            custody.events.entered(mine, kv_cache_group_id, filled, num_cached_blocks, block_size)
 
     def cache_partial_block(
         self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any

@@ -51,6 +51,11 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     ),
     "vllm.v1.core.block_pool:BlockPool.cache_partial_block": ("request", "block", "num_tokens"),
     "vllm.v1.core.block_pool:BlockPool._maybe_evict_cached_block": ("block",),
+    "vllm.v1.core.block_pool:BlockPool._insert_block_hash": (
+        "block_hash_with_group_id",
+        "block",
+        "num_tokens",
+    ),
     "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": ("request",),
     "vllm.v1.core.kv_cache_manager:KVCacheManager.prefix_cache_lookup_enabled": ("request",),
     "vllm.v1.core.kv_cache_manager:KVCacheManager.free": ("request",),
