@@ -18,7 +18,7 @@ from kvcustody.audit import merkle, schema
 from kvcustody.audit.bulk import insert_rows
 from kvcustody.audit.events import SYSTEM, parse
 from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
-from kvcustody.audit.projection import Incarnation, Projection, Row, project
+from kvcustody.audit.projection import Incarnation, Row, project
 from kvcustody.errors import LedgerError
 
 
@@ -58,7 +58,7 @@ class Appender:
             about = self._about(connection, group, batch)
             made = project(group, about)
             if made is not None:
-                projections.setdefault(made.table, []).append(_placed(made, logs, places))
+                projections.setdefault(made.table, []).append(made.rows(logs, places))
             if group.kind in _LIFE:
                 _live(connection, group, about)
         for table, rows in projections.items():
@@ -149,11 +149,6 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
     placed = connection.execute(insert(incarnations).values(**values)).inserted_primary_key
     assert placed is not None
     return Incarnation(int(placed[0]), offset_us)
-
-
-def _placed(made: Projection, logs: Sequence[int], places: Sequence[int]) -> Iterator[Row]:
-    """Rows of a projection behind the log and idx of their leaves."""
-    return ((logs[place], places[place], *row) for place, row in zip(made.places, made.rows, strict=True))
 
 
 _LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})

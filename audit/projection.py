@@ -29,11 +29,16 @@ class Incarnation(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """Rows of one table: the places of their leaves in the batch, and their values after (log, idx)."""
+    """Rows of one table: the places of their leaves in the batch, and their columns after (log, idx)."""
 
     table: Table
     places: Sequence[int]
-    rows: Iterator[Row]
+    columns: Sequence[Sequence[Any]]
+
+    def rows(self, logs: Sequence[int], idx: Sequence[int]) -> Iterator[Row]:
+        """The rows, given the log and the idx of every leaf of the batch."""
+        where = ([values[place] for place in self.places] for values in (logs, idx))
+        return zip(*where, *self.columns, strict=True)
 
 
 _RELEASED = {
@@ -99,13 +104,14 @@ def project(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
     derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)
     if derive is not None:
         derive(columns, group, lives)
-    rows: Iterator[Row] = zip(*[columns[name] for name in _SOURCES[group.kind]], strict=True)
+    made = [columns[name] for name in _SOURCES[group.kind]]
     reader = _READERS.get(group.kind)
     if reader is None:
-        return Projection(entry[0], group.places, rows)
+        return Projection(entry[0], group.places, made)
     pairs = zip(group.columns["log"], group.columns[reader], strict=True)
     acting = [log == log_of(tenant) for log, tenant in pairs]
-    return Projection(entry[0], list(compress(group.places, acting)), compress(rows, acting))
+    kept = [list(compress(column, acting)) for column in (group.places, *made)]
+    return Projection(entry[0], kept[0], kept[1:])
 
 
 _READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (J2)

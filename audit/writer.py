@@ -45,6 +45,8 @@ from kvcustody.audit.store import WRITE, StoreGoneError, describe, failure
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
 
+_UNWRITABLE = (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+
 
 class WriterSettings(NamedTuple):
     """Sizes and waits of a writer."""
@@ -283,7 +285,7 @@ class EventWriter:
             if not _refused(problem):
                 self._lost(problem)
                 return work.entries()
-        except (LedgerError, KeyError, TypeError, ValueError, OverflowError):
+        except _UNWRITABLE:
             pass  # one of them is not writable; the loop below finds out which
         else:
             self._finish(work.items)
@@ -299,7 +301,7 @@ class EventWriter:
                     self._lost(problem)
                     return entries[number:]
                 self._unwritable(entry.sequence, entry.event, problem)
-            except (LedgerError, KeyError, TypeError, ValueError, OverflowError) as problem:
+            except _UNWRITABLE as problem:
                 self._unwritable(entry.sequence, entry.event, problem)
             else:
                 self._finish([(entry.sequence, entry.event)])

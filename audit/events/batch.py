@@ -92,7 +92,7 @@ def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> Group:
     integers = _INTEGER_KEYS.get(kind, frozenset())
     keys = dict.fromkeys(key for body in bodies for key in body)
     columns = {
-        key: [int(body[key]) for body in bodies] if key in integers else [body.get(key) for body in bodies]
+        key: [_integer(body.get(key)) if key in integers else body.get(key) for body in bodies]
         for key in keys
     }
     # Leaves of earlier versions have no `written`: the list is empty.
@@ -100,6 +100,11 @@ def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> Group:
     return Group(
         kind, places, columns, {key: extents([body.get(key, []) for body in bodies]) for key in lists}
     )
+
+
+def _integer(value: Any) -> Any:
+    """A large integer from its decimal string; whatever else stands there is for the database to refuse."""
+    return int(value) if value.__class__ is str and value.removeprefix("-").isdecimal() else value
 
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:

@@ -20,7 +20,6 @@ from kvcustody.audit.events.control import DecisionRecorded
 from kvcustody.audit.events.form import Form, Item, Texts, Written
 from kvcustody.audit.events.kinds import KINDS, Event
 from kvcustody.audit.run_texts import NotPlainError
-from kvcustody.errors import LedgerError
 
 _CHUNK = 128  # events of one kind between offers of the interpreter lock
 _TWO_LOGS = (DecisionRecorded, HitCounted, HitCounters)
@@ -100,7 +99,7 @@ class BatchEncoder:
             if form is None or form.kind in _TWO_LOGS:
                 raise NotPlainError
             written = form.write([draft.items[place] for place in places])
-        except (NotPlainError, TypeError, ValueError, AttributeError, LedgerError):
+        except Exception:  # whatever it is, the definition decides which event it is about
             draft.singly(places, self._context)
             return
         sizes = list(map(len, written.data))
@@ -136,7 +135,7 @@ class _Draft:
             sequence, event = self.items[place]
             try:
                 self._single[place] = leaves(event, context, sequence)
-            except (LedgerError, TypeError, ValueError, AttributeError, KeyError) as problem:
+            except Exception as problem:  # C2: whatever a caller put into an event
                 self._single[place] = []
                 self._refused.append(Refused(sequence, event, problem))
 

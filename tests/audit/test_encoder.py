@@ -35,7 +35,6 @@ from kvcustody.audit.events.kinds import field_types
 from kvcustody.audit.projection import Incarnation, project
 from kvcustody.audit.run_texts import NotPlainError, run_texts
 from kvcustody.audit.runs import EXACT, Run, encode
-from kvcustody.errors import LedgerError
 
 CONTEXT = Context(
     "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"name{len(subject)}é{len(session)}"
@@ -79,7 +78,7 @@ def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
     for sequence, event in items:
         try:
             made += leaves(event, CONTEXT, sequence)
-        except (LedgerError, TypeError, ValueError, AttributeError, KeyError):
+        except Exception:
             continue
     return made
 
@@ -90,7 +89,10 @@ def rows_of(batch: Batch) -> dict[str, dict[int, Any]]:
     for group in batch.groups:
         made = project(group, [Incarnation(5, CONTEXT.offset_us)] * len(group.places))
         if made is not None:
-            found.setdefault(made.table.name, {}).update(zip(made.places, made.rows, strict=True))
+            count = range(len(batch.data))
+            found.setdefault(made.table.name, {}).update(
+                zip(made.places, made.rows(count, count), strict=True)
+            )
     return found
 
 

@@ -44,7 +44,7 @@ from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.errors import LedgerError, LedgerUnavailable
 
 
-def opened(residency: int, tenant: str = "acme", subject: str | None = "alice") -> Event:
+def opened(residency: int, tenant: str = "acme", subject: str | None = "alice") -> Any:
     return ResidencyOpened(1, residency, tenant, subject, "chat", False, "internal", (), (), ("own",), 1, 9)
 
 
@@ -291,7 +291,16 @@ def test_own_hits_become_counters(any_store: Engine, make_writer: Any) -> None:
         ]
 
 
-@pytest.mark.parametrize("bad", [key_event(1.5), opened(1, subject="nul\0"), opened(1, tenant="lone\ud800")])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "bad",
+    [
+        key_event(1.5),  # type: ignore[arg-type]
+        opened(1, subject="nul\0"),
+        opened(1, tenant="lone\ud800"),
+        opened(1)._replace(attached="no runs"),
+        opened(1)._replace(absolute_us=None),
+    ],
+)
 def test_an_event_that_cannot_be_written_is_a_gap_and_stops_nothing(
     any_store: Engine, make_writer: Any, bad: Event
 ) -> None:
