@@ -13,6 +13,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from kvcustody.audit.append import Appender
 from kvcustody.audit.events.batch import Batch
@@ -76,6 +77,13 @@ class Committer:
     def close(self) -> None:
         """End the thread of commits; may be called again."""
         self._aside.close()
+
+
+def refused(problem: Exception) -> bool:
+    """True when the statement, not the database, is at fault."""
+    if isinstance(problem, StoreGoneError):
+        return False
+    return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
 
 
 class _Aside:

@@ -16,7 +16,6 @@ worker name is one process at a time.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -24,24 +23,22 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
-import orjson
 from sqlalchemy import Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.append import register
-from kvcustody.audit.committer import Committer
-from kvcustody.audit.events import Context, Event, GapRecorded, ReplayCompleted, SpillStarted, leaves
-from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.committer import Committer, refused
+from kvcustody.audit.events import Context, Event, GapRecorded
 from kvcustody.audit.events.encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.intake import Intake
 from kvcustody.audit.mark import Mark
+from kvcustody.audit.outage import Outage
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.recovery import close_dead
-from kvcustody.audit.replay import Replayed, replay
-from kvcustody.audit.spill import Spill, SpillFullError
+from kvcustody.audit.spill import Spill
 from kvcustody.audit.store import WRITE, StoreGoneError, describe, failure
+from kvcustody.audit.worker_name import claim
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
 
@@ -100,15 +97,22 @@ class EventWriter:
         )
         self._mark = Mark()
         self._ahead = NOTHING  # encoded during the last commit
-        self._held: list[Entry] = []  # encoded, refused by database and spill, waiting
         self._stop_at = float("inf")
-        self._cause = ""  # why the database is down; empty when it is not
-        self._spilled = False
-        self._full = ""
-        self._retry_at = 0.0
         self._committer = Committer(engine, self._directory)
         self._spill = Spill(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
-        self._worker_lock = _claim(spill_directory, worker)
+        self._outage = Outage(
+            engine,
+            clock,
+            self._context,
+            intake=self._intake,
+            mark=self._mark,
+            directory=self._directory,
+            committer=self._committer,
+            spill=self._spill,
+            retry_seconds=settings.retry_seconds,
+            batch=settings.batch,
+        )
+        self._worker_lock = claim(spill_directory, worker)
         try:
             self._start(worker)
         except BaseException:
@@ -121,7 +125,7 @@ class EventWriter:
         try:
             with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 register(connection, self.incarnation, worker, self.offset_us, self._clock.utc_us())
-            self._replay()
+            self._outage.replay()
             with self._engine.connect() as connection:
                 now_us = self._clock.now_us()
                 self.submit(close_dead(connection, worker, self.incarnation, now_us, self.offset_us))
@@ -133,7 +137,9 @@ class EventWriter:
     @property
     def admitting(self) -> bool:
         """False while new custody could not be recorded: stop admitting, never stop scrubbing."""
-        return not self._full and len(self._intake) <= self._settings.capacity and self._thread.is_alive()
+        return (
+            not self._outage.full and len(self._intake) <= self._settings.capacity and self._thread.is_alive()
+        )
 
     @property
     def durable_sequence(self) -> int:
@@ -144,9 +150,9 @@ class EventWriter:
         """A snapshot for health and metrics."""
         return WriterStatus(
             admitting=self.admitting,
-            healthy=not (self._cause or self._spilled or self._full),
-            cause=self._full or self._cause,
-            backlog=len(self._intake) + len(self._ahead.items) + len(self._held),
+            healthy=not (self._outage.down or self._outage.spilled or self._outage.full),
+            cause=self._outage.cause,
+            backlog=len(self._intake) + len(self._ahead.items) + len(self._outage.held),
             submitted_sequence=self._intake.sequence,
             durable_sequence=self._mark.sequence,
             spilled_bytes=self._spill.bytes(),
@@ -163,7 +169,7 @@ class EventWriter:
         if not self._thread.is_alive():
             ticket.cause = "the ledger writer has stopped"
         elif not ticket.done.wait(seconds):
-            ticket.cause = ticket.cause or self._cause or "no commit within the deadline"
+            ticket.cause = ticket.cause or self._outage.down or "no commit within the deadline"
         if not self._intake.give_up(sequence, event, ticket):
             return sequence
         raise LedgerUnavailable(
@@ -187,7 +193,7 @@ class EventWriter:
             self._worker_lock = -1
         missing = self._intake.sequence - self._mark.sequence
         if missing:
-            cause = self._full or self._cause or "the writer stopped"
+            cause = self._outage.cause or "the writer stopped"
             raise LedgerError(f"`{missing}` events are not recorded: {cause}", missing=missing, cause=cause)
 
     # -- the writer's thread --------------------------------------------------------------------------------
@@ -210,18 +216,18 @@ class EventWriter:
     def _drained(self) -> bool:
         if time.monotonic() > self._stop_at:
             return True
-        return not (self._ahead.items or self._held) and self._intake.empty
+        return not (self._ahead.items or self._outage.held) and self._intake.empty
 
     def _wait(self) -> None:
         """Sleep until there is work, then a little longer so that a batch can form."""
         if self._ahead.items:
             return
         intake = self._intake
-        if self._held or not (len(intake) or self._stopping):
-            retry_at = self._retry_at if self._spilled or self._held else float("inf")
+        if self._outage.held or not (len(intake) or self._stopping):
+            retry_at = self._outage.retry_at if self._outage.spilled or self._outage.held else float("inf")
             until = min(intake.counts_due, retry_at)
             intake.idle = True
-            if self._held or not len(intake):
+            if self._outage.held or not len(intake):
                 intake.wake.wait(max(0.001, until - time.monotonic()))
             intake.idle = False
         intake.wake.clear()
@@ -230,27 +236,28 @@ class EventWriter:
 
     def _cycle(self) -> None:
         self._intake.flush_counts(now=self._stopping)
-        if self._held:
-            self._intake.release_all(self._full or self._cause)
-            if time.monotonic() < self._retry_at:
+        if self._outage.held:
+            self._intake.release_all(self._outage.cause)
+            if not self._outage.due:
                 return
-            work, self._held = encoded_of(self._held), []
+            work, self._outage.held = encoded_of(self._outage.held), []
         elif self._ahead.items:
             work, self._ahead = self._ahead, NOTHING
         else:
             work = self._encode()
         behind = len(self._intake) > self._settings.capacity
-        if (self._spilled or self._cause) and not behind and self._may_retry(work):
-            self._recover()
+        if self._outage.active and not behind and self._may_retry(work):
+            self._outage.recover()
         if not work.items:
             return
-        left = work.entries() if self._spilled or self._cause or behind else self._commit(work)
+        left = work.entries() if self._outage.active or behind else self._commit(work)
         if left:
             over = "the queue is over its capacity"
-            self._divert(left, over if behind and not self._cause else self._cause)
+            cause = over if behind and not self._outage.down else self._outage.down
+            self._outage.divert(left, cause, self._finish)
 
     def _may_retry(self, work: Encoded) -> bool:
-        if time.monotonic() >= self._retry_at or self._stopping:
+        if self._outage.due or self._stopping:
             return True
         return any(self._intake.awaits(sequence) for sequence, _ in work.items)
 
@@ -260,21 +267,21 @@ class EventWriter:
         self._mark.advance(given_up)
         if not items:
             return NOTHING
-        if not self._cause:
+        if not self._outage.down:
             try:
                 with self._engine.connect() as connection:
                     self._directory.prefetch(connection, (event for _, event in items))
             except SQLAlchemyError as problem:
-                if not _refused(problem):
-                    self._lost(problem)
+                if not refused(problem):
+                    self._outage.lost(problem)
         work = self._encoder.encode(items)
-        for refused in work.refused:
-            self._unwritable(*refused)
+        for unwritten in work.refused:
+            self._unwritable(*unwritten)
         return work
 
     def _encode_ahead(self) -> None:
         """While a commit runs: the next batch, when there is a whole one."""
-        if len(self._intake) >= self._settings.batch and not self._held:
+        if len(self._intake) >= self._settings.batch and not self._outage.held:
             self._ahead = self._encode()
 
     def _commit(self, work: Encoded) -> list[Entry]:
@@ -282,8 +289,8 @@ class EventWriter:
         try:
             self._committer.write(work.batch, meanwhile=self._encode_ahead)
         except (SQLAlchemyError, StoreGoneError) as problem:
-            if not _refused(problem):
-                self._lost(problem)
+            if not refused(problem):
+                self._outage.lost(problem)
                 return work.entries()
         except _UNWRITABLE:
             pass  # one of them is not writable; the loop below finds out which
@@ -297,8 +304,8 @@ class EventWriter:
             try:  # a commit that failed may have arrived
                 self._committer.write(entry.batch(), skip_known=True)
             except (SQLAlchemyError, StoreGoneError) as problem:
-                if not _refused(problem):
-                    self._lost(problem)
+                if not refused(problem):
+                    self._outage.lost(problem)
                     return entries[number:]
                 self._unwritable(entry.sequence, entry.event, problem)
             except _UNWRITABLE as problem:
@@ -313,43 +320,6 @@ class EventWriter:
         self._intake.settle(sequence, "refused", describe(problem))
         self._intake.emit(GapRecorded(self._clock.now_us(), cause, sequence, sequence))
 
-    def _divert(self, entries: list[Entry], cause: str) -> None:
-        """Refuse class A, spill the rest; where the spill refuses too, hold on to them and stop admitting."""
-        kept = [entry for entry in entries if not self._intake.awaits(entry.sequence)]
-        refused = [entry for entry in entries if self._intake.awaits(entry.sequence)]
-        told = [entry for entry in refused if self._intake.settle(entry.sequence, "refused", cause)]
-        kept += [self._entry(self._intake.withdrawal(entry.sequence, entry.event)) for entry in told]
-        if kept and not (self._spilled or self._full):  # the first thing in a spill says why it began
-            first = min(entry.sequence for entry in kept)
-            kept.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, first)))
-        if kept and self._keep(kept):
-            self._finish([(entry.sequence, entry.event) for entry in kept])
-        self._mark.advance([entry.sequence for entry in refused])  # after what accounts for them
-
-    def _keep(self, entries: list[Entry]) -> bool:
-        """Spill entries; False when the spill is full: they are held, and nothing more is admitted."""
-        names = self._directory.fresh()
-        records = [b"P" + orjson.dumps(row) for row in names]
-        records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
-        try:
-            self._spill.append(records)
-        except SpillFullError as problem:
-            self._full = problem.message
-            self._held = entries
-            self._retry_at = time.monotonic() + self._settings.retry_seconds
-            return False
-        self._directory.settle(names)
-        self._full = ""
-        if not self._spilled:
-            self._spilled = True
-            self._retry_at = time.monotonic() + self._settings.retry_seconds
-        return True
-
-    def _entry(self, event: Event) -> Entry:
-        """An event of the writer's own, to be written at once."""
-        sequence = self._intake.next_sequence()
-        return Entry(sequence, event, [leaf.data for leaf in leaves(event, self._context, sequence)])
-
     def _finish(self, items: Sequence[tuple[int, Event]]) -> None:
         """These are durable: tell those who wait, and let a recorded gap stand for what it names."""
         done = [sequence for sequence, _ in items]
@@ -361,55 +331,3 @@ class EventWriter:
                 if isinstance(event, GapRecorded):
                     done.extend(range(event.first_sequence, event.last_sequence + 1))
         self._mark.advance(done)
-
-    def _lost(self, problem: Exception) -> None:
-        self._cause = describe(problem)
-        self._retry_at = time.monotonic() + self._settings.retry_seconds
-        self._engine.dispose()
-
-    def _recover(self) -> None:
-        try:
-            self._committer.reopen()
-            self._replay()
-        except (SQLAlchemyError, LedgerError) as problem:
-            self._cause = describe(problem)
-            self._retry_at = time.monotonic() + self._settings.retry_seconds
-        else:
-            self._cause = self._full = ""
-            self._spilled = False
-
-    def _replay(self) -> None:
-        replay(self._spill, self._committer, self._report, batch=self._settings.batch)
-
-    def _report(self, found: Replayed) -> None:
-        """Commit what a replay found."""
-        sequence = self._intake.next_sequence()
-        done = ReplayCompleted(self._clock.now_us(), *found)
-        try:
-            self._committer.write(batch_of(leaves(done, self._context, sequence)))
-        except BaseException:
-            self._intake.requeue(sequence, done)
-            raise
-        self._mark.advance([sequence])
-
-
-def _refused(problem: Exception) -> bool:
-    """True when the statement, not the database, is at fault."""
-    if isinstance(problem, StoreGoneError):
-        return False
-    return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
-
-
-def _claim(directory: Path, worker: str) -> int:
-    """Hold the worker's name on this machine for the life of the process."""
-    path = directory / f"worker-{quote(worker, safe='')}.lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as problem:
-        raise LedgerError(f"spill directory `{directory}`: {problem.strerror}", path=directory) from problem
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        os.close(descriptor)
-        raise LedgerError(f"worker `{worker}` is already running", worker=worker) from problem
-    return descriptor
