@@ -103,10 +103,21 @@ def check(items: list[tuple[int, Event]]) -> None:
     assert list(done.batch.data) == [leaf.data for leaf in expected]
     again = batch_of([parse(data) for data in done.batch.data])
     assert [list(column) for column in done.batch[:9]] == [list(column) for column in again[:9]]
-    assert rows_of(done.batch) == rows_of(again)
+    same_rows(done.batch, again)
     assert sum(done.widths) == len(done.batch.data) and len(done.widths) == len(done.items)
     assert len(done.items) + len(done.refused) == len(items)
     assert encoded_of(done.entries()).batch.data == done.batch.data
+
+
+def same_rows(made: Batch, again: Batch) -> None:
+    """Equal projections; where a value cannot be projected at all, neither can, and the writer makes it a gap."""
+    try:
+        expected = rows_of(again)
+    except (TypeError, ValueError):
+        with pytest.raises((TypeError, ValueError)):
+            rows_of(made)
+        return
+    assert rows_of(made) == expected
 
 
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
