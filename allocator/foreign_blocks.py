@@ -104,19 +104,10 @@ class ForeignBlocks:
     ) -> Account:
         """The account of `name`, made on first use, with these limits in blocks."""
         account = self.accounts.get(name)
-        partition = self.partition
         if account is None:
-            account = self.accounts[name] = Account(name, partition, EvictionQueue(Lru()))
-            partition.accounts.append(account)
-        partition.over_blocks -= account.over_blocks()
-        partition.charged_over -= account.charged_over_blocks()
-        partition.common_blocks += account.guaranteed_blocks - guaranteed
-        account.guaranteed_blocks = guaranteed
-        account.cap_blocks = partition.size if cap is None else min(cap, partition.size)
-        account.borrow = borrow
-        account.residency_cap = residencies
-        partition.over_blocks += account.over_blocks()
-        partition.charged_over += account.charged_over_blocks()
+            account = self.accounts[name] = Account(name, self.partition, EvictionQueue(Lru()))
+            self.partition.accounts.append(account)
+        account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
 
     def domain(

@@ -123,16 +123,7 @@ class BlockManager:
                 raise CapacityError(f"tenant `{name}` has no partition in this pool", tenant=name)
             account = self.accounts[name] = Account(name, partition, EvictionQueue(self._policy()))
             partition.accounts.append(account)
-        partition = account.partition
-        partition.over_blocks -= account.over_blocks()
-        partition.charged_over -= account.charged_over_blocks()
-        partition.common_blocks += account.guaranteed_blocks - guaranteed
-        account.guaranteed_blocks = guaranteed
-        account.cap_blocks = partition.size if cap is None else min(cap, partition.size)
-        account.borrow = borrow
-        account.residency_cap = residencies
-        partition.over_blocks += account.over_blocks()
-        partition.charged_over += account.charged_over_blocks()
+        account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
 
     def domain(

@@ -53,6 +53,19 @@ class Account:
         """The most blocks this account may be charged for."""
         return self.cap_blocks
 
+    def limit(self, *, guaranteed: int, cap: int | None, borrow: bool, residencies: int) -> None:
+        """Set the limits, and keep the partition's sums over guarantees. `cap` None: the whole partition."""
+        partition = self.partition
+        partition.over_blocks -= self.over_blocks()
+        partition.charged_over -= self.charged_over_blocks()
+        partition.common_blocks += self.guaranteed_blocks - guaranteed
+        self.guaranteed_blocks = guaranteed
+        self.cap_blocks = partition.size if cap is None else min(cap, partition.size)
+        self.borrow = borrow
+        self.residency_cap = residencies
+        partition.over_blocks += self.over_blocks()
+        partition.charged_over += self.charged_over_blocks()
+
     def charge(self, count: int) -> None:
         """Add `count` (negative: give back) to the charged blocks, and keep the partition's sum over guarantees."""
         before = self.used_blocks - self.guaranteed_blocks
