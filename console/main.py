@@ -12,6 +12,7 @@ from kvcustody.console import keys as keys_command
 from kvcustody.console import size as size_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.plugins import add_commands
+from kvcustody.console.policy import command as policy_command
 from kvcustody.console.replay import command as replay_command
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command(name="replay", epilog=replay_command.EPILOG)(replay_command.replay)
 app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
 
 app.add_typer(keys_command.app, name="keys")
+app.add_typer(policy_command.app, name="policy")
 
 
 @app.command(epilog="Example: `kvcustody version --json`")

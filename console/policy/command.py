@@ -1,0 +1,20 @@
+"""`kvcustody policy`: the command group. Each module of this folder adds its commands to `app`.
+
+1. Exit codes: 0 the answer is yes, 1 the answer is no (problems, findings, a closed gate), 2 it could not be given.
+2. Commands parse options and render; every answer is a call of `policies.workbench` that returns typed data.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from kvcustody.console.policy import author
+
+EPILOG = "Start with `kvcustody policy init`; docs/policy-language.md is the language, docs/policy-codes.md every code."
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
+    epilog=EPILOG,
+)
+author.add_to(app)

@@ -1,0 +1,65 @@
+"""Validate policy documents: every problem as data, and the digest of what is sound.
+
+1. A document is sound exactly when `load_policy` accepts it and it compiles; nothing here repairs or guesses.
+2. Reading a file never raises for what is in it; only a file that cannot be read is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvcustody.errors import PolicyError
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.digest import digest
+from kvcustody.policies.document import BYTES_MAX
+from kvcustody.policies.ir import Policy
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.problems import PolicyRejected, Problem
+from kvcustody.policies.table import DecisionTable
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What came of one document: its policy and digest, or every reason why there is none."""
+
+    file: str
+    policy: Policy | None
+    digest: str | None
+    problems: tuple[Problem, ...] = ()
+    omitted: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """True when the document had no problem at all."""
+        return self.policy is not None
+
+
+def validate(text: str | bytes, *, name: str) -> Validation:
+    """Load and compile a document; `name` is how problems call it."""
+    try:
+        policy = load_policy(text, name=name)
+    except PolicyRejected as rejected:
+        return Validation(name, None, None, rejected.problems, rejected.omitted)
+    compile_policy(policy, revision=1)
+    return Validation(name, policy, digest(policy))
+
+
+def read_source(path: Path) -> bytes:
+    """A document's bytes, at most one more than is allowed. Raises `PolicyError` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(BYTES_MAX + 1)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise PolicyError(f"policy `{path}` cannot be read: {reason}", path=path) from error
+
+
+def load_file(path: Path) -> Policy:
+    """The policy in a file. Raises `PolicyRejected`, and `PolicyError` where it cannot be read."""
+    return load_policy(read_source(path), name=str(path))
+
+
+def load_table(path: Path, *, revision: int = 1, revoked: frozenset[str] = frozenset()) -> DecisionTable:
+    """The decision table of the policy in a file. Raises as `load_file` does."""
+    return compile_policy(load_file(path), revision=revision, revoked=revoked)
