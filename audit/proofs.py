@@ -17,6 +17,7 @@ from kvcustody.audit.merkle import (
     EMPTY_ROOT,
     HASH_BYTES,
     TILE_HEIGHT,
+    Frontier,
     Grown,
     TreeError,
     TreeHead,
@@ -92,6 +93,16 @@ def consistency_proof(tiles: Tiles, old_size: int, size: int) -> list[bytes]:
 def tree_root(tiles: Tiles, size: int) -> bytes:
     """The root of the tree of `size` leaves, from the tiles of its right edge."""
     return _Tree(tiles, size).range(0, size) if size else EMPTY_ROOT
+
+
+def frontier_at(tiles: Tiles, size: int) -> Frontier:
+    """The frontier of the first `size` leaves: what a reader who lacks those leaves goes on from."""
+    tree, peaks, start = _Tree(tiles, size), [], 0
+    for height in reversed(range(size.bit_length())):
+        if size >> height & 1:
+            peaks.append(tree.range(start, start + (1 << height)))
+            start += 1 << height
+    return Frontier(size, tuple(peaks))
 
 
 def root_of_inclusion(leaf_hash: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:

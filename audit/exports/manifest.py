@@ -1,0 +1,155 @@
+"""What an export says it holds. None of it is believed: a verifier recomputes what can be, and says what cannot.
+
+Signed, and so proved: the leaves of each listed log. Not signed: which logs were listed, unless the root log came
+along (`openings`), which shows that no sub-log is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from kvcustody.audit.exports.chunks import Format
+from kvcustody.audit.exports.range_proof import RangeProof
+from kvcustody.audit.merkle import TreeHead
+from kvcustody.audit.tiles import ExportError
+
+SCHEMA = "kvcustody/export@1"
+MANIFEST = "manifest.json"
+OPENINGS = "root.ndjson"
+VERIFIER = "verify_kvcustody.py"
+UNWITNESSED = "no witness cosigned this checkpoint: split views and cut tails are undetected"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """A file of leaves: how many, from which on, and the SHA-256 of its bytes (hexadecimal)."""
+
+    path: str
+    first: int
+    leaves: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedLog:
+    """One sub-log of an export: its head under the checkpoint, and the run of leaves that came along.
+
+    `digest` is SHA-256 (hexadecimal) over the leaves, each followed by a newline, whatever the format.
+    """
+
+    name: str
+    folder: str
+    head: TreeHead
+    range: RangeProof
+    purged_below: int
+    digest: str
+    files: tuple[ExportFile, ...]
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves the export holds of it."""
+        return self.range.end - self.range.first
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole export. `made_at_us` is UTC; `witnesses` are names that the note carries, unchecked."""
+
+    origin: str
+    root: TreeHead
+    form: Format
+    made_at_us: int
+    witnesses: tuple[str, ...]
+    openings: bool
+    logs: tuple[ExportedLog, ...]
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves the export holds."""
+        return sum(log.leaves for log in self.logs)
+
+    def to_bytes(self) -> bytes:
+        """The manifest as it is written: JSON, keys in order."""
+        value = {
+            "schema": SCHEMA,
+            "origin": self.origin,
+            "root": _head(self.root),
+            "format": str(self.form),
+            "made_at_us": self.made_at_us,
+            "witnesses": list(self.witnesses),
+            "warning": None if self.witnesses else UNWITNESSED,
+            "openings": self.openings,
+            "leaves": self.leaves,
+            "logs": [_log(log) for log in self.logs],
+        }
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """What `to_bytes` made; raises `ExportError` for anything else."""
+        try:
+            value = orjson.loads(data)
+            if value["schema"] != SCHEMA:
+                raise ExportError(f"`{MANIFEST}` is of another schema than `{SCHEMA}`")
+            logs = tuple(_parse_log(log) for log in value["logs"])
+            return cls(
+                str(value["origin"]),
+                _parse_head(value["root"]),
+                Format(value["format"]),
+                int(value["made_at_us"]),
+                tuple(map(str, value["witnesses"])),
+                value["openings"] is True,
+                logs,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise ExportError(f"`{MANIFEST}` is malformed: {type(problem).__name__}") from None
+
+
+def _log(log: ExportedLog) -> dict[str, Any]:
+    return {
+        "name": log.name,
+        "folder": log.folder,
+        "head": _head(log.head),
+        "range": log.range.to_json(),
+        "leaves": log.leaves,
+        "purged_below": log.purged_below,
+        "digest": log.digest,
+        "files": [
+            {"path": file.path, "first": file.first, "leaves": file.leaves, "bytes": file.bytes, "sha256": file.sha256}
+            for file in log.files
+        ],
+    }  # fmt: skip
+
+
+def _parse_log(value: Mapping[str, Any]) -> ExportedLog:
+    files = tuple(
+        ExportFile(str(file["path"]), int(file["first"]), int(file["leaves"]), int(file["bytes"]), str(file["sha256"]))
+        for file in value["files"]
+    )  # fmt: skip
+    folder = str(value["folder"])
+    for path in (folder, *(file.path for file in files)):
+        if path.startswith("/") or "\\" in path or ".." in path.split("/"):
+            raise ExportError(f"`{MANIFEST}` names `{path[:64]}`, which is outside the export")
+    return ExportedLog(
+        str(value["name"]),
+        folder,
+        _parse_head(value["head"]),
+        RangeProof.from_json(value["range"]),
+        int(value["purged_below"]),
+        str(value["digest"]),
+        files,
+    )
+
+
+def _head(head: TreeHead) -> dict[str, Any]:
+    return {"size": head.size, "root": base64.b64encode(head.root).decode()}
+
+
+def _parse_head(value: Mapping[str, Any]) -> TreeHead:
+    return TreeHead(int(value["size"]), base64.b64decode(value["root"], validate=True))

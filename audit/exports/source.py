@@ -1,0 +1,52 @@
+"""What an export is made from: a pinned state of the ledger, read log by log.
+
+The database is one (`exports/ledger_source.py`); tests have one in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from kvcustody.audit.merkle import TreeHead
+from kvcustody.audit.proofs import Tiles
+from kvcustody.audit.root_log import HeadProof, Opening
+
+
+class SubLog(NamedTuple):
+    """One sub-log as a checkpoint of the root log covers it. Leaves below `purged_below` have no content any more."""
+
+    name: str
+    head: TreeHead
+    proof: HeadProof
+    purged_below: int = 0
+
+
+class RootLeaf(NamedTuple):
+    """A leaf of the root log and what opens it (None: its salt was destroyed)."""
+
+    commitment: bytes
+    opening: Opening | None
+
+
+class ExportSource(Protocol):
+    """One checkpoint, and everything under it. Nothing that is written later shows."""
+
+    @property
+    def note(self) -> bytes:
+        """The signed checkpoint."""
+
+    def logs(self) -> Sequence[SubLog]:
+        """Every sub-log under the checkpoint, in name order."""
+
+    def tiles(self, name: str) -> Tiles:
+        """The hashes of a sub-log."""
+
+    def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
+        """The leaves from `first` up to and without `end`, in order."""
+
+    def root_leaves(self) -> Iterator[RootLeaf]:
+        """Every leaf of the root log under the checkpoint, in order."""
+
+    def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
+        """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
