@@ -64,6 +64,7 @@ def opened(
         revision,
         now_us + residency.domain.absolute_us if residency.domain.cacheable else 0,
         _handed_out(sequence, pool),
+        plan.model,
     )
 
 

@@ -88,6 +88,7 @@ class Plan:
         "level",
         "manager",
         "matcher",
+        "model",
         "own",
         "own_plan",
         "owner_scope",
@@ -108,6 +109,7 @@ class Plan:
         self.level = level
         self.classification = name
         self.key: PlanKey
+        self.model = ""  # as leaves name it
         self.own: Chain
         self.own_plan: ReadPlan
         self.owner_scope = Scope.SUBJECT
@@ -131,6 +133,7 @@ class Plan:
         self.matcher = None
 
 
+MODEL_DIGITS = 16  # of a ModelIdentity's digest, in leaves
 PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
 
 
@@ -199,6 +202,7 @@ class PlanBook:
         plan = Plan(principal, account, manager, level, table.policy.classifications[level])
         owed = table.obligations(tenant, level)
         plan.key = key
+        plan.model = model.hex()[:MODEL_DIGITS]
         plan.active_us = owed.active_max_us
         owner = tenant_owner(principal.issuer, tenant)
         self._record_keys(

@@ -58,6 +58,7 @@ def opened(residency: ForeignResidency, pool: ForeignPool, revision: int) -> Res
         revision,
         residency.began_us + domain.absolute_us if domain.cacheable else NO_TIME_US,
         tuple(Run(blocks, first, pool.number) for blocks, first in residency.handed),
+        plan.model if plan is not None else "",
     )
 
 

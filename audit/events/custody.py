@@ -11,6 +11,7 @@ class ResidencyOpened(NamedTuple):
     """A request entered the cache: who, why, until when, what it attached and what it was handed (class B).
 
     `attached` existed before; `written` is what admission handed out, on record before anything is computed.
+    `model` is the first 16 hex digits of the ModelIdentity's digest; empty where it is not known.
     """
 
     at_us: int
@@ -26,6 +27,7 @@ class ResidencyOpened(NamedTuple):
     revision: int
     absolute_us: int
     written: Runs = ()
+    model: str = ""
 
 
 class BlocksAttached(NamedTuple):
