@@ -25,6 +25,7 @@ from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.wrapping import ROOT_KEY_VARIABLE
 
 PREFIX = "KVCUSTODY_"
+SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own process
 CONFIG_VARIABLE = "KVCUSTODY_CONFIG"
 _FILE_BYTES_MAX = 1 << 20
 
@@ -207,7 +208,7 @@ def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
     named = os.environ.get(CONFIG_VARIABLE)
     if path is None and named:
         path = Path(named)
-    layered = {**_below_environment({} if path is None else _read(path)), **explicit}
+    layered = {**read_settings_file(path, PREFIX), **explicit}
     try:
         return Settings(**layered)
     except ValidationError as error:
@@ -219,7 +220,8 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str
     """Variables that begin with our prefix and name no setting: misspelled, or an orchestrator's own."""
     environment = os.environ if environment is None else environment
     known = {PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_VARIABLE, ROOT_KEY_VARIABLE}
-    return tuple(sorted(name for name in environment if name.startswith(PREFIX) and name not in known))
+    ours = (name for name in environment if name.startswith(PREFIX) and not name.startswith(SERVICE_PREFIX))
+    return tuple(sorted(name for name in ours if name not in known))
 
 
 def settings_table() -> str:
@@ -231,10 +233,14 @@ def settings_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def _below_environment(values: dict[str, Any]) -> dict[str, Any]:
-    """File values, less those that the environment overrides."""
+def read_settings_file(path: Path | None, prefix: str) -> dict[str, Any]:
+    """The values of a settings file, less those that the environment overrides; none where there is no file."""
+    return {} if path is None else _below_environment(_read(path), prefix)
+
+
+def _below_environment(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     set_here = {name.upper() for name in os.environ}
-    return {name: value for name, value in values.items() if (PREFIX + name).upper() not in set_here}
+    return {name: value for name, value in values.items() if (prefix + name).upper() not in set_here}
 
 
 def _read(path: Path) -> dict[str, Any]:

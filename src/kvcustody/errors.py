@@ -11,6 +11,7 @@ CustodyError
 ├── AdmissionError         a cache was refused by policy, or has to wait (`is_deferred`)
 ├── LedgerError            the audit store cannot record
 │   └── LedgerUnavailable  a class-A event could not be made durable; the act it guards must not happen
+├── ServiceError           the control plane refused a request, or cannot be reached
 ├── DeviceError            a scrub, verification or copy failed on a device
 └── IsolationError         an isolation guarantee would be broken; never caught inside kvcustody
 
@@ -96,6 +97,12 @@ class LedgerUnavailable(LedgerError):
     """A class-A event could not be made durable; the act that it guards must not happen."""
 
     code = "KVC610"
+
+
+class ServiceError(CustodyError):
+    """The control plane refused a request (`problem` names its type), or cannot be reached."""
+
+    code = "KVC800"
 
 
 class DeviceError(CustodyError):

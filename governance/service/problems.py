@@ -1,0 +1,130 @@
+"""Everything that the service can refuse, as problem details (RFC 9457) with stable types.
+
+P1 A type's URI and status never change; docs/problems.md explains each and is written from this table.
+P2 What is absent, foreign, expired or hidden is one problem with one body: `not-found`.
+P3 A problem never quotes a credential, a cursor, a body or anything of another tenant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from kvcustody.errors import ServiceError
+
+URI = "urn:kvcustody:problem:"
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemType(NamedTuple):
+    """One type: its name, status, title and what a caller should do."""
+
+    name: str
+    status: int
+    title: str
+    advice: str
+
+    @property
+    def uri(self) -> str:
+        """The stable URI of the type."""
+        return URI + self.name
+
+
+_TYPES = (
+    ("unauthenticated", 401, "No valid credential", "Send one key or token as `Authorization: Bearer …`."),
+    ("forbidden", 403, "Not allowed for these roles", "Ask somebody whose role may do it."),
+    (
+        "csrf",
+        403,
+        "Not from a page of this service",
+        "Send the session's `X-CSRF-Token`, from the same origin.",
+    ),
+    (
+        "not-found",
+        404,
+        "Nothing here",
+        "It does not exist, or it is not yours to see: the answer is the same.",
+    ),
+    ("method-not-allowed", 405, "Method not allowed", "`Allow` lists the methods of this path."),
+    ("not-acceptable", 406, "No such form", "Ask for one of the media types in the API document."),
+    ("conflict", 409, "The state does not allow it", "Read the resource again and decide anew."),
+    (
+        "in-flight",
+        409,
+        "The first request is still running",
+        "Wait for `Retry-After`, then repeat with the same key.",
+    ),
+    ("changed", 412, "The resource changed", "Read it again, and send its `ETag` in `If-Match`."),
+    ("too-large", 413, "Body too large", "Send less in one request."),
+    ("unsupported-media-type", 415, "Media type not supported", "Send one of the types in the API document."),
+    ("invalid", 422, "The request is malformed", "`errors` names each part that is wrong."),
+    ("key-reused", 422, "Idempotency key used for another request", "Use a new `Idempotency-Key`."),
+    (
+        "refused-leaf",
+        422,
+        "A ledger leaf was refused",
+        "`leaf` is its place in the batch; record a gap and go on.",
+    ),
+    (
+        "if-match-required",
+        428,
+        "`If-Match` is required",
+        "Read the resource and send its `ETag` in `If-Match`.",
+    ),
+    ("too-many-requests", 429, "Too many requests", "Wait for `Retry-After` seconds."),
+    (
+        "cursor-invalid",
+        400,
+        "The cursor does not fit",
+        "Start again without a cursor, with the same filters.",
+    ),
+    (
+        "idempotency-key-required",
+        400,
+        "`Idempotency-Key` is required",
+        "Send a key of your own, new for each act.",
+    ),
+    ("malformed", 400, "The request cannot be read", "Send well-formed HTTP and JSON."),
+    (
+        "internal",
+        500,
+        "The service failed",
+        "Repeat with the same `Idempotency-Key`; tell the operator the request id.",
+    ),
+    ("unavailable", 503, "Not now", "The ledger cannot record, or the service is ending: repeat later."),
+)
+TYPES: dict[str, ProblemType] = {row[0]: ProblemType(*row) for row in _TYPES}
+
+
+class Problem(ServiceError):
+    """A refusal: raised anywhere below the API, answered as problem details."""
+
+    def __init__(
+        self, name: str, detail: str = "", *, headers: dict[str, str] | None = None, **extra: Any
+    ) -> None:
+        self.type = TYPES[name]
+        super().__init__(detail or self.type.title.lower(), problem=name)
+        self.detail = detail
+        self.extra = extra
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The problem document; nothing in it depends on when or by whom it was asked."""
+        document = {"type": self.type.uri, "title": self.type.title, "status": self.type.status}
+        if self.detail:
+            document["detail"] = self.detail
+        return orjson.dumps({**document, **self.extra})
+
+
+def not_found() -> Problem:
+    """Absent, foreign, expired or hidden (P2)."""
+    return Problem("not-found")
+
+
+def problems_table() -> str:
+    """The table of docs/problems.md."""
+    rows = ["| type | status | meaning | what to do |", "|---|---|---|---|"]
+    ordered = sorted(TYPES.values(), key=lambda item: (item.status, item.name))
+    rows += [f"| `{item.uri}` | {item.status} | {item.title} | {item.advice} |" for item in ordered]
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,142 @@
+"""Roles and what each may do: the table of the design, in one place.
+
+R1 What is not in the table is not allowed. No role implies another.
+R2 A reach of `OWN` is the tenant that the credential names, and no other.
+R3 Nobody holds two roles of one of the `APART` pairs: who writes policies does not approve them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, StrEnum
+
+from kvcustody.errors import IdentityError
+
+
+class Role(StrEnum):
+    """A role of a person or a machine."""
+
+    TENANT_VIEWER = "tenant-viewer"
+    TENANT_ADMIN = "tenant-admin"
+    DPO = "dpo"
+    AUDITOR = "auditor"
+    AUTHOR = "author"
+    APPROVER = "approver"
+    OPERATOR = "operator"
+    KEY_CUSTODIAN = "key-custodian"
+    WORKER = "worker"
+    BREAK_GLASS = "break-glass"
+    BOOTSTRAP = "bootstrap"
+
+
+class Action(StrEnum):
+    """Something that an operation of the service does."""
+
+    READ_CUSTODY = "custody.read"  # custody, log and reports
+    READ_HEALTH = "health.read"
+    ERASE = "erasure.request"
+    CERTIFY = "erasure.certificate"
+    CONSENT = "grant.consent"
+    READ_POLICY = "policy.read"
+    WRITE_POLICY = "policy.propose"  # propose, test, diff, prove, simulate
+    APPROVE_POLICY = "policy.approve"
+    ACTIVATE_POLICY = "policy.activate"  # activate, roll back
+    STAGE_POLICY = "policy.stage"
+    NARROW_POLICY = "policy.narrow"
+    READ_OPERATIONS = "operations.read"  # quotas, workers, scans, backups
+    OPERATE = "operations.write"
+    MANAGE_KEYS = "keys.manage"
+    WORK = "worker.sync"  # pull policies, ship ledger batches, take erasures
+    ENROL = "principal.enrol"
+    SELF = "self.manage"  # one's own keys and sessions
+
+
+class Reach(Enum):
+    """How far an action goes."""
+
+    NONE = 0
+    OWN = 1
+    ALL = 2
+
+
+_OWN, _ALL = Reach.OWN, Reach.ALL
+PERMISSIONS: dict[Role, dict[Action, Reach]] = {
+    Role.TENANT_VIEWER: {Action.READ_CUSTODY: _OWN},
+    Role.TENANT_ADMIN: {
+        Action.READ_CUSTODY: _OWN,
+        Action.ERASE: _OWN,
+        Action.CERTIFY: _OWN,
+        Action.CONSENT: _OWN,
+    },
+    Role.DPO: {
+        Action.READ_CUSTODY: _ALL,
+        Action.READ_HEALTH: _ALL,
+        Action.ERASE: _ALL,
+        Action.CERTIFY: _ALL,
+    },
+    Role.AUDITOR: {
+        Action.READ_CUSTODY: _ALL,
+        Action.READ_HEALTH: _ALL,
+        Action.READ_POLICY: _ALL,
+        Action.READ_OPERATIONS: _ALL,
+    },
+    Role.AUTHOR: {Action.READ_POLICY: _ALL, Action.WRITE_POLICY: _ALL},
+    Role.APPROVER: {
+        Action.READ_POLICY: _ALL,
+        Action.WRITE_POLICY: _ALL,
+        Action.APPROVE_POLICY: _ALL,
+        Action.ACTIVATE_POLICY: _ALL,
+        Action.STAGE_POLICY: _ALL,
+        Action.NARROW_POLICY: _ALL,
+    },
+    Role.OPERATOR: {
+        Action.READ_HEALTH: _ALL,
+        Action.STAGE_POLICY: _ALL,
+        Action.READ_OPERATIONS: _ALL,
+        Action.OPERATE: _ALL,
+    },
+    Role.KEY_CUSTODIAN: {Action.MANAGE_KEYS: _ALL},
+    Role.WORKER: {Action.WORK: _ALL},
+    Role.BREAK_GLASS: {Action.NARROW_POLICY: _ALL},
+    Role.BOOTSTRAP: {Action.ENROL: _ALL},
+}
+for _role in Role:
+    if _role is not Role.BOOTSTRAP:  # the bootstrap key enrols and expires; it cannot even renew itself
+        PERMISSIONS[_role][Action.SELF] = _ALL
+
+OF_TENANTS = frozenset({Role.TENANT_VIEWER, Role.TENANT_ADMIN})
+APART: tuple[tuple[Role, Role], ...] = ((Role.AUTHOR, Role.APPROVER),)
+ALONE = frozenset({Role.WORKER, Role.BOOTSTRAP})  # machines: these combine with no other role
+RECORDED = frozenset({Role.DPO, Role.AUDITOR, Role.TENANT_ADMIN})  # whose reads of the ledger are events
+
+
+def reach(roles: Iterable[Role], action: Action) -> Reach:
+    """How far these roles together may go."""
+    best = Reach.NONE
+    for role in roles:
+        found = PERMISSIONS[role].get(action, Reach.NONE)
+        if found.value > best.value:
+            best = found
+    return best
+
+
+def check_roles(roles: Iterable[Role], tenant: str | None) -> frozenset[Role]:
+    """The roles, if one principal may hold them together; raises `IdentityError` where it may not (R3)."""
+    held = frozenset(roles)
+    if not held:
+        raise _refused("must hold at least one role")
+    for one, other in APART:
+        if one in held and other in held:
+            raise _refused(f"`{one}` and `{other}` may not be held by one principal")
+    for role in sorted(ALONE & held):
+        if len(held) > 1:
+            raise _refused(f"`{role}` combines with no other role")
+    if held & OF_TENANTS and tenant is None:
+        raise _refused(f"`{min(held & OF_TENANTS)}` needs a tenant")
+    if tenant is not None and not held <= OF_TENANTS:
+        raise _refused(f"`{min(held - OF_TENANTS)}` is not a role inside one tenant")
+    return held
+
+
+def _refused(reason: str) -> IdentityError:
+    return IdentityError(f"roles: {reason}", field="roles", reason=reason)

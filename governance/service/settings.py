@@ -1,0 +1,201 @@
+"""Every setting of the service, with its default and meaning; docs/operations.md shows the table.
+
+T1 By default the service listens on a Unix socket that its own user alone can open.
+T2 An address that other machines reach is refused without TLS.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.service.roles import Role
+from kvcustody.governance.settings import SERVICE_PREFIX, read_settings_file
+
+PREFIX = SERVICE_PREFIX
+Algorithm = Literal["RS256", "PS256", "ES256", "EdDSA"]
+
+
+class Issuer(BaseModel):
+    """An OpenID Connect issuer: whose tokens count, by which keys, and what its roles are called here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    issuer: Annotated[str, Field(min_length=1, max_length=512)]
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
+    audience: Annotated[str, Field(min_length=1, max_length=512)]
+    keys: Annotated[str, Field(min_length=1, max_length=1024)]  # a JWKS: a file, or an https address
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    principal_claim: str = "sub"
+    roles_claim: str = "roles"
+    tenant_claim: str = "tenant"
+    roles: dict[str, Role] = Field(default_factory=dict)  # the issuer's name of a role: ours
+    leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 30
+    refresh_seconds: Annotated[int, Field(ge=10, le=86_400)] = 300
+
+    @field_validator("roles")
+    @classmethod
+    def _people(cls, value: dict[str, Role]) -> dict[str, Role]:
+        for role in value.values():
+            if role in (Role.WORKER, Role.BOOTSTRAP):
+                raise ValueError(f"`{role.value}` is never given by a token")
+        return value
+
+    @field_validator("keys")
+    @classmethod
+    def _keys(cls, value: str) -> str:
+        if "://" in value and not value.startswith("https://"):
+            raise ValueError("is neither a file nor an https address")
+        return value
+
+
+class ServiceSettings(BaseSettings):
+    """The settings of one service process; build it with `load_service_settings`."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True)
+
+    name: str = Field(
+        "control-plane",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Name of this process in the ledger; each process of one ledger has its own.",
+    )
+    database_url: str = Field(
+        "sqlite:///kvcustody.db", repr=False, description="The ledger: an SQLite file or a PostgreSQL server."
+    )
+    state_path: Path = Field(
+        Path("kvcustody-service"),
+        description="Folder of the service's secret, spill and finished jobs; its own user alone may enter.",
+    )
+    listen: str = Field(
+        "unix:kvcustody-service/api.sock",
+        description="`unix:PATH`, or `HOST:PORT`; a host that is not this machine needs TLS.",
+    )
+    workers_listen: str = Field(
+        "",
+        description="A second address that serves workers alone and demands client certificates; empty: none.",
+    )
+    tls_certificate_path: Path | None = Field(None, description="PEM certificate chain of the service.")
+    tls_key_path: Path | None = Field(None, description="PEM key of the service, mode 0600.")
+    tls_client_ca_path: Path | None = Field(
+        None, description="PEM of the authorities whose client certificates workers may present."
+    )
+    issuers: tuple[Issuer, ...] = Field(
+        (), description="OpenID Connect issuers; in a file, or as JSON in the variable."
+    )
+    requests_per_second: float = Field(
+        50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."
+    )
+    requests_burst: int = Field(200, ge=1, description="Requests that one principal may make at once.")
+    failures_per_minute: int = Field(
+        60, ge=1, description="Refused credentials a minute from one address before it has to wait."
+    )
+    running_requests_max: int = Field(256, ge=1, description="Requests in work at one time; more get 503.")
+    body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")
+    batch_bytes_max: ByteSize = Field(ByteSize(16 << 20), description="Largest ledger batch of a worker.")
+    key_days: int = Field(
+        90, ge=1, le=366, description="Days until a new key expires, unless it is told otherwise."
+    )
+    session_minutes: int = Field(480, ge=1, le=1440, description="Minutes that a person's session lasts.")
+    session_idle_minutes: int = Field(
+        30, ge=1, le=1440, description="Minutes after which an idle session ends."
+    )
+    answers_hours: int = Field(
+        24, ge=1, le=720, description="Hours that answers to idempotency keys are kept."
+    )
+    shutdown_seconds: int = Field(
+        20, ge=1, le=600, description="Seconds that requests in work get at the end."
+    )
+    tenant_labels: Literal["pseudonym", "name", "none"] = Field(
+        "pseudonym", description="How a tenant appears in metrics."
+    )
+    tenant_labels_max: int = Field(
+        100, ge=0, le=10_000, description="Most tenants with metrics of their own; the rest are added up."
+    )
+    traces: bool = Field(
+        False, description="OpenTelemetry spans, by the exporter that the environment configures."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
+    log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
+
+    @model_validator(mode="after")
+    def _reachable(self) -> ServiceSettings:
+        tls = self.tls_certificate_path is not None and self.tls_key_path is not None
+        if (self.tls_certificate_path is None) != (self.tls_key_path is None):
+            raise ValueError("tls_certificate_path: certificate and key belong together")
+        host = address(self.listen)[0]
+        if host is not None and not is_local(host) and not tls:
+            raise ValueError(
+                f"listen: `{host}` is reached by other machines; give TLS, or use a loopback address"
+            )
+        if self.workers_listen and (not tls or self.tls_client_ca_path is None):
+            raise ValueError("workers_listen: needs TLS and tls_client_ca_path")
+        if self.workers_listen and address(self.workers_listen)[0] is None:
+            raise ValueError("workers_listen: must be HOST:PORT")
+        names = [issuer.name for issuer in self.issuers] + [issuer.issuer for issuer in self.issuers]
+        if len(set(names)) != len(names):
+            raise ValueError("issuers: two are alike")
+        return self
+
+    @property
+    def tls(self) -> bool:
+        """Whether the service speaks TLS."""
+        return self.tls_key_path is not None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments and environment; the file is read by `load_service_settings`."""
+        return init_settings, env_settings
+
+
+def address(listen: str) -> tuple[str | None, str | int]:
+    """(host, port), or (None, path) of a Unix socket; raises `ValueError` on anything else."""
+    if listen.startswith("unix:") and len(listen) > len("unix:"):
+        return None, listen.removeprefix("unix:")
+    host, separator, port = listen.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"listen: `{listen}` is neither `unix:PATH` nor `HOST:PORT`")
+    return host.strip("[]"), int(port)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches `host`; a name other than `localhost` may be anybody's."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceSettings:
+    """The settings from arguments, environment and file, in this order; `ConfigError` if wrong."""
+    layered = {**read_settings_file(path, PREFIX), **explicit}
+    try:
+        return ServiceSettings(**layered)
+    except ValidationError as error:
+        found = error.errors(include_input=False, include_url=False)
+        lines = "; ".join(
+            f"`{'.'.join(map(str, item['loc']))}` {item['msg'].removeprefix('Value error, ')}".strip("` ")
+            for item in found
+        )
+        raise ConfigError(f"service settings: {lines}", problems=lines) from None
+
+
+def service_settings_table() -> str:
+    """The table of docs/operations.md."""
+    rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
+    for name, field in ServiceSettings.model_fields.items():
+        default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default
+        shown = "" if default in (None, "", ()) else f"`{default}`"
+        rows.append(f"| `{name}` | `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(rows) + "\n"
