@@ -2,7 +2,8 @@
 
 1. The digest depends on what a policy says, not on how it is written: marks, file name, order of sections, of
    entries and of set-like lists do not enter it.
-2. The canonical form is JSON with sorted ASCII keys, no floats, and integers below 2^53 (fractions as "n/d").
+2. A section that came after the first schema and that is not written, or says its defaults, does not enter it.
+3. The canonical form is JSON with sorted ASCII keys, no floats, and integers below 2^53 (fractions as "n/d").
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.policies.ir import SCHEMA, Policy
+from kvcustody.policies.ir import SCHEMA, ErasureDuty, Policy
 
 _SORTED = frozenset(
     {"classify", "tenants", "groups", "segments", "grants", "rules", "readers", "owners", "actions", "via"}
@@ -29,6 +30,8 @@ def digest(policy: Policy) -> str:
 def canonical(policy: Policy) -> bytes:
     """The canonical form of a policy."""
     form = {"schema": SCHEMA, **_form(policy)}
+    if policy.erasure == ErasureDuty():
+        del form["erasure"]
     return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 

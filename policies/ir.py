@@ -107,6 +107,13 @@ class EvictionKind(StrEnum):
     COST = "cost"
 
 
+class OnRunning(StrEnum):
+    """What an erasure does to requests that run when it arrives."""
+
+    ABORT = "abort"
+    FINISH = "finish"
+
+
 class Effect(Enum):
     """The outcome of a decision (a plain Enum: neither member is falsy)."""
 
@@ -149,6 +156,15 @@ class Outage:
     decisions: OnOutage
     lifecycle: OnOutage
     own_hits: OnOutage
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureDuty:
+    """By when an erasure is done. With `finish` running requests go on, unattachable, until then at the latest."""
+
+    within_us: int = 3_600_000_000
+    running: OnRunning = OnRunning.ABORT
     mark: Mark = field(default=NO_MARK, compare=False, repr=False)
 
 
@@ -292,6 +308,7 @@ class Policy:
     offload: tuple[Offload, ...]
     outage: tuple[Outage, ...]
     eviction: Eviction
+    erasure: ErasureDuty = ErasureDuty()
     file: str = field(default="", compare=False)
     mark: Mark = field(default=NO_MARK, compare=False, repr=False)
 

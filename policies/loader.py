@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from kvcustody.policies.document import Node, parse
-from kvcustody.policies.ir import SCHEMA, Eviction, EvictionKind, Policy, Profile, Scope
+from kvcustody.policies.ir import SCHEMA, ErasureDuty, Eviction, EvictionKind, Policy, Profile, Scope
 from kvcustody.policies.problems import Mark, Problems, quote
+from kvcustody.policies.reading.erasure import read_erasure
 from kvcustody.policies.reading.eviction import read_eviction
 from kvcustody.policies.reading.fields import Fields
 from kvcustody.policies.reading.names import Names
@@ -38,6 +39,7 @@ _OPTIONAL = (
     "grants",
     "rules",
     "eviction",
+    "erasure",
 )
 _PROFILES = {profile.value: profile for profile in Profile}
 
@@ -90,6 +92,7 @@ def _policy(fields: Fields, root: Node, file: str) -> Policy:
         eviction=read_eviction(fields, found["eviction"])
         if "eviction" in found
         else Eviction(EvictionKind.LRU),
+        erasure=read_erasure(fields, found["erasure"]) if "erasure" in found else ErasureDuty(),
         file=file,
         mark=Mark(1, 1),
     )
