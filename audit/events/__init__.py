@@ -19,6 +19,7 @@ is away. C: aggregated into counters. A residency id is unique inside its incarn
 
 from __future__ import annotations
 
+from kvcustody.audit.events.access import AccessRecorded, PrincipalChanged
 from kvcustody.audit.events.accounts import (
     GapRecorded,
     HitCounted,
@@ -86,6 +87,7 @@ __all__ = [
     "PROCESS_DEATH",
     "SCHEMA",
     "SYSTEM",
+    "AccessRecorded",
     "BlocksAttached",
     "BlocksReleased",
     "Context",
@@ -108,6 +110,7 @@ __all__ = [
     "OrphanFound",
     "OrphanScanned",
     "PolicyActivated",
+    "PrincipalChanged",
     "Pseudonyms",
     "ReceiptRecorded",
     "ReplayCompleted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvcustody.audit.events.access import AccessRecorded, PrincipalChanged
 from kvcustody.audit.events.accounts import (
     GapRecorded,
     HitCounted,
@@ -45,6 +46,8 @@ Event = (
     | WorkerDied
     | PolicyActivated
     | KeyEvent
+    | AccessRecorded
+    | PrincipalChanged
     | DecisionRecorded
     | ResidencyOpened
     | BlocksAttached
@@ -83,6 +86,8 @@ KINDS: dict[type, Kind] = {
     WorkerDied: Kind("worker-died", "B"),
     PolicyActivated: Kind("policy-activated", "A"),
     KeyEvent: Kind("key-event", "A"),
+    AccessRecorded: Kind("access", "A"),
+    PrincipalChanged: Kind("principal-changed", "A"),
     DecisionRecorded: Kind("decision", "A"),
     ResidencyOpened: Kind("residency-opened", "B"),
     BlocksAttached: Kind("blocks-attached", "B"),

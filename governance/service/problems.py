@@ -97,7 +97,7 @@ _TYPES = (
 TYPES: dict[str, ProblemType] = {row[0]: ProblemType(*row) for row in _TYPES}
 
 
-class Problem(ServiceError):
+class ProblemError(ServiceError):
     """A refusal: raised anywhere below the API, answered as problem details."""
 
     def __init__(
@@ -117,9 +117,9 @@ class Problem(ServiceError):
         return orjson.dumps({**document, **self.extra})
 
 
-def not_found() -> Problem:
+def not_found() -> ProblemError:
     """Absent, foreign, expired or hidden (P2)."""
-    return Problem("not-found")
+    return ProblemError("not-found")
 
 
 def problems_table() -> str:
