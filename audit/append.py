@@ -1,7 +1,7 @@
-"""Append leaves and their projections to the ledger inside the caller's transaction.
+"""Append leaves, their projections and their trees to the ledger inside the caller's transaction.
 
 A1 The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf:
-contiguous per log, whatever fails. A2 Rows and leaf commit together. A3 A leaf whose (incarnation,
+contiguous per log, whatever fails. A2 Rows, leaf and tree commit together. A3 A leaf whose (incarnation,
 sequence, part, log) is already there is skipped when `skip_known` is set, so a replay adds each leaf
 exactly once.
 """
@@ -19,6 +19,7 @@ from kvcustody.audit.bulk import insert_rows
 from kvcustody.audit.events import SYSTEM, parse
 from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
 from kvcustody.audit.projection import Incarnation, Row, project
+from kvcustody.audit.trees import LockedLog, Trees
 from kvcustody.errors import LedgerError
 
 
@@ -35,6 +36,7 @@ class Appender:
     def __init__(self) -> None:
         self._logs: dict[str, int] = {}
         self._incarnations: dict[str, Incarnation] = {}
+        self._trees = Trees()
 
     def forget(self) -> None:
         """Drop every remembered id."""
@@ -48,7 +50,8 @@ class Appender:
             batch = self._unknown(connection, batch)
         if not batch.data:
             return Appended(0, given)
-        logs, places = self._places(connection, batch)
+        hashes = leaf_hashes(batch)  # before the logs are locked
+        held, logs, places = self._places(connection, batch)
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
         recorders = [lives[uuid].id for uuid in batch.incarnations]
         columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
@@ -63,23 +66,21 @@ class Appender:
                 _live(connection, group, about)
         for table, rows in projections.items():
             insert_rows(connection, table, chain.from_iterable(rows))
+        by_id = {log.id: hashes[log.name] for log in held}
+        self._trees.grow(connection, held, by_id, max(batch.at_us))
         return Appended(len(batch.data), given - len(batch.data))
 
-    def _places(self, connection: Connection, batch: Batch) -> tuple[list[int], list[int]]:
-        """The log id and the idx of every leaf; the logs are locked, and their new sizes written."""
+    def _places(self, connection: Connection, batch: Batch) -> tuple[list[LockedLog], list[int], list[int]]:
+        """The logs, locked, and the log id and the idx of every leaf."""
         names = set(batch.logs)
         for name in sorted(names - self._logs.keys()):
             self._logs[name] = _log_id(connection, name, batch.at_us[0])
         ids = {name: self._logs[name] for name in names}
-        sizes = _lock(connection, sorted(ids.values()))
-        nexts: dict[str, Callable[[], int]] = {name: count(sizes[log]).__next__ for name, log in ids.items()}
+        held = _lock(connection, sorted(ids.values()))
+        nexts: dict[str, Callable[[], int]] = {log.name: count(log.size).__next__ for log in held}
         logs = [ids[name] for name in batch.logs]
         places = [nexts[name]() for name in batch.logs]
-        statement = "UPDATE logs SET size = ? WHERE id = ?"
-        if connection.dialect.name != "sqlite":
-            statement = statement.replace("?", "%s")
-        connection.exec_driver_sql(statement, [(nexts[name](), log) for name, log in ids.items()])
-        return logs, places
+        return held, logs, places
 
     def _about(self, connection: Connection, group: Group, batch: Batch) -> Sequence[Incarnation]:
         """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""
@@ -151,6 +152,7 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
     return Incarnation(int(placed[0]), offset_us)
 
 
+_NO_TREE = merkle.EMPTY.to_bytes()
 _LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 
@@ -173,7 +175,7 @@ def _log_id(connection: Connection, name: str, at_us: int) -> int:
     found = connection.scalar(select(logs.c.id).where(logs.c.name == name))
     if found is not None:
         return int(found)
-    made = connection.execute(insert(logs).values(name=name, size=0)).inserted_primary_key
+    made = connection.execute(insert(logs).values(name=name, size=0, frontier=_NO_TREE)).inserted_primary_key
     assert made is not None
     if name != SYSTEM:
         tenant = name.removeprefix("tenant/")
@@ -181,12 +183,13 @@ def _log_id(connection: Connection, name: str, at_us: int) -> int:
     return int(made[0])
 
 
-def _lock(connection: Connection, ids: list[int]) -> dict[int, int]:
-    """The sizes of the logs, their rows locked in id order until the transaction ends."""
-    query = f"SELECT id, size FROM logs WHERE id IN ({', '.join(map(str, ids))}) ORDER BY id"  # noqa: S608 - row ids
+def _lock(connection: Connection, ids: list[int]) -> list[LockedLog]:
+    """The logs, their rows locked in id order until the transaction ends."""
+    some = ", ".join(map(str, ids))
+    query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) ORDER BY id"  # noqa: S608 - row ids
     if connection.dialect.name != "sqlite":  # there, BEGIN IMMEDIATE has locked the database already
         query += " FOR UPDATE"
-    sizes: dict[int, int] = {row.id: row.size for row in connection.exec_driver_sql(query)}
-    if len(sizes) != len(ids):
-        raise LedgerError(f"the ledger lost `{len(ids) - len(sizes)}` of its logs", logs=ids)
-    return sizes
+    found = [LockedLog(*row) for row in connection.exec_driver_sql(query)]
+    if len(found) != len(ids):
+        raise merkle.TreeError(f"the ledger lost `{len(ids) - len(found)}` of its logs", logs=ids)
+    return found

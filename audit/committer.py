@@ -17,6 +17,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from kvcustody.audit.append import Appender
 from kvcustody.audit.events.batch import Batch
+from kvcustody.audit.merkle import TreeError
 from kvcustody.audit.pseudonyms import Row, SubjectDirectory, store_names
 from kvcustody.audit.store import GONE, WRITE, StoreGoneError, check_store, file_identity
 
@@ -81,7 +82,7 @@ class Committer:
 
 def refused(problem: Exception) -> bool:
     """True when the statement, not the database, is at fault."""
-    if isinstance(problem, StoreGoneError):
+    if isinstance(problem, (StoreGoneError, TreeError)):
         return False
     return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
 

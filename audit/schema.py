@@ -1,7 +1,7 @@
 """The ledger's tables (SQLAlchemy Core), the same on SQLite and PostgreSQL.
 
 S1 `events` holds the truth, one canonical leaf a row, at a contiguous `idx` of its log; `logs.size` is the
-next one.
+next one, and `logs.frontier` what the log's tree grows by (`tree_schema`).
 S2 Every other table of evidence is a projection, keyed by the leaf it came from, and only ever inserted
 into.
 S3 (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing.
@@ -62,6 +62,7 @@ logs = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("name", Text, nullable=False, unique=True),
     _big("size"),
+    Column("frontier", LargeBinary, nullable=False),
 )
 
 events = Table(

@@ -33,6 +33,7 @@ from kvcustody.audit.events import Context, Event, GapRecorded
 from kvcustody.audit.events.encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.intake import Intake
 from kvcustody.audit.mark import Mark
+from kvcustody.audit.merkle import TreeError
 from kvcustody.audit.outage import Outage
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.recovery import close_dead
@@ -288,7 +289,7 @@ class EventWriter:
         """Commit as one transaction, or one by one when an entry is refused; returns what did not get in."""
         try:
             self._committer.write(work.batch, meanwhile=self._encode_ahead)
-        except (SQLAlchemyError, StoreGoneError) as problem:
+        except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
             if not refused(problem):
                 self._outage.lost(problem)
                 return work.entries()
@@ -303,7 +304,7 @@ class EventWriter:
         for number, entry in enumerate(entries):
             try:  # a commit that failed may have arrived
                 self._committer.write(entry.batch(), skip_known=True)
-            except (SQLAlchemyError, StoreGoneError) as problem:
+            except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
                 if not refused(problem):
                     self._outage.lost(problem)
                     return entries[number:]

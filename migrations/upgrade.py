@@ -7,6 +7,7 @@ M2 The migrated schema equals the tables of `audit.schema`. M3 A newer schema is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from alembic import command
@@ -19,25 +20,31 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.store import VERSION_TABLE, WRITE, failure
 from kvcustody.errors import LedgerError
 
+Progress = Callable[[str, int, int], None]
 
-def upgrade(engine: Engine, revision: str = "head") -> str:
-    """Upgrade and return the revision reached; raises `LedgerError` where the ledger cannot be upgraded."""
+
+def upgrade(engine: Engine, revision: str = "head", *, progress: Progress | None = None) -> str:
+    """Upgrade and return the revision reached; raises `LedgerError` where the ledger cannot be upgraded.
+
+    `progress(what, done, total)` is called while rows are worked through.
+    """
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7215409)")
-            return _upgrade(connection, revision)
+            return _upgrade(connection, revision, progress)
     except SQLAlchemyError as problem:
         raise failure(engine, problem) from problem
 
 
-def _upgrade(connection: Connection, revision: str) -> str:
+def _upgrade(connection: Connection, revision: str, progress: Progress | None) -> str:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("prepend_sys_path", "")
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
+    config.attributes["progress"] = progress
     script = ScriptDirectory.from_config(config)
     known = {item.revision for item in script.walk_revisions()}
     found = current(connection)

@@ -1,0 +1,280 @@
+"""Proofs from what the ledger has stored: heads, paths and checkpoints, now or as of an earlier checkpoint.
+
+L1 A proof is made from stored hashes alone, except for the leaves beside its own: at most 512 are hashed again.
+What the database holds is not checked here; whoever gets a proof checks it, and `fsck` checks the database.
+L2 `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
+L3 A proof that ends in a signature needs a checkpoint that was signed. Signing runs behind the commits, so the
+newest leaves are provable about as long after their commit as the signer's interval.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.merkle import EMPTY_ROOT, HASH_BYTES, TreeError, TreeHead, leaf_hash, leaf_hashes
+from kvcustody.audit.proofs import (
+    TILE_WIDTH,
+    ProofError,
+    Tiles,
+    consistency_proof,
+    inclusion_proof,
+)
+from kvcustody.audit.root_log import HeadProof, LeafProof, Opening
+from kvcustody.audit.schema import events, logs
+from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, signed_checkpoints, tree_nodes
+
+
+class StoredCheckpoint(NamedTuple):
+    """The root log as one commit left it; `at_us` is the latest time among that commit's leaves."""
+
+    size: int
+    root: bytes
+    at_us: int
+
+    @property
+    def head(self) -> TreeHead:
+        """Size and root."""
+        return TreeHead(self.size, self.root)
+
+
+class SignedNote(NamedTuple):
+    """A checkpoint as the signer left it: a C2SP note. `at_us` is when it was signed."""
+
+    size: int
+    note: bytes
+    at_us: int
+
+
+class LogHead(NamedTuple):
+    """A sub-log and its head."""
+
+    name: str
+    head: TreeHead
+
+
+class LedgerProofs:
+    """Reads proofs through one connection; holds nothing but the ids of logs."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ids: dict[str, int] = {}
+
+    # -- heads and checkpoints ------------------------------------------------------------------------------
+
+    def logs(self, *, as_of: int | None = None) -> list[LogHead]:
+        """Every sub-log that has leaves, in name order, with its head."""
+        names = {row.id: row.name for row in self._connection.execute(select(logs.c.id, logs.c.name))}
+        newest = select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
+        if as_of is not None:
+            newest = newest.where(root_leaves.c.idx < self.checkpoint(as_of).size)
+        last = newest.group_by(root_leaves.c.log).subquery()
+        query = select(root_leaves.c.log, root_leaves.c.size, root_leaves.c.root).join(
+            last, (root_leaves.c.log == last.c.log) & (root_leaves.c.size == last.c.size)
+        )
+        found = [
+            LogHead(names.get(row.log, f"log {row.log}"), TreeHead(row.size, bytes(row.root)))
+            for row in self._connection.execute(query)
+        ]
+        return sorted(found)
+
+    def sizes(self, as_of: int | None = None) -> dict[str, int]:
+        """How many leaves of every sub-log a checkpoint covers; logs without any are left out."""
+        return {log.name: log.head.size for log in self.logs(as_of=as_of)}
+
+    def head(self, log: str, *, as_of: int | None = None) -> TreeHead:
+        """The head of a sub-log, empty where a checkpoint covers none of it; raises `ProofError` for no such log."""
+        opened = self._newest_leaf(log, None if as_of is None else self.checkpoint(as_of).size)
+        return TreeHead(0, EMPTY_ROOT) if opened is None else opened[1].head
+
+    def checkpoint(self, as_of: int | None = None) -> StoredCheckpoint:
+        """The newest checkpoint, or the one of this root log size; raises `ProofError` where there is none."""
+        query = select(checkpoints.c.size, checkpoints.c.root, checkpoints.c.at_us)
+        if as_of is not None:
+            query = query.where(checkpoints.c.size == as_of)
+        row = self._connection.execute(query.order_by(checkpoints.c.size.desc()).limit(1)).first()
+        if row is None:
+            what = "no checkpoint yet" if as_of is None else f"no checkpoint of `{as_of}` root leaves"
+            raise ProofError(f"the ledger has {what}", as_of=as_of)
+        return StoredCheckpoint(row.size, bytes(row.root), row.at_us)
+
+    def signed_or_none(self, size: int | None = None) -> SignedNote | None:
+        """The newest signed checkpoint, or the first one that covers `size` root leaves; None where there is none."""
+        table = signed_checkpoints
+        query = select(table.c.size, table.c.note, table.c.at_us)
+        if size is None:
+            query = query.order_by(table.c.size.desc())
+        else:
+            query = query.where(table.c.size >= size).order_by(table.c.size)
+        row = self._connection.execute(query.limit(1)).first()
+        return None if row is None else SignedNote(row.size, bytes(row.note), row.at_us)
+
+    def signed(self, size: int | None = None) -> SignedNote:
+        """`signed_or_none`; raises `ProofError` where there is none (L3)."""
+        found = self.signed_or_none(size)
+        if found is None:
+            raise ProofError(
+                "no checkpoint that covers this is signed yet; try again, or see the signer's status"
+            )
+        return found
+
+    # -- leaves and paths -----------------------------------------------------------------------------------
+
+    def leaf(self, log: str, idx: int) -> bytes:
+        """The bytes of a leaf; raises `ProofError` where they are not there."""
+        query = select(events.c.leaf).where(events.c.log == self._id(log), events.c.idx == idx)
+        found = self._connection.scalar(query)
+        if found is None:
+            raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
+        return bytes(found)
+
+    def tiles(self, log: str | None) -> Tiles:
+        """The stored hashes of a sub-log, or of the root log (None)."""
+        if log is None:
+            return _RootTiles(self._connection)
+        return _LogTiles(self._connection, self._id(log))
+
+    def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
+        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`."""
+        self._covered(log, size)
+        return consistency_proof(self.tiles(log), old_size, size)
+
+    def root_consistency(self, old_size: int, size: int) -> list[bytes]:
+        """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
+        newest = self.checkpoint().size
+        if size > newest:
+            raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
+        return consistency_proof(_RootTiles(self._connection), old_size, size)
+
+    def head_proof(self, log: str, *, as_of: int | None = None) -> HeadProof:
+        """Shows a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
+        note = self._note(as_of)
+        found = self._newest_leaf(log, note.size)
+        if found is None:
+            raise ProofError(f"the signed checkpoint of `{note.size}` covers nothing of log `{log}`", log=log)
+        return self._under(*found, note)
+
+    def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
+        """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (L3)."""
+        head = self.head_proof(log, as_of=as_of)
+        path = inclusion_proof(self.tiles(log), idx, head.opening.head.size)
+        return LeafProof(idx, tuple(path), head)
+
+    def openings(self, first: int, last: int) -> list[Opening]:
+        """What opens the root leaves `first` up to but not including `last`."""
+        query = _OPENINGS.where(root_leaves.c.idx >= first, root_leaves.c.idx < last).order_by(
+            root_leaves.c.idx
+        )
+        return [_opening(row) for row in self._connection.execute(query)]
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def _note(self, as_of: int | None) -> SignedNote:
+        note = self.signed(as_of)
+        if as_of is not None and note.size != as_of:
+            problem = f"the checkpoint of `{as_of}` is not signed; the next signed one has `{note.size}`"
+            raise ProofError(problem, as_of=as_of, next=note.size)
+        return note
+
+    def _under(self, idx: int, opening: Opening, note: SignedNote) -> HeadProof:
+        path = inclusion_proof(_RootTiles(self._connection), idx, note.size)
+        return HeadProof(opening, idx, tuple(path), note.note)
+
+    def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
+        """The last root leaf of a sub-log, among the first `below`."""
+        query = (
+            _OPENINGS.where(root_leaves.c.log == self._id(log)).order_by(root_leaves.c.size.desc()).limit(1)
+        )
+        if below is not None:
+            query = query.where(root_leaves.c.idx < below)
+        row = self._connection.execute(query).first()
+        return None if row is None else (row.idx, _opening(row))
+
+    def _covered(self, log: str, size: int) -> None:
+        held = self._connection.scalar(select(logs.c.size).where(logs.c.id == self._id(log))) or 0
+        if size > held:
+            raise ProofError(f"log `{log}` has `{held}` leaves, not `{size}`", log=log, size=size)
+
+    def _id(self, log: str) -> int:
+        found = self._ids.get(log)
+        if found is None:
+            found = self._connection.scalar(select(logs.c.id).where(logs.c.name == log))
+            if found is None:
+                raise ProofError(f"the ledger has no log `{log}`", log=log)
+            self._ids[log] = found
+        return found
+
+
+_OPENINGS = select(
+    root_leaves.c.idx, logs.c.name, root_leaves.c.size, root_leaves.c.root, root_leaves.c.salt
+).join(logs, logs.c.id == root_leaves.c.log)
+
+
+def _opening(row: Any) -> Opening:
+    _, name, size, root, salt = row
+    return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
+
+
+class _StoredTiles:
+    """Tiles whose upper levels are rows of `tree_nodes`."""
+
+    def __init__(self, connection: Connection, log: int) -> None:
+        self._connection = connection
+        self._log = log
+
+    def tile(self, level: int, index: int, width: int) -> bytes:
+        """The first `width` hashes of a tile; raises `TreeError` when they are not there."""
+        start = index * TILE_WIDTH
+        hashes = (
+            self._leaf_hashes(start, start + width)
+            if level == 0
+            else self._nodes(level, start, start + width)
+        )
+        if len(hashes) != width * HASH_BYTES:
+            raise TreeError(
+                f"tile `{level}/{index}` of log `{self._log}` is incomplete; run `kvcustody audit fsck`",
+                level=level,
+                index=index,
+            )
+        return hashes
+
+    def _nodes(self, level: int, start: int, end: int) -> bytes:
+        table = tree_nodes
+        query = select(table.c.hash).where(
+            table.c.log == self._log, table.c.level == level, table.c.idx >= start, table.c.idx < end
+        )
+        return b"".join(bytes(found) for found in self._connection.scalars(query.order_by(table.c.idx)))
+
+    def _leaf_hashes(self, start: int, end: int) -> bytes:
+        raise NotImplementedError
+
+
+class _LogTiles(_StoredTiles):
+    """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
+
+    def _leaf_hashes(self, start: int, end: int) -> bytes:
+        query = select(events.c.idx, events.c.leaf).where(
+            events.c.log == self._log, events.c.idx >= start, events.c.idx < end
+        )
+        found = {row.idx: leaf_hash(bytes(row.leaf)) for row in self._connection.execute(query)}
+        if len(found) < end - start:
+            table = tree_nodes
+            kept = select(table.c.idx, table.c.hash).where(
+                table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
+            )
+            found = {row.idx: bytes(row.hash) for row in self._connection.execute(kept)} | found
+        return b"".join(found[idx] for idx in sorted(found))
+
+
+class _RootTiles(_StoredTiles):
+    """Level 0 is hashed from the openings."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, ROOT)
+
+    def _leaf_hashes(self, start: int, end: int) -> bytes:
+        query = _OPENINGS.where(root_leaves.c.idx >= start, root_leaves.c.idx < end).order_by(
+            root_leaves.c.idx
+        )
+        return b"".join(leaf_hashes(_opening(row).commitment() for row in self._connection.execute(query)))

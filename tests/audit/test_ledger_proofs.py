@@ -1,0 +1,148 @@
+"""Trees in the writer's transaction (T1-T3), and proofs from what is stored (L1-L3), on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select, update
+
+from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.note import NoteError
+from kvcustody.audit.proofs import ProofError, check_consistency, tree_root
+from kvcustody.audit.root_log import RootAudit, check_head, check_leaf, parse_leaf_proof, root_checkpoint
+from kvcustody.audit.schema import events, logs
+from kvcustody.audit.signing import SigningKey, sign_checkpoint
+from kvcustody.audit.tree_schema import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.writer import EventWriter, WriterSettings
+
+KEY = SigningKey.generate("ledger.test")
+Make = Callable[..., EventWriter]
+SMALL = WriterSettings(batch=64, interval_seconds=0.0005)
+
+
+@pytest.fixture
+def ledger(any_store: Engine, make_writer: Make, world: Callable[..., Any]) -> Engine:
+    """A few tenants' custody in many commits."""
+    writer = make_writer(any_store, settings=SMALL)
+    lived = world(3)
+    writer.submit([WorkerStarted(1, "worker-1", 48, 2, 4096, "cpu", "test")])
+    for _ in range(20):
+        done = len(lived.events)
+        lived.run(60)
+        writer.submit(lived.events[done:])
+        assert writer.flush()
+    writer.close()
+    return any_store
+
+
+def sign(engine: Engine) -> None:
+    """The newest checkpoint, signed."""
+    with engine.begin() as connection:
+        newest = LedgerProofs(connection).checkpoint()
+        note = sign_checkpoint(root_checkpoint(KEY.name, newest.head), [KEY])
+        values = {"size": newest.size, "note": note, "at_us": 1}
+        connection.execute(signed_checkpoints.insert().values(**values))
+
+
+def test_stored_heads_are_those_of_the_leaves(ledger: Engine) -> None:
+    """T1: frontier, root leaf and tiles of every log agree with its leaves, and the checkpoint with the root leaves."""
+    with ledger.connect() as connection:
+        proofs = LedgerProofs(connection)
+        found = proofs.logs()
+        assert len(found) == 4 and sum(log.head.size for log in found) > 1000
+        for name, head in found:
+            query = select(events.c.leaf).join(logs, logs.c.id == events.c.log).where(logs.c.name == name)
+            leaves = [bytes(leaf) for leaf in connection.scalars(query.order_by(events.c.idx))]
+            assert EMPTY.extend(leaf_hashes(leaves)).frontier.head() == head == proofs.head(name)
+            assert tree_root(proofs.tiles(name), head.size) == head.root
+        newest = proofs.checkpoint()
+        openings = proofs.openings(0, newest.size)
+        root = EMPTY.extend(leaf_hashes(opening.commitment() for opening in openings)).frontier
+        assert root.head() == newest.head
+        audit = RootAudit()
+        sizes: dict[str, int] = {}
+        for opening in openings:
+            path = proofs.consistency(opening.name, sizes.get(opening.name, 0), opening.head.size)
+            audit.take(opening.commitment(), opening, path)
+            sizes[opening.name] = opening.head.size
+        assert audit.problems == [] and audit.latest == dict(found)
+
+
+def test_a_leaf_is_proved_to_whoever_has_the_key(ledger: Engine) -> None:
+    sign(ledger)
+    with ledger.connect() as connection:
+        proofs = LedgerProofs(connection)
+        for name, head in proofs.logs():
+            for idx in (0, head.size // 2, head.size - 1):
+                leaf = proofs.leaf(name, idx)
+                proof = parse_leaf_proof(proofs.inclusion(name, idx).to_bytes())
+                sealed = check_leaf(proof, leaf, [KEY.verifier])
+                assert (sealed.name, sealed.head) == (name, head)
+                with pytest.raises(ProofError):
+                    check_leaf(proof, leaf + b" ", [KEY.verifier])
+                with pytest.raises(NoteError):
+                    check_leaf(proof, leaf, [SigningKey.generate(KEY.name).verifier])
+            assert check_head(proofs.head_proof(name), [KEY.verifier]).head == head
+
+
+def test_as_of_an_earlier_checkpoint_nothing_later_is_seen(ledger: Engine) -> None:
+    """L2."""
+    with ledger.connect() as connection:
+        proofs = LedgerProofs(connection)
+        sizes = connection.scalars(select(checkpoints.c.size).order_by(checkpoints.c.size)).all()
+        assert len(sizes) > 5
+        before: dict[str, TreeHead] = {}
+        for as_of in sizes:
+            heads = dict(proofs.logs(as_of=as_of))
+            assert sum(head.size for head in heads.values()) > sum(head.size for head in before.values())
+            for name, old in before.items():
+                path = proofs.consistency(name, old.size, heads[name].size)
+                check_consistency(old, heads[name], path)
+                assert proofs.head(name, as_of=as_of) == heads[name]
+            before = heads
+        assert before == dict(proofs.logs())
+        first, last = proofs.checkpoint(sizes[0]), proofs.checkpoint()
+        check_consistency(first.head, last.head, proofs.root_consistency(first.size, last.size))
+
+
+def test_what_is_not_there_is_refused_with_a_reason(ledger: Engine) -> None:
+    with ledger.connect() as connection:
+        proofs = LedgerProofs(connection)
+        size = proofs.checkpoint().size
+        with pytest.raises(ProofError, match="is signed yet"):
+            proofs.inclusion("system", 0)
+        with pytest.raises(ProofError, match="no log `tenant/x`"):
+            proofs.head("tenant/x")
+        with pytest.raises(ProofError, match="holds no leaf `9999`"):
+            proofs.leaf("system", 9999)
+        with pytest.raises(ProofError, match="no checkpoint of"):
+            proofs.logs(as_of=size + 1)
+        with pytest.raises(ProofError, match="leaves, not"):
+            proofs.root_consistency(1, size + 1)
+        with pytest.raises(ProofError, match="leaves, not"):
+            proofs.consistency("system", 0, 10**6)
+
+
+@pytest.mark.parametrize("damage", ["bit", "size", "swapped"])
+def test_nothing_is_written_on_a_damaged_tree(ledger: Engine, make_writer: Make, damage: str) -> None:
+    """T3: the database counts as lost, events go to the spill, and none becomes a gap."""
+    with ledger.begin() as connection:
+        rows = connection.execute(select(logs.c.id, logs.c.frontier, logs.c.size).order_by(logs.c.id)).all()
+        bad = bytearray(rows[0].frontier)
+        bad[-1] ^= 1
+        frontier = {"bit": bytes(bad), "size": rows[0].frontier, "swapped": rows[1].frontier}[damage]
+        size = rows[0].size + (damage == "size")
+        connection.execute(update(logs).where(logs.c.id == rows[0].id).values(frontier=frontier, size=size))
+        before = connection.scalar(select(root_leaves.c.idx).order_by(root_leaves.c.idx.desc()))
+    writer = make_writer(ledger, worker="worker-2", settings=SMALL)
+    writer.submit([WorkerStarted(1, "worker-2", 48, 2, 4096, "cpu", "test")])
+    assert writer.flush()
+    status = writer.status()
+    assert not status.healthy and status.spilled_bytes > 0
+    assert "KVC620" in status.cause
+    with ledger.connect() as connection:
+        assert before == connection.scalar(select(root_leaves.c.idx).order_by(root_leaves.c.idx.desc()))
