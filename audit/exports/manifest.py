@@ -111,6 +111,12 @@ class Manifest:
             raise ExportError(f"`{MANIFEST}` is malformed: {type(problem).__name__}") from None
 
 
+def root_line(leaf: bytes, opening: bytes | None) -> bytes:
+    """One leaf of the root log and what opens it, as `root.ndjson` has them: hexadecimal, in one form."""
+    opened = "null" if opening is None else f'"{opening.hex()}"'
+    return f'{{"leaf":"{leaf.hex()}","opening":{opened}}}\n'.encode()
+
+
 def _log(log: ExportedLog) -> dict[str, Any]:
     return {
         "name": log.name,

@@ -29,6 +29,7 @@ from kvcustody.audit.exports.manifest import (
     ExportedLog,
     ExportFile,
     Manifest,
+    root_line,
 )
 from kvcustody.audit.exports.range_proof import RangeProof, range_proof
 from kvcustody.audit.exports.source import ExportSource, RootLeaf, SubLog
@@ -247,9 +248,7 @@ def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
     with path.open("wb") as file:
         while some := list(islice(root_leaves, _ROOT_LINES)):
             for leaf in some:
-                opening = leaf.opening.to_bytes().hex() if leaf.opening else None
-                line = {"leaf": leaf.commitment.hex(), "opening": opening}
-                file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+                file.write(root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None))
         file.flush()
         os.fsync(file.fileno())
 

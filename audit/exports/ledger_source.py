@@ -1,0 +1,114 @@
+"""A ledger's database as the source of an export, pinned to one signed checkpoint.
+
+D1 Everything is read as of that checkpoint; what is written meanwhile does not show. Leaves are read in pages by
+(log, idx), so no transaction stays open over the whole export and memory does not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import Connection, Engine, func, select
+
+from kvcustody.audit.exports.source import RootLeaf, SubLog
+from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.proofs import Tiles
+from kvcustody.audit.schema import events, logs
+from kvcustody.audit.tiles import ExportError
+
+_PAGE = 4096
+
+
+class LedgerSource:
+    """One signed checkpoint of a ledger: the newest, or the one of `as_of` root leaves."""
+
+    def __init__(self, engine: Engine, *, as_of: int | None = None) -> None:
+        self._engine = engine
+        with engine.connect() as connection:
+            signed = LedgerProofs(connection).signed(as_of)
+            if as_of is not None and signed.size != as_of:
+                raise ExportError(f"the checkpoint of `{as_of}` root leaves is not signed", as_of=as_of)
+            self.size, self._note = signed.size, signed.note
+            self._ids = {
+                name: log for log, name in connection.execute(select(logs.c.id, logs.c.name)).tuples()
+            }
+
+    @property
+    def note(self) -> bytes:
+        """The signed checkpoint."""
+        return self._note
+
+    def logs(self) -> Sequence[SubLog]:
+        """Every sub-log under the checkpoint, in name order."""
+        with self._engine.connect() as connection:
+            proofs = LedgerProofs(connection)
+            return [
+                SubLog(
+                    found.name,
+                    found.head,
+                    proofs.head_proof(found.name, as_of=self.size),
+                    self._purged_below(connection, found.name),
+                )
+                for found in proofs.logs(as_of=self.size)
+            ]
+
+    def tiles(self, name: str) -> Tiles:
+        """The hashes of a sub-log."""
+        return _Tiles(self._engine, name)
+
+    def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
+        """The leaves from `first` up to and without `end`, in order; raises `ExportError` where one is missing."""
+        column, at = events.c, first
+        while at < end:
+            query = (
+                select(column.idx, column.leaf)
+                .where(column.log == self._ids[name], column.idx >= at, column.idx < min(end, at + _PAGE))
+                .order_by(column.idx)
+            )
+            with self._engine.connect() as connection:
+                rows = connection.execute(query).all()
+            for row in rows:
+                if row.idx != at:
+                    break
+                yield bytes(row.leaf)
+                at += 1
+            if not rows or row.idx >= at:
+                raise ExportError(f"leaf `{at}` of `{name}` is missing; run `kvcustody audit fsck`", idx=at)
+
+    def root_leaves(self) -> Iterator[RootLeaf]:
+        """Every leaf of the root log under the checkpoint, in order."""
+        for first in range(0, self.size, _PAGE):
+            with self._engine.connect() as connection:
+                openings = LedgerProofs(connection).openings(first, min(self.size, first + _PAGE))
+            for opening in openings:
+                yield RootLeaf(opening.commitment(), opening)
+
+    def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
+        """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+        column = events.c
+        query = select(func.min(column.idx), func.max(column.idx)).where(column.log == self._ids[name])
+        if since_us is not None:
+            query = query.where(column.at_us >= since_us)
+        if until_us is not None:
+            query = query.where(column.at_us < until_us)
+        with self._engine.connect() as connection:
+            low, high = connection.execute(query).one()
+        return (0, 0) if low is None else (low, high + 1)
+
+    def _purged_below(self, connection: Connection, name: str) -> int:
+        first = select(func.min(events.c.idx)).where(events.c.log == self._ids[name])
+        found = connection.scalar(first)
+        return 0 if found is None else int(found)
+
+
+class _Tiles:
+    """The tiles of a sub-log, read through connections of their own."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+
+    def tile(self, level: int, index: int, width: int) -> bytes:
+        """The first `width` hashes of a tile."""
+        with self._engine.connect() as connection:
+            return LedgerProofs(connection).tiles(self._name).tile(level, index, width)
