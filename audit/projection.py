@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Table
 
-from kvcustody.audit import schema
+from kvcustody.audit import erasure_schema, schema
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import Group
 
@@ -71,6 +71,9 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "hit-counters": (schema.hit_counters, {"from_us": "_from_us"}),
     "erasure-requested": (schema.erasures, {"at_boot_us": "boot_us"}),
     "erasure-completed": (schema.erasure_results, {}),
+    "erasure-applied": (erasure_schema.erasure_effects, {"blocks": "_blocks"}),
+    "erasure-remaining": (erasure_schema.erasure_remains, {"blocks": "_blocks"}),
+    "erasure-reread": (erasure_schema.erasure_rereads, {}),
     "orphan-scanned": (schema.orphan_scans, {}),
     "orphan-found": (schema.orphan_findings, {"blocks": "_blocks"}),
     "spill-started": (schema.outages, {}),

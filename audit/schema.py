@@ -287,6 +287,7 @@ erasures = Table(
     _big("at_us"),
     _big("at_boot_us"),
     _big("deadline_boot_us"),
+    _text("detail"),
     PrimaryKeyConstraint("log", "idx"),
     Index("ix_erasures_erasure", "erasure"),
 )
@@ -295,6 +296,7 @@ erasure_results = Table(
     "erasure_results",
     metadata,
     *_place(),
+    Column("incarnation", Integer, nullable=False),
     _text("erasure"),
     _text("outcome"),
     _big("residencies"),

@@ -62,6 +62,7 @@ from kvcustody.audit.events.duties import (
     OrphanFound,
     OrphanScanned,
 )
+from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
 from kvcustody.audit.events.kinds import (
     KINDS,
     LEAF_KEYS,
@@ -78,6 +79,7 @@ from kvcustody.audit.events.observed import (
     ObservedRemoved,
     ObservedStored,
 )
+from kvcustody.audit.events.release import GrantsRevoked, PolicyStaged, ReleaseStep
 from kvcustody.audit.runs import Runs
 
 __all__ = [
@@ -93,10 +95,14 @@ __all__ = [
     "Context",
     "CustodyEnded",
     "DecisionRecorded",
+    "ErasureApplied",
     "ErasureCompleted",
+    "ErasureRemaining",
     "ErasureRequested",
+    "ErasureReread",
     "Event",
     "GapRecorded",
+    "GrantsRevoked",
     "HitCounted",
     "HitCounters",
     "KeyEvent",
@@ -110,9 +116,11 @@ __all__ = [
     "OrphanFound",
     "OrphanScanned",
     "PolicyActivated",
+    "PolicyStaged",
     "PrincipalChanged",
     "Pseudonyms",
     "ReceiptRecorded",
+    "ReleaseStep",
     "ReplayCompleted",
     "ResidencyOpened",
     "ResidencyReleased",

@@ -30,6 +30,7 @@ from kvcustody.audit.events.custody import (
     ResidencyReleased,
 )
 from kvcustody.audit.events.duties import ErasureCompleted, ErasureRequested, OrphanFound, OrphanScanned
+from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
 from kvcustody.audit.events.observed import (
     ObservationGap,
     ObservationStarted,
@@ -37,6 +38,7 @@ from kvcustody.audit.events.observed import (
     ObservedRemoved,
     ObservedStored,
 )
+from kvcustody.audit.events.release import GrantsRevoked, PolicyStaged, ReleaseStep
 
 SYSTEM = "system"
 
@@ -45,6 +47,9 @@ Event = (
     | WorkerStopped
     | WorkerDied
     | PolicyActivated
+    | PolicyStaged
+    | GrantsRevoked
+    | ReleaseStep
     | KeyEvent
     | AccessRecorded
     | PrincipalChanged
@@ -56,6 +61,9 @@ Event = (
     | CustodyEnded
     | ReceiptRecorded
     | ErasureRequested
+    | ErasureApplied
+    | ErasureRemaining
+    | ErasureReread
     | ErasureCompleted
     | OrphanScanned
     | OrphanFound
@@ -85,6 +93,9 @@ KINDS: dict[type, Kind] = {
     WorkerStopped: Kind("worker-stopped", "B"),
     WorkerDied: Kind("worker-died", "B"),
     PolicyActivated: Kind("policy-activated", "A"),
+    PolicyStaged: Kind("policy-staged", "A"),
+    GrantsRevoked: Kind("grants-revoked", "B"),
+    ReleaseStep: Kind("release-step", "A"),
     KeyEvent: Kind("key-event", "A"),
     AccessRecorded: Kind("access", "A"),
     PrincipalChanged: Kind("principal-changed", "A"),
@@ -96,6 +107,9 @@ KINDS: dict[type, Kind] = {
     CustodyEnded: Kind("custody-ended", "B"),
     ReceiptRecorded: Kind("receipt", "B"),
     ErasureRequested: Kind("erasure-requested", "B"),
+    ErasureApplied: Kind("erasure-applied", "B"),
+    ErasureRemaining: Kind("erasure-remaining", "B"),
+    ErasureReread: Kind("erasure-reread", "B"),
     ErasureCompleted: Kind("erasure-completed", "B"),
     OrphanScanned: Kind("orphan-scanned", "B"),
     OrphanFound: Kind("orphan-found", "B"),

@@ -102,7 +102,8 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     assert upgrade(empty) == SCHEMA_REVISION
     after = every_row(empty)
     trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints"}
-    assert after.keys() - before.keys() == {"attachments", *trees} and len(before) > 15
+    erasures = {"erasure_effects", "erasure_remains", "erasure_rereads"}
+    assert after.keys() - before.keys() == {"attachments", *trees, *erasures} and len(before) > 15
     assert after["attachments"] == [] and before.keys() <= after.keys()
     for name, rows in before.items():
         kept = [{key: row[key] for key in rows[0]} for row in after[name]]
@@ -114,6 +115,31 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
         )
         derived = connection.execute(query).all()
     assert len(derived) == 300 and all(row.due_us == row.due_boot_us + row.offset_us for row in derived)
+
+
+def test_erasures_get_what_their_leaves_say(empty: Engine) -> None:
+    upgrade(empty, "0005")
+    found = MetaData()
+    found.reflect(empty)
+    event = {"log": 1, "incarnation": 7, "part": 1, "parts": 1, "outage": "B", "at_us": 5}
+    request = {"log": 1, "idx": 0, "erasure": "e", "selector": "domain", "actor": "dpo", "incarnation": 7}
+    result = {"log": 1, "idx": 1, "erasure": "e", "outcome": "complete", "reason": "", "at_us": 5}
+    numbers = {"at_us": 5, "at_boot_us": 5, "deadline_boot_us": 9}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "events": [
+            {**event, "idx": 0, "sequence": 1, "kind": "erasure-requested", "leaf": b'{"detail":"all of it"}'},
+            {**event, "idx": 1, "sequence": 2, "kind": "erasure-completed", "leaf": b"{}"},
+        ],
+        "erasures": [{**request, **numbers}],
+        "erasure_results": [{**result, "residencies": 1, "blocks": 2, "remaining": 0}],
+    }
+    with empty.connect().execution_options(**WRITE) as connection, connection.begin():
+        for name, values in rows.items():
+            connection.execute(insert(found.tables[name]), values)
+    upgrade(empty)
+    after = every_row(empty)
+    assert [row["detail"] for row in after["erasures"]] == ["all of it"]
+    assert [row["incarnation"] for row in after["erasure_results"]] == [7]
 
 
 def test_the_migrated_schema_is_the_declared_one(empty: Engine) -> None:
