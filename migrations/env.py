@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from alembic import context
 
-from kvcustody.audit import erasure_schema, tree_schema
+from kvcustody.audit import erasure_schema, service_schema, tree_schema
 from kvcustody.audit.schema import metadata
 from kvcustody.audit.store import VERSION_TABLE
 
 assert tree_schema.root_log.metadata is metadata  # its tables are among those that are compared
 assert erasure_schema.erasure_effects.metadata is metadata
+assert service_schema.service_keys.metadata is metadata
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=metadata,

@@ -9,7 +9,7 @@ P3 A key expires. Replacing it leaves the old one valid for the overlap that was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from sqlalchemy import Connection, Engine, Row, and_, insert, select, update
@@ -230,7 +230,7 @@ def _valid(connection: Connection, name: str, now_us: int) -> list[str]:
     return list(connection.scalars(select(table.prefix).where(where)))
 
 
-def _principal(row: Row[tuple[object, ...]]) -> Principal:
+def _principal(row: Row[Any]) -> Principal:
     values = {name: getattr(row, name) for name in Principal._fields}
     values["roles"] = frozenset(map(Role, str(values["roles"]).split(",")))
     return Principal(**values)

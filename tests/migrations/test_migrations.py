@@ -103,7 +103,8 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     after = every_row(empty)
     trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints"}
     erasures = {"erasure_effects", "erasure_remains", "erasure_rereads"}
-    assert after.keys() - before.keys() == {"attachments", *trees, *erasures} and len(before) > 15
+    service = {f"service_{noun}" for noun in ("principals", "keys", "sessions", "answers", "jobs", "workers")}
+    assert after.keys() - before.keys() == {"attachments", *trees, *erasures, *service} and len(before) > 15
     assert after["attachments"] == [] and before.keys() <= after.keys()
     for name, rows in before.items():
         kept = [{key: row[key] for key in rows[0]} for row in after[name]]

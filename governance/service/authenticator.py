@@ -1,0 +1,91 @@
+"""From what a request carries to a caller, or to the one refusal.
+
+A1 There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
+A2 Exactly one credential a request. A key, a token and a session are told apart by their form alone.
+A3 An address whose credentials keep failing has to wait; those of others do not notice.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from kvcustody.errors import IdentityError
+from kvcustody.governance.service.api_key import MARK, prefix_of
+from kvcustody.governance.service.caller import Caller
+from kvcustody.governance.service.principals import Principal, Principals
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.rate import Rates
+from kvcustody.governance.service.sessions import Sessions
+from kvcustody.governance.service.web_token import WebTokens
+
+_log = structlog.get_logger(__name__)
+_CHARACTERS_MAX = 8_192
+
+
+class Authenticator:
+    """Checks credentials; thread-safe, may take tens of milliseconds for one that it has not seen."""
+
+    def __init__(
+        self, principals: Principals, tokens: WebTokens, sessions: Sessions, failures: Rates
+    ) -> None:
+        self._principals = principals
+        self._tokens = tokens
+        self._sessions = sessions
+        self._failures = failures
+
+    def caller(self, authorization: str | None, cookie: str | None, address: str) -> Caller:
+        """Who is asking; raises `unauthenticated`, or `too-many-requests` after too many failures."""
+        wait_seconds = self._failures.wait(address)
+        if wait_seconds:
+            raise too_many(wait_seconds)
+        try:
+            return self._proven(authorization, cookie)
+        except IdentityError as error:
+            reason = error.operands.get("reason", "malformed")
+        self._failures.take(address)
+        _log.warning("credential refused", reason=reason)
+        raise unauthenticated()
+
+    def _proven(self, authorization: str | None, cookie: str | None) -> Caller:
+        if authorization is None:
+            if cookie is None:
+                raise _refused("no credential")
+            name = self._sessions.principal(cookie)
+            found = None if name is None else self._principals.find(name)
+            if found is None or found.disabled_us is not None:
+                raise _refused("no such session")
+            return _caller(found, "session")
+        scheme, _, credential = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not credential or len(credential) > _CHARACTERS_MAX:
+            raise _refused("not a bearer credential")
+        if credential.startswith(f"{MARK}_"):
+            return self._by_key(credential)
+        proven = self._tokens.verify(credential)
+        return Caller(proven.principal, proven.roles, proven.tenant, "token")
+
+    def _by_key(self, key: str) -> Caller:
+        prefix = prefix_of(key)
+        if prefix is None:
+            raise _refused("malformed API key")  # its checksum is wrong: known to whoever sent it
+        found = self._principals.by_key(prefix, key)
+        if found is None:
+            raise _refused("unknown API key")
+        return _caller(found[0], "key")._replace(key=found[1])
+
+
+def unauthenticated() -> ProblemError:
+    """The one refusal (A1)."""
+    return ProblemError("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
+
+
+def too_many(wait_seconds: float) -> ProblemError:
+    """Refused for its rate."""
+    return ProblemError("too-many-requests", headers={"Retry-After": str(max(1, round(wait_seconds + 0.5)))})
+
+
+def _caller(principal: Principal, by: str) -> Caller:
+    return Caller(principal.name, principal.roles, principal.tenant, by)
+
+
+def _refused(reason: str) -> IdentityError:
+    return IdentityError(f"credential: {reason}", field="credential", reason=reason)

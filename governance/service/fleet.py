@@ -1,0 +1,156 @@
+"""Workers as the control plane knows them: their incarnations, when they were last heard, what they said of themselves.
+
+F1 A worker's name is its principal's name: nobody else can write for it.
+F2 Registering an incarnation closes the custody of its dead predecessors as unproven, once.
+F3 What a worker says of itself decides nothing: it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from kvcustody.audit.append import register
+from kvcustody.audit.events import Event
+from kvcustody.audit.recovery import close_dead
+from kvcustody.audit.schema import incarnations, workers
+from kvcustody.audit.service_schema import service_workers
+from kvcustody.audit.store import WRITE
+from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.governance.service.leaf_check import Sender
+from kvcustody.governance.service.problems import ProblemError, not_found
+
+LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
+
+
+class Worker(NamedTuple):
+    """One incarnation of a worker. Times are UTC in microseconds."""
+
+    worker: str
+    incarnation: str
+    started_us: int
+    ended_us: int | None
+    end: str | None
+    seen_us: int
+    silent: bool
+    received_sequence: int
+    policy_revision: int
+    status: dict[str, Any]
+
+
+class Fleet:
+    """The register of workers; `submit` hands class B events to the service's own ledger writer."""
+
+    def __init__(
+        self, engine: Engine, clock: Clock, offset_us: int, submit: Callable[[Sequence[Event]], object]
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._offset_us = offset_us
+        self._submit = submit
+        self._senders: dict[str, Sender] = {}
+
+    def register(self, worker: str, incarnation: str, offset_us: int) -> bool:
+        """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's."""
+        now_us = self._clock.utc_us()
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                known = self._find(connection, incarnation)
+                if known is not None:
+                    if known.worker != worker or known.offset_us != offset_us:
+                        raise not_found()
+                    return False
+                register(connection, incarnation, worker, offset_us, now_us)
+                row = {
+                    "incarnation": incarnation,
+                    "worker": worker,
+                    "seen_us": now_us,
+                    "received_sequence": 0,
+                }
+                connection.execute(insert(service_workers).values(**row, policy_revision=0, status="{}"))
+        except IntegrityError:
+            raise ProblemError("conflict", "the incarnation was registered at the same moment") from None
+        self._senders = {name: sender for name, sender in self._senders.items() if sender.worker != worker}
+        with self._engine.connect() as connection:
+            events = close_dead(connection, worker, incarnation, self._clock.now_us(), self._offset_us)
+        if events:
+            self._submit(events)
+        return True
+
+    def sender(self, worker: str, incarnation: str) -> Sender:
+        """The sender of a batch; raises `not-found` where the incarnation is not this worker's."""
+        known = self._senders.get(incarnation)
+        if known is None:
+            with self._engine.connect() as connection:
+                row = self._find(connection, incarnation)
+                if row is None or row.worker != worker:
+                    raise not_found()
+                query = select(incarnations.c.uuid).join(workers, workers.c.id == incarnations.c.worker)
+                mine = connection.scalars(query.where(workers.c.name == worker, incarnations.c.id < row.id))
+                known = Sender(worker, incarnation, row.offset_us, frozenset(mine))
+            self._senders[incarnation] = known
+        if known.worker != worker:
+            raise not_found()
+        return known
+
+    def heard(
+        self,
+        worker: str,
+        incarnation: str,
+        *,
+        sequence: int | None = None,
+        revision: int | None = None,
+        status: dict[str, Any] | None = None,
+    ) -> None:
+        """Note what was heard from an incarnation; raises `not-found` where it is not this worker's."""
+        values: dict[str, Any] = {"seen_us": self._clock.utc_us()}
+        if sequence is not None:
+            values["received_sequence"] = sequence
+        if revision is not None:
+            values["policy_revision"] = revision
+        if status is not None:
+            values["status"] = orjson.dumps(status).decode()
+        where = (service_workers.c.incarnation == incarnation) & (service_workers.c.worker == worker)
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if not connection.execute(update(service_workers).where(where).values(**values)).rowcount:
+                raise not_found()
+
+    def listed(self, *, after: int = 0, limit: int = 100) -> list[tuple[int, Worker]]:
+        """Incarnations in the order of their registration, each with its position."""
+        query = (
+            select(incarnations, workers.c.name, service_workers)
+            .join(workers, workers.c.id == incarnations.c.worker)
+            .outerjoin(service_workers, service_workers.c.incarnation == incarnations.c.uuid)
+            .where(incarnations.c.id > after)
+            .order_by(incarnations.c.id)
+            .limit(limit)
+        )
+        now_us = self._clock.utc_us()
+        found = []
+        with self._engine.connect() as connection:
+            for row in connection.execute(query).mappings():
+                seen_us = row["seen_us"] or row["started_us"]
+                worker = Worker(
+                    row["name"],
+                    row["uuid"],
+                    row["started_us"],
+                    row["ended_us"],
+                    row["end"],
+                    seen_us,
+                    row["ended_us"] is None and row["seen_us"] is not None and now_us - seen_us > LIVE_US,
+                    row["received_sequence"] or 0,
+                    row["policy_revision"] or 0,
+                    orjson.loads(row["status"] or "{}"),
+                )
+                found.append((row["id"], worker))
+        return found
+
+    @staticmethod
+    def _find(connection: Connection, incarnation: str) -> Any:
+        query = select(incarnations.c.id, incarnations.c.offset_us, workers.c.name.label("worker"))
+        joined = query.join(workers, workers.c.id == incarnations.c.worker)
+        return connection.execute(joined.where(incarnations.c.uuid == incarnation)).first()

@@ -1,0 +1,177 @@
+"""Workers' batches into the ledger: those that wait are committed together, and each is acknowledged once durable.
+
+G1 A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are skipped.
+G2 A batch that the database refuses hinders no other: batches are then committed one by one.
+G3 What waits is bounded; beyond it a worker is told to come back, and keeps its events in its spill.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.committer import Committer, refused
+from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.store import StoreGoneError, describe
+from kvcustody.errors import LedgerError
+from kvcustody.governance.service.leaf_check import Received
+from kvcustody.governance.service.problems import ProblemError
+
+_WAITING_LEAVES_MAX = 100_000
+_TOGETHER_LEAVES = 10_000
+_SEEN_MAX = 4096
+
+
+class Stored(NamedTuple):
+    """What a batch came to: leaves that were new, and leaves that the ledger had."""
+
+    added: int
+    known: int
+
+
+class _Waiting:
+    """A batch and the thread that waits for it."""
+
+    __slots__ = ("batch", "done", "incarnation", "problem", "stored")
+
+    def __init__(self, incarnation: str, batch: Received) -> None:
+        self.incarnation = incarnation
+        self.batch = batch
+        self.done = threading.Event()
+        self.stored = Stored(0, 0)
+        self.problem: ProblemError | None = None
+
+
+class Ingest:
+    """Owns the thread that commits workers' batches; close it at the end."""
+
+    def __init__(self, engine: Engine, *, timeout_seconds: float = 30.0) -> None:
+        self._engine = engine
+        self._committer = Committer(engine, SubjectDirectory())
+        self._timeout_seconds = timeout_seconds
+        self._queue: deque[_Waiting] = deque()
+        self._leaves = 0
+        self._wake = threading.Condition()
+        self._ending = False
+        self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
+        self.stored_leaves = 0
+        self._thread = threading.Thread(target=self._run, name="kvcustody-ingest", daemon=True)
+        self._thread.start()
+
+    def put(self, incarnation: str, batch: Received) -> Stored:
+        """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
+        waiting = _Waiting(incarnation, batch)
+        with self._wake:
+            if self._ending or self._leaves > _WAITING_LEAVES_MAX:
+                raise _unavailable("too many batches wait")
+            self._leaves += len(batch.leaves)
+            self._queue.append(waiting)
+            self._wake.notify()
+        if not waiting.done.wait(self._timeout_seconds):
+            raise _unavailable("the ledger is slow")
+        if waiting.problem is not None:
+            raise waiting.problem
+        return waiting.stored
+
+    def close(self) -> None:
+        """Commit what waits, take no more, end the thread."""
+        with self._wake:
+            self._ending = True
+            self._wake.notify()
+        self._thread.join()
+        self._committer.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._ending:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                group = self._take()
+            try:
+                self._commit(group)
+            except Exception as error:  # the thread must not end: the group is refused as a whole
+                for waiting in group:
+                    waiting.problem = _unavailable(describe(error))
+            for waiting in group:
+                waiting.done.set()
+
+    def _take(self) -> list[_Waiting]:
+        """What is committed together: a few thousand leaves at most."""
+        group: list[_Waiting] = []
+        leaves = 0
+        while self._queue and (not group or leaves + len(self._queue[0].batch.leaves) <= _TOGETHER_LEAVES):
+            group.append(self._queue.popleft())
+            leaves += len(group[-1].batch.leaves)
+        self._leaves -= leaves
+        return group
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        try:
+            self._write(group, skip_known=not self._all_new(group))
+        except StoreGoneError as problem:
+            self._committer.reopen()
+            raise _unavailable(problem.message) from None
+        except (SQLAlchemyError, LedgerError, LookupError, TypeError, ValueError, ArithmeticError) as problem:
+            if isinstance(problem, SQLAlchemyError) and not refused(problem):
+                self._engine.dispose()
+                self._highest.clear()
+                raise
+            for waiting in group:
+                self._commit_one(waiting)
+
+    def _commit_one(self, waiting: _Waiting) -> None:
+        try:
+            self._write([waiting], skip_known=True)
+        except SQLAlchemyError as problem:
+            if not refused(problem):
+                self._engine.dispose()
+                waiting.problem = _unavailable(describe(problem))
+            else:
+                waiting.problem = _unwritable()
+        except (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            waiting.problem = _unwritable()
+
+    def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
+        names = [row for waiting in group for row in waiting.batch.names]
+        if names:
+            self._committer.write_names(names)
+        leaves = [leaf for waiting in group for leaf in waiting.batch.leaves]
+        added = self._committer.write(batch_of(leaves), skip_known=skip_known) if leaves else 0
+        self.stored_leaves += added
+        known = len(leaves) - added
+        for waiting in group:
+            count = len(waiting.batch.leaves)
+            # What was known cannot be told apart by batch in a group; alone, or with none known, it is exact.
+            waiting.stored = Stored(count - min(known, count), min(known, count))
+            self._highest[waiting.incarnation] = max(
+                self._highest.get(waiting.incarnation, 0), waiting.batch.last_sequence
+            )
+        while len(self._highest) > _SEEN_MAX:
+            del self._highest[next(iter(self._highest))]
+
+    def _all_new(self, group: list[_Waiting]) -> bool:
+        """No leaf of the group can be in the ledger: each is past what its incarnation was acknowledged here."""
+        highest = dict(self._highest)
+        for waiting in group:
+            reached = highest.get(waiting.incarnation)
+            if reached is None:  # another process, or this one before a restart, may have had it
+                return False
+            if min((leaf.body["sequence"] for leaf in waiting.batch.leaves), default=reached + 1) <= reached:
+                return False
+            highest[waiting.incarnation] = waiting.batch.last_sequence
+        return True
+
+
+def _unavailable(why: str) -> ProblemError:
+    return ProblemError("unavailable", why, headers={"Retry-After": "1"})
+
+
+def _unwritable() -> ProblemError:
+    return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send them one by one")

@@ -1,0 +1,208 @@
+"""Long work of the service: started by a request, run one after another, watched and cancelled by its principal.
+
+Q1 A job belongs to the principal who started it; to everybody else it is absent.
+Q2 A job that a process did not finish before it ended is `lost`, told at the next start; it is never run twice.
+Q3 Cancelling asks: the job stops at its next step, and what it made is removed.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+import structlog
+from sqlalchemy import Engine, Row, insert, select, update
+
+from kvcustody.audit.service_schema import service_jobs
+from kvcustody.audit.store import WRITE
+from kvcustody.clock import Clock
+from kvcustody.errors import CustodyError
+from kvcustody.governance.service.problems import ProblemError, not_found
+
+_log = structlog.get_logger(__name__)
+_WAITING_MAX = 64
+
+
+class Job(NamedTuple):
+    """A job as its principal sees it."""
+
+    job: str
+    kind: str
+    principal: str
+    tenant: str | None
+    state: str  # waiting, running, finished, failed, cancelled, lost
+    done: int
+    total: int | None
+    parameters: dict[str, Any]
+    result: dict[str, Any] | None
+    error: str | None
+    created_us: int
+    ended_us: int | None
+
+
+class CancelledError(Exception):
+    """The job was told to stop."""
+
+
+class Progress:
+    """What a job's work is given: a folder of its own, and where to say how far it is."""
+
+    def __init__(self, folder: Path, report: Callable[[int, int | None], None]) -> None:
+        self.folder = folder
+        self._report = report
+        self.cancelled = threading.Event()
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """Say how far the job is; raises `CancelledError` once it was told to stop."""
+        if self.cancelled.is_set():
+            raise CancelledError
+        self._report(done, total)
+
+
+Work = Callable[[Progress], dict[str, Any]]
+
+
+class Jobs:
+    """Runs jobs on one thread; `owner` names this process. Close it at the end."""
+
+    def __init__(self, engine: Engine, clock: Clock, folder: Path, *, owner: str) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._folder = folder
+        self._owner = owner
+        self._queue: queue.Queue[tuple[str, Work] | None] = queue.Queue(_WAITING_MAX)
+        self._running: dict[str, Progress] = {}
+        self._cancelled: set[str] = set()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lose()
+        self._thread = threading.Thread(target=self._run, name="kvcustody-jobs", daemon=True)
+        self._thread.start()
+
+    def start(
+        self, kind: str, work: Work, *, principal: str, tenant: str | None, parameters: dict[str, Any]
+    ) -> Job:
+        """Begin a job; raises `unavailable` where too many wait."""
+        job = Job(
+            uuid.uuid4().hex, kind, principal, tenant, "waiting", 0, None, parameters, None, None,
+            self._clock.utc_us(), None,
+        )  # fmt: skip
+        values = {**job._asdict(), "owner": self._owner, "parameters": orjson.dumps(parameters).decode()}
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            connection.execute(insert(service_jobs).values(**values))
+        try:
+            self._queue.put_nowait((job.job, work))
+        except queue.Full:
+            self._set(job.job, state="failed", error="too many jobs wait", ended_us=self._clock.utc_us())
+            raise ProblemError("unavailable", "too many jobs wait", headers={"Retry-After": "30"}) from None
+        return job
+
+    def get(self, job: str, *, principal: str) -> Job:
+        """The principal's job; raises `not-found` (Q1)."""
+        where = (service_jobs.c.job == job) & (service_jobs.c.principal == principal)
+        with self._engine.connect() as connection:
+            row = connection.execute(select(service_jobs).where(where)).first()
+        if row is None:
+            raise not_found()
+        return _job(row)
+
+    def listed(self, *, principal: str, before: tuple[int, str] | None = None, limit: int = 50) -> list[Job]:
+        """The principal's jobs, newest first, from the one `before` (its `created_us` and `job`) on."""
+        table = service_jobs.c
+        query = select(service_jobs).where(table.principal == principal)
+        if before is not None:
+            created_us, job = before
+            query = query.where(
+                (table.created_us < created_us) | ((table.created_us == created_us) & (table.job < job))
+            )
+        with self._engine.connect() as connection:
+            ordered = query.order_by(table.created_us.desc(), table.job.desc()).limit(limit)
+            return [_job(row) for row in connection.execute(ordered)]
+
+    def cancel(self, job: str, *, principal: str) -> Job:
+        """Ask a job to stop; one that has ended stays as it is."""
+        found = self.get(job, principal=principal)
+        if found.ended_us is None:
+            self._cancelled.add(job)
+            running = self._running.get(job)
+            if running is not None:
+                running.cancelled.set()
+        return self.get(job, principal=principal)
+
+    def file(self, job: str, name: str, *, principal: str) -> Path:
+        """A file that a finished job made; raises `not-found`."""
+        found = self.get(job, principal=principal)
+        names = (found.result or {}).get("files", [])
+        path = self._folder / found.job / name
+        if found.state != "finished" or name not in [item["name"] for item in names] or not path.is_file():
+            raise not_found()
+        return path
+
+    def close(self) -> None:
+        """Stop what runs, and take no more."""
+        for running in list(self._running.values()):
+            running.cancelled.set()
+        self._queue.put(None)
+        self._thread.join(10.0)
+
+    # -- the thread of jobs ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._work(*item)
+            except Exception:
+                _log.error("job could not be recorded", job=item[0], exc_info=True)
+
+    def _work(self, job: str, work: Work) -> None:
+        folder = self._folder / job
+        progress = Progress(folder, lambda done, total: self._set(job, done=done, total=total))
+        self._running[job] = progress
+        ended: dict[str, Any]
+        try:
+            if job in self._cancelled:
+                raise CancelledError
+            folder.mkdir(mode=0o700)
+            self._set(job, state="running")
+            result = work(progress)
+            ended = {"state": "finished", "result": orjson.dumps(result).decode()}
+        except CancelledError:
+            ended = {"state": "cancelled"}
+        except CustodyError as error:
+            ended = {"state": "failed", "error": error.message}
+        except Exception as error:
+            _log.error("job failed", job=job, exc_info=True)
+            ended = {"state": "failed", "error": f"failed inside the service ({type(error).__name__})"}
+        finally:
+            del self._running[job]
+            self._cancelled.discard(job)
+        if ended["state"] != "finished":
+            shutil.rmtree(folder, ignore_errors=True)
+        self._set(job, **ended, ended_us=self._clock.utc_us())
+
+    def _set(self, job: str, **values: Any) -> None:
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            connection.execute(update(service_jobs).where(service_jobs.c.job == job).values(**values))
+
+    def _lose(self) -> None:
+        table = service_jobs.c
+        unfinished = (table.owner == self._owner) & table.ended_us.is_(None)
+        values = {
+            "state": "lost",
+            "error": "the service ended before the job did",
+            "ended_us": self._clock.utc_us(),
+        }
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            connection.execute(update(service_jobs).where(unfinished).values(**values))
+
+
+def _job(row: Row[Any]) -> Job:
+    values = {name: getattr(row, name) for name in Job._fields}
+    values["parameters"] = orjson.loads(values["parameters"])
+    values["result"] = orjson.loads(values["result"]) if values["result"] else None
+    return Job(**values)

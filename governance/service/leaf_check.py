@@ -1,0 +1,136 @@
+"""What a worker's batch must be before any of it is written: its own leaves, canonical, of kinds that workers write.
+
+L1 A leaf's bytes are the canonical form of what they say: a forged, repeated or reordered key does not survive the
+   comparison with their own canonical form.
+L2 A worker writes for its own incarnation alone. Of others' it may only say that one of its own predecessors died.
+L3 Kinds that the control plane writes (access, principals, policies, keys of others) are refused from a worker.
+L4 A tenant's leaf goes to that tenant's log, and to no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import orjson
+
+from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, SYSTEM, Leaf, log_of
+from kvcustody.governance.service.problems import ProblemError
+
+LEAVES_MAX = 20_000
+NAMES_MAX = 20_000
+CONTROL_KINDS = frozenset({"access", "principal-changed"})  # what only the control plane writes
+_OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
+_CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
+_OPTIONAL = frozenset({"written", "written_blocks"})
+
+Name = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
+
+
+class Sender(NamedTuple):
+    """Who sends a batch: the worker, its incarnation, and its incarnations of old."""
+
+    worker: str
+    incarnation: str
+    offset_us: int
+    predecessors: frozenset[str]
+
+
+class Received(NamedTuple):
+    """A batch that may be written."""
+
+    names: list[Name]
+    leaves: list[Leaf]
+    last_sequence: int
+
+
+def read_batch(body: bytes, sender: Sender) -> Received:
+    """The batch in a request: a line of names, then a leaf a line. Raises `malformed` or `refused-leaf`."""
+    lines = body.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    if not lines or len(lines) > LEAVES_MAX + 1:
+        raise ProblemError(
+            "malformed", f"a batch is a line of names and at most {LEAVES_MAX} lines of leaves"
+        )
+    found: list[Leaf] = []
+    last = 0
+    for place, line in enumerate(lines[1:]):
+        leaf = _leaf(line, sender, place)
+        found.append(leaf)
+        last = max(last, leaf.body["sequence"])
+    return Received(_names(lines[0]), found, last)
+
+
+def write_batch(names: Iterable[Name], leaves: Iterable[bytes]) -> bytes:
+    """The body of a batch."""
+    return b"\n".join((orjson.dumps(list(names)), *leaves))
+
+
+def _leaf(line: bytes, sender: Sender, place: int) -> Leaf:
+    if len(line) > LEAF_BYTES_MAX:
+        raise _refused(place, "is longer than a leaf may be")
+    try:
+        body = orjson.loads(line)
+        canonical = orjson.dumps(body, option=_CANONICAL)
+    except (ValueError, TypeError):
+        raise _refused(place, "is not canonical JSON") from None
+    if canonical != line or body.__class__ is not dict:
+        raise _refused(place, "is not in its canonical form")
+    kind: Any = body.get("kind")
+    keys = LEAF_KEYS.get(kind) if kind.__class__ is str else None
+    if keys is None or kind in CONTROL_KINDS:
+        raise _refused(place, "is of a kind that workers do not write")
+    if body.keys() != keys and not (body.keys() <= keys and keys - body.keys() <= _OPTIONAL):
+        raise _refused(place, "has other fields than its kind")
+    if (
+        body["schema"] != SCHEMA
+        or body["incarnation"] != sender.incarnation
+        or body["outage"] != _OUTAGES[kind]
+        or body.get("worker", sender.worker) != sender.worker
+    ):
+        raise _refused(place, "is not of this worker's incarnation")
+    _check_numbers(body, sender, place)
+    log = body["log"]
+    if log != SYSTEM or body.get("tenant") is not None or "reader" in body:
+        _check_log(body, place)
+    about = body.get("of_incarnation")
+    if about and about != sender.incarnation and about not in sender.predecessors:
+        raise _refused(place, "is about an incarnation that is not this worker's")
+    return Leaf(log, body, line)
+
+
+def _check_numbers(body: dict[str, Any], sender: Sender, place: int) -> None:
+    numbers = (body["sequence"], body["part"], body["parts"], body["at_us"], body["boot_us"])
+    if {number.__class__ for number in numbers} != {int} or min(numbers) < 0 or not body["sequence"]:
+        raise _refused(place, "has a head that is not of whole numbers")
+    if not 1 <= body["part"] <= body["parts"] <= 1 << 20 or body["sequence"] >= 1 << 53:
+        raise _refused(place, "has an impossible place")
+    if body["at_us"] - body["boot_us"] != sender.offset_us:
+        raise _refused(place, "has a time that is not of this incarnation")
+
+
+def _check_log(body: dict[str, Any], place: int) -> None:
+    parties = {body[name] for name in ("tenant", "owner", "reader") if name in body}
+    if not all(party is None or party.__class__ is str for party in parties):
+        raise _refused(place, "names a tenant that is no name")
+    if body["log"] not in {log_of(party) for party in parties or {None}}:
+        raise _refused(place, "is in a log that is not its tenant's")
+
+
+def _names(line: bytes) -> list[Name]:
+    try:
+        rows = orjson.loads(line)
+    except ValueError:
+        rows = None
+    if rows.__class__ is not list or len(rows) > NAMES_MAX:
+        raise ProblemError("malformed", f"the first line of a batch is a list of at most {NAMES_MAX} names")
+    for row in rows:
+        texts = row.__class__ is list and len(row) == 4 and all(item.__class__ is str for item in row)
+        if not texts or not 16 <= len(row[0]) <= 32 or max(map(len, row)) > 256 or "\0" in "".join(row):
+            raise ProblemError("malformed", "a name is a pseudonym, a tenant, a subject and a session")
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+def _refused(place: int, reason: str) -> ProblemError:
+    return ProblemError("refused-leaf", f"leaf {place} {reason}", leaf=place)
