@@ -10,39 +10,29 @@ a grant it has references, not holds). The due time that the allocator claimed d
 differ the custody counts as disputed.
 C3 Every due unit gets exactly one verdict: in time, late, failed (receipts exist, none that counts),
 missing (a shard has no receipt), unproven (its process died, or nothing recorded that the block was ever
-written).
+written). Covered is what is in time and not disputed: a recorded due time that the holds do not give
+may be an error of either, and covers nothing.
 C4 Two figures, never mixed: custody ended (and by when), and bytes destroyed, by the weakest verification
 level of their shards. A sampled block is counted as sampled; only `reread_blocks` counts what was read
 back.
-C5 All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recorded due
-time in UTC.
+C5 All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due
+time in UTC (`units`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import ColumnElement, Connection, and_, func, select, true
+from sqlalchemy import Connection
 
-from kvcustody.audit.evidence import Evidence, read
+from kvcustody.audit.as_of import AsOf
 from kvcustody.audit.runs import Int64s
-from kvcustody.audit.schema import custody_ends, events, incarnations
-from kvcustody.audit.uses import LEVELS, Uses, read_receipts, read_uses, unit_keys_of
-from kvcustody.audit.verdicts import VERDICTS, Units, assess
-
-_END_COLUMNS = (
-    custody_ends.c.tenant,
-    custody_ends.c.classification,
-    custody_ends.c.cause,
-    custody_ends.c.due_boot_us,
-    custody_ends.c.ended_boot_us,
-    custody_ends.c.retired_boot_us,
-    custody_ends.c.ceiling_boot_us,
-    custody_ends.c.scrub_within_us,
-)
+from kvcustody.audit.units import UNKNOWN, LifeUnits, Selection, last_event_us, read_units
+from kvcustody.audit.uses import LEVELS, NEVER
+from kvcustody.audit.verdicts import VERDICTS
 
 
 class CoverageRow(NamedTuple):
@@ -52,6 +42,7 @@ class CoverageRow(NamedTuple):
     classification: str
     due: int = 0
     ended_in_time: int = 0
+    covered: int = 0
     in_time: int = 0
     late: int = 0
     failed: int = 0
@@ -74,7 +65,7 @@ class CoverageRow(NamedTuple):
     @property
     def coverage(self) -> float:
         """The covered share of what was due; 1.0 when nothing was."""
-        return self.in_time / self.due if self.due else 1.0
+        return self.covered / self.due if self.due else 1.0
 
 
 class Coverage(NamedTuple):
@@ -107,55 +98,89 @@ def coverage(
     until_us: int | None = None,
     tenant: str | None = None,
     classification: str | None = None,
+    model: str | None = None,
+    tier: str | None = None,
     as_of_us: int | None = None,
+    as_of: AsOf | None = None,
 ) -> Coverage:
-    """Coverage of custody due in [since, until) UTC, and custody overdue as of the ledger's last event."""
-    if as_of_us is None:
-        as_of_us = connection.scalar(select(func.max(events.c.at_us))) or 0
-    chosen: list[ColumnElement[bool]] = [true()]
-    if since_us is not None:
-        chosen.append(custody_ends.c.due_us >= since_us)
-    if until_us is not None:
-        chosen.append(custody_ends.c.due_us < until_us)
-    if tenant is not None:
-        chosen.append(custody_ends.c.tenant == tenant)
-    if classification is not None:
-        chosen.append(custody_ends.c.classification == classification)
-    found: list[CoverageRow] = []
+    """Coverage of custody due in [since, until) UTC, of one tenant, classification, model or tier.
+
+    Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
+    state of the ledger that is read. Raises `LedgerError` for a tier that no leaf records.
+    """
+    now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
+    chosen = Selection(since_us, until_us, tenant, classification, model, tier)
+    return _summary(read_units(connection, chosen, now_us=now_us, as_of=as_of))
+
+
+def coverage_by_period(
+    connection: Connection,
+    since_us: int,
+    until_us: int,
+    period_us: int,
+    *,
+    tenant: str | None = None,
+    as_of_us: int | None = None,
+    as_of: AsOf | None = None,
+) -> tuple[tuple[int, CoverageRow], ...]:
+    """The total row of coverage for each period from `since_us` on, from one reading of the ledger."""
+    now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
+    chosen = Selection(since_us, until_us, tenant)
+    lives = list(read_units(connection, chosen, now_us=now_us, as_of=as_of))
+    return periods_of(lives, since_us, until_us, period_us)
+
+
+def periods_of(
+    lives: Iterable[LifeUnits], since_us: int, until_us: int, period_us: int
+) -> tuple[tuple[int, CoverageRow], ...]:
+    """The total row of units for each period from `since_us` on."""
+    starts = range(since_us, until_us, period_us)
+    found: dict[int, list[CoverageRow]] = {start: [] for start in starts}
+    for each in lives:
+        offset_us, claimed = each.life.offset_us, each.ends.column("due_boot_us")[each.units.row]
+        at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
+        which, late = (at_us - since_us) // period_us, (each.overdue.due + offset_us - since_us) // period_us
+        for number in sorted({*which.tolist(), *late.tolist()}):
+            part = each._replace(
+                units=each.units.kept(which == number), overdue=each.overdue.kept(late == number)
+            )
+            found[since_us + number * period_us] += rows_of(part)
+    return tuple((start, add_rows(found[start])) for start in starts)
+
+
+def _summary(lives: Iterator[LifeUnits]) -> Coverage:
+    found: dict[tuple[str, str], list[CoverageRow]] = {}
     lags: list[Int64s] = [np.empty(0, np.int64)]
-    table = incarnations
-    for life in connection.execute(
-        select(table.c.id, table.c.offset_us, table.c.shards).order_by(table.c.id)
-    ).all():
-        ends = read(
-            connection, custody_ends, _END_COLUMNS, and_(custody_ends.c.incarnation == life.id, *chosen)
-        )
-        whole = since_us is None and until_us is None
-        uses = read_uses(connection, life, None if whole else ends)
-        units = assess(ends, uses, read_receipts(connection, life.id, ends), life.shards or 0)
-        found += _summarise(ends, units, life.shards or 1)
-        lags.append(units.lag[units.lag >= 0])
-        if as_of_us - life.offset_us > 0 and whole:
-            found += [
-                row
-                for row in _overdue(connection, life, uses, as_of_us - life.offset_us)
-                if tenant in (None, row.tenant) and classification in (None, row.classification)
-            ]
-    groups: dict[tuple[str, str], list[CoverageRow]] = {}
-    for row in found:
-        groups.setdefault((row.tenant, row.classification), []).append(row)
-    lag = np.concatenate(lags)
-    p50, p99, most = (int(value) for value in np.percentile(lag, (50, 99, 100))) if len(lag) else (0, 0, 0)
-    return Coverage(tuple(add_rows(groups[key], *key) for key in sorted(groups)), p50, p99, most)
+    for each in lives:
+        lags.append(each.units.lag[each.units.lag >= 0])
+        for row in rows_of(each):
+            found.setdefault((row.tenant, row.classification), []).append(row)
+    rows = tuple(add_rows(found[key], *key) for key in sorted(found))
+    return Coverage(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
 
 
-def _summarise(ends: Evidence, units: Units, shards: int) -> list[CoverageRow]:
+def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
+    """The lags that 50, 99 and 100 % of sorted ones do not exceed (nearest rank); 0 where there is none."""
+    if not len(lags):
+        return 0, 0, 0
+    p50, p99, most = (int(lags[-(-len(lags) * percent // 100) - 1]) for percent in (50, 99, 100))
+    return p50, p99, most
+
+
+def rows_of(each: LifeUnits) -> list[CoverageRow]:
+    """The coverage of one incarnation's units, by tenant and classification."""
+    return _summarise(each) + _overdue(each)
+
+
+def _summarise(each: LifeUnits) -> list[CoverageRow]:
+    life, ends, units = each.life, each.ends, each.units
+    if not len(units.keys):
+        return []
+    shards = life.shards or 1
     codes: dict[tuple[str, str], int] = {}
     of_row = np.array(
         [codes.setdefault((row.tenant, row.classification), len(codes)) for row in ends.rows], np.int64
     )
-    if not len(units.keys):
-        return []
     group = of_row[units.row]
     width = len(codes)
 
@@ -163,37 +188,31 @@ def _summarise(ends: Evidence, units: Units, shards: int) -> list[CoverageRow]:
         weights = None if weight is None else weight[mask].astype(np.float64)
         return np.bincount(group[mask], weights, width).astype(np.int64)
 
-    everything = np.ones(len(units.keys), np.bool_)
     ended = ends.column("ended_boot_us")[units.row]
     retired = ends.column("retired_boot_us")[units.row]
-    in_time = ended <= units.due + ends.column("scrub_within_us")[units.row]
     fence = np.zeros(width, np.int64)
     np.maximum.at(fence, group, np.maximum(0, retired - ended))
+    in_time = units.verdict == VERDICTS.index("in_time")
     columns = [
-        total(everything) * shards,
-        total(in_time) * shards,
+        total(np.ones(len(group), np.bool_)) * shards,
+        total(ended <= units.due + ends.column("scrub_within_us")[units.row]) * shards,
+        total(in_time & ~units.disputed) * shards,
         *(total(units.verdict == number) * shards for number in range(len(VERDICTS))),
         np.zeros(width, np.int64),
         total(units.disputed) * shards,
         *(total(units.level == number, units.bytes) for number in range(len(LEVELS))),
-        total(units.level == 3) * shards,
+        total(units.level == LEVELS.index("full")) * shards,
         fence,
     ]
-    return [CoverageRow(*who, *(int(column[code]) for column in columns)) for who, code in codes.items()]
+    made = [CoverageRow(*who, *(int(column[code]) for column in columns)) for who, code in codes.items()]
+    return [row for row in made if row.due]
 
 
-def _overdue(connection: Connection, life: Any, uses: Uses, now_boot_us: int) -> list[CoverageRow]:
+def _overdue(each: LifeUnits) -> list[CoverageRow]:
     """Custody that is due and whose end nobody recorded."""
-    column = custody_ends.c
-    ended = read(connection, custody_ends, (column.tenant,), column.incarnation == life.id)
-    keys, place = np.unique(uses.keys, return_inverse=True)
-    due = np.zeros(len(keys), np.int64)
-    np.maximum.at(due, place, uses.hold_end)
-    open_keys = (due < now_boot_us) & ~np.isin(keys, unit_keys_of(ended))
-    mine = uses.written & open_keys[place]
     counts: dict[tuple[str, str], int] = {}
-    residency, number = np.unique(uses.residency[mine], return_counts=True)
+    residency, number = np.unique(each.overdue.writer, return_counts=True)
     for item, blocks in zip(residency.tolist(), number.tolist(), strict=True):
-        who = uses.tenants.get(item, ("unknown", "unknown"))
-        counts[who] = counts.get(who, 0) + blocks * (life.shards or 1)
+        who = each.tenants.get(item, (UNKNOWN, UNKNOWN))
+        counts[who] = counts.get(who, 0) + blocks * (each.life.shards or 1)
     return [CoverageRow(*who, due=units, overdue=units) for who, units in counts.items()]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import Column, ColumnElement, Connection, Table, select
+from sqlalchemy import ColumnElement, Connection, Table, select
 
 from kvcustody.audit.runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.schema import events, residencies
@@ -29,14 +29,14 @@ class Evidence(NamedTuple):
 
 
 def read(
-    connection: Connection, table: Table, columns: Sequence[Column[Any]], where: ColumnElement[bool]
+    connection: Connection, table: Table, columns: Sequence[ColumnElement[Any]], where: ColumnElement[bool]
 ) -> Evidence:
     """Rows of a projection with the runs of their leaves, in ledger order."""
     return _read(connection, table, columns, where, ("runs",))[0]
 
 
 def read_opened(
-    connection: Connection, columns: Sequence[Column[Any]], where: ColumnElement[bool]
+    connection: Connection, columns: Sequence[ColumnElement[Any]], where: ColumnElement[bool]
 ) -> tuple[Evidence, Evidence]:
     """Openings of residencies with the runs that they attached, and with those that they were handed."""
     attached, written = _read(connection, residencies, columns, where, ("runs", "written"))
@@ -46,7 +46,7 @@ def read_opened(
 def _read(
     connection: Connection,
     table: Table,
-    columns: Sequence[Column[Any]],
+    columns: Sequence[ColumnElement[Any]],
     where: ColumnElement[bool],
     lists: tuple[str, ...],
 ) -> list[Evidence]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
-from kvcustody.audit.coverage import CoverageRow, coverage
 from kvcustody.audit.runs import decode
 from kvcustody.audit.schema import (
     attachments,
@@ -266,22 +265,6 @@ def gaps(connection: Connection) -> tuple[Gap, ...]:
     found += [gap for gap in known if gap.cause != "refused"]
     found += _holes(connection, known)
     return tuple(sorted(found))
-
-
-def coverage_by_period(
-    connection: Connection, since_us: int, until_us: int, period_us: int, *, tenant: str | None = None
-) -> tuple[tuple[int, CoverageRow], ...]:
-    """The total row of coverage for each period from `since_us` on."""
-    starts = range(since_us, until_us, period_us)
-    return tuple(
-        (
-            start,
-            coverage(
-                connection, since_us=start, until_us=min(start + period_us, until_us), tenant=tenant
-            ).total,
-        )
-        for start in starts
-    )
 
 
 def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:

@@ -3,7 +3,8 @@
 U1 A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
 residency's release, or until the residency let go of that block early. U2 Its hold ends at its deadline or
 at an erasure that selects the residency; a residency without a hold ends its claim when it is released.
-U3 A use whose release was never recorded never ends.
+U3 A use whose release was never recorded never ends. What a residency let go of and came to use again later, it
+used until it let go of it again or was released.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, and_, select, true
+from sqlalchemy import ColumnElement, Connection, and_, select
 
+from kvcustody.audit.as_of import AsOf, is_in
 from kvcustody.audit.evidence import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.runs import Int64s
-from kvcustody.audit.schema import attachments, erasures, receipts, releases, residencies
+from kvcustody.audit.schema import attachments, erasures, events, receipts, releases, residencies
 
 Flags = NDArray[np.bool_]
 
@@ -49,32 +52,28 @@ class ReceiptCells(NamedTuple):
     bytes: Int64s
 
 
-def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
+def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> Uses:
     """Who used which block until when, from the leaves of residencies and releases."""
     column = releases.c
-    window = _window(releases, ends)
     wrote = read(
         connection,
         releases,
-        (column.residency, column.released_boot_us, column.hold_boot_us, column.final, column.written),
-        and_(column.incarnation == life.id, window),
+        (column.residency, column.released_us, column.hold_boot_us, column.final, column.written),
+        and_(column.incarnation == life.id, is_in(as_of, releases)),
     )
     column_in = residencies.c
     opened, handed = read_opened(
         connection,
-        (column_in.residency, column_in.tenant),
-        and_(column_in.incarnation == life.id, _window(residencies, ends)),
+        (column_in.residency, column_in.tenant, column_in.opened_boot_us),
+        and_(column_in.incarnation == life.id, is_in(as_of, residencies)),
     )
     joined = read(
         connection,
         attachments,
-        (attachments.c.residency,),
-        and_(attachments.c.incarnation == life.id, _window(attachments, ends)),
+        (attachments.c.residency, attachments.c.attached_boot_us),
+        and_(attachments.c.incarnation == life.id, is_in(as_of, attachments)),
     )
-    final = select(column.residency, column.released_boot_us, column.hold_boot_us).where(
-        column.incarnation == life.id, column.final, column.part == 1
-    )
-    left = {row.residency: (row.released_boot_us, row.hold_boot_us) for row in connection.execute(final)}
+    left = _left(connection, life, as_of)
     people = connection.execute(
         select(
             column_in.residency,
@@ -83,13 +82,14 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
             column_in.subject,
             column_in.session,
             column_in.opened_boot_us,
-        ).where(column_in.incarnation == life.id, column_in.part == 1)
+        ).where(column_in.incarnation == life.id, column_in.part == 1, is_in(as_of, residencies))
     ).all()
-    erased = _erased(connection, life.offset_us, people)
+    erased = _erased(connection, life.offset_us, people, as_of)
     tenants = {row.residency: (row.tenant, row.classification) for row in people}
 
     wrote_residency = wrote.column("residency")
-    wrote_released = wrote.column("released_boot_us")
+    # A successor's release of what a dead process left open is on another boot clock: UTC is common to both.
+    wrote_released = wrote.column("released_us") - life.offset_us
     wrote_hold = wrote.column("hold_boot_us")
     wrote_flag = np.fromiter((row.written for row in wrote.rows), np.bool_, len(wrote.rows))
     # Openings first, then what was attached later: both last until the release of their residency.
@@ -106,8 +106,11 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
     released = np.concatenate((wrote_released[wrote.owner], opened_released[begun]))
     hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[begun]))
     if not wrote_flag.all():
+        starts = np.concatenate((opened.column("opened_boot_us"), joined.column("attached_boot_us")))
+        since = np.concatenate((np.zeros(len(wrote.owner), np.int64), starts[begun]))
+        gone = _LetGo(wrote, ~wrote_flag, wrote_released, wrote_hold)
         released, hold = _dropped(
-            wrote, wrote_flag, keys=keys, residency=residency, released=released, hold=hold
+            gone, keys=keys, residency=residency, since=since, released=released, hold=hold
         )
     limit = np.full(len(residency), NEVER)
     if erased:
@@ -120,7 +123,34 @@ def read_uses(connection: Connection, life: Any, ends: Evidence | None) -> Uses:
     return Uses(keys, blocks, written, released, hold_end, residency, tenants)
 
 
-def read_receipts(connection: Connection, incarnation: int, ends: Evidence) -> ReceiptCells:
+def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, str]:
+    """The model of every residency, from its leaf; residencies whose leaf names none are left out."""
+    column = residencies.c
+    query = (
+        select(column.residency, events.c.leaf)
+        .join(events, (events.c.log == column.log) & (events.c.idx == column.idx))
+        .where(column.incarnation == incarnation, column.part == 1, is_in(as_of, residencies))
+    )
+    found = {row.residency: orjson.loads(row.leaf).get("model", "") for row in connection.execute(query)}
+    return {residency: model for residency, model in found.items() if model}
+
+
+def _left(connection: Connection, life: Any, as_of: AsOf | None) -> dict[int, tuple[int, int]]:
+    """When each residency was released, and until when it holds: the latest of what is recorded."""
+    column = releases.c
+    query = select(column.residency, column.released_us, column.hold_boot_us).where(
+        column.incarnation == life.id, column.final, column.part == 1, is_in(as_of, releases)
+    )
+    left: dict[int, tuple[int, int]] = {}
+    for residency, released_us, hold in connection.execute(query):
+        at, until = left.get(residency, (0, 0))
+        left[residency] = (max(at, released_us - life.offset_us), max(until, hold))
+    return left
+
+
+def read_receipts(
+    connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None
+) -> ReceiptCells:
     """The receipts that name any of these generations, boot scrubs aside."""
     column = receipts.c
     found = read(
@@ -135,7 +165,12 @@ def read_receipts(connection: Connection, incarnation: int, ends: Evidence) -> R
             column.bytes,
             column.blocks,
         ),
-        and_(column.incarnation == incarnation, column.high > 0, _window(receipts, ends)),
+        and_(
+            column.incarnation == incarnation,
+            column.high > 0,
+            _window(receipts, ends),
+            is_in(as_of, receipts),
+        ),
     )
     rank = {name: number for number, name in enumerate(LEVELS)}
     level = np.fromiter((rank.get(row.level, 0) for row in found.rows), np.int64, len(found.rows))
@@ -156,28 +191,40 @@ def read_receipts(connection: Connection, incarnation: int, ends: Evidence) -> R
     )
 
 
+class _LetGo(NamedTuple):
+    """Leaves of releases, which of them are of blocks let go of early, and by row: when, and held until when."""
+
+    leaves: Evidence
+    early: Flags
+    at: Int64s
+    hold: Int64s
+
+
 def _dropped(
-    wrote: Evidence, own: Flags, *, keys: Int64s, residency: Int64s, released: Int64s, hold: Int64s
+    gone: _LetGo, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """An attached block that its residency let go of early was used until then, not until the end."""
-    early: dict[tuple[int, int], tuple[int, int]] = {}
-    mine = ~own[wrote.owner]
-    for key, number in zip(unit_keys_of(wrote)[mine].tolist(), wrote.owner[mine].tolist(), strict=True):
-        row = wrote.rows[number]
-        early[(row.residency, key)] = (row.released_boot_us, row.hold_boot_us)
+    """A block that its residency let go of early was used until then, not until the end (U3)."""
+    owner = gone.leaves.owner
+    mine = gone.early[owner]
+    theirs = unit_keys_of(gone.leaves)[mine]
+    early: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for key, number in zip(theirs.tolist(), owner[mine].tolist(), strict=True):
+        times = (int(gone.at[number]), int(gone.hold[number]))
+        early.setdefault((gone.leaves.rows[number].residency, key), []).append(times)
     released, hold = released.copy(), hold.copy()
-    touched = np.flatnonzero(np.isin(keys, unit_keys_of(wrote)[mine]))
-    for place in touched.tolist():
-        found = early.get((int(residency[place]), int(keys[place])))
-        if found is not None:
-            released[place], hold[place] = found
+    for place in np.flatnonzero(np.isin(keys, theirs)).tolist():
+        found = early.get((int(residency[place]), int(keys[place])), ())
+        after = [times for times in found if times[0] >= since[place]]
+        if after:
+            released[place], hold[place] = (max(column) for column in zip(*after, strict=True))
     return released, hold
 
 
-def _erased(connection: Connection, offset_us: int, people: Any) -> dict[int, int]:
+def _erased(connection: Connection, offset_us: int, people: Any, as_of: AsOf | None) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
     made: dict[int, int] = {}
-    for erasure in connection.execute(select(erasures).order_by(erasures.c.at_us)).all():
+    query = select(erasures).where(is_in(as_of, erasures)).order_by(erasures.c.at_us)
+    for erasure in connection.execute(query).all():
         at_boot_us = erasure.at_us - offset_us
         for row in people:
             if row.opened_boot_us > at_boot_us or (
@@ -199,10 +246,8 @@ def unit_keys_of(found: Evidence) -> Int64s:
     return unit_keys(found.pairs.pools, found.pairs.generations)
 
 
-def _window(table: Any, ends: Evidence | None) -> ColumnElement[bool]:
+def _window(table: Any, ends: Evidence) -> ColumnElement[bool]:
     """Rows whose generations can meet those of the ends (others are not read)."""
-    if ends is None:
-        return true()
     generations = ends.pairs.generations
     low, high = (int(generations.min()), int(generations.max())) if len(generations) else (0, -1)
     return and_(table.c.high >= low, table.c.low <= high)

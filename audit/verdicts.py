@@ -2,11 +2,12 @@
 out.
 
 X1 This module reads no database and no clock; it is the arithmetic of coverage (C1-C3) and nothing else.
+X2 Of two ends of one custody the first counts: an incarnation's own before its successor's, then by sequence.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,12 @@ class Units(NamedTuple):
     bytes: Int64s
     lag: Int64s
     disputed: Flags
+    writer: Int64s  # the residency that the block was handed to; NEVER where no leaf says so
+
+    def kept(self, which: Flags) -> Units:
+        """The units for which `which` is true."""
+        columns: list[Any] = [column[which] for column in self]
+        return Units(*columns)
 
 
 class Matched(NamedTuple):
@@ -43,7 +50,9 @@ class Matched(NamedTuple):
 
 def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Units:
     """A verdict for every custody that ended (C1–C3): arrays in, arrays out."""
-    keys, first = np.unique(unit_keys_of(ends), return_index=True)
+    in_order = _in_order(ends)
+    keys, first = np.unique(unit_keys_of(ends)[in_order], return_index=True)
+    first = in_order[first]
     blocks, row = ends.pairs.blocks[first], ends.owner[first]
     size = len(keys)
     ended, retired = ends.column("ended_boot_us")[row], ends.column("retired_boot_us")[row]
@@ -60,8 +69,10 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
     np.maximum.at(own_end, place[own], uses.hold_end[own])
     any_end = own_end.copy()
     np.maximum.at(any_end, place[foreign], uses.hold_end[foreign])
-    written = np.zeros(size, np.bool_)
-    written[place[known & uses.written]] = True
+    wrote = known & uses.written
+    writer = np.full(size, NEVER)
+    np.minimum.at(writer, place[wrote], uses.residency[wrote])
+    written = writer < NEVER
 
     # Custody that ended early (eviction, erasure) ended its holds; ending late moves nothing.
     due = np.maximum(last_release, np.minimum(np.minimum(ceiling, own_end), ended))
@@ -88,7 +99,16 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
         bytes=found.bytes,
         lag=lag,
         disputed=written & (due != claimed),
+        writer=writer,
     )
+
+
+def _in_order(ends: Evidence) -> Int64s:
+    """The flat entries in the order of X2."""
+    columns = [ends.column(name) for name in ("part", "sequence", "by_successor")]
+    rank = np.empty(len(ends.rows), np.int64)
+    rank[np.lexsort(columns)] = np.arange(len(ends.rows))
+    return np.argsort(rank[ends.owner], kind="stable")
 
 
 def _foreign(ends: Evidence, uses: Uses, row: Int64s) -> Flags:
@@ -115,7 +135,13 @@ def _matched(keys: Int64s, blocks: Int64s, last_use: Int64s, cells: ReceiptCells
         counts &= (cells.blocks == blocks[place]) & (cells.started >= last_use[place])
     counts &= cells.ended >= cells.started
     chosen = np.flatnonzero(counts)
-    chosen = chosen[np.lexsort((cells.ended[chosen], cell[chosen]))]
+    by = (
+        cells.bytes,
+        cells.level,
+        cells.ended,
+        cell,
+    )  # the last is the first key; of equals the weakest counts
+    chosen = chosen[np.lexsort([column[chosen] for column in by])]
     taken, first = np.unique(cell[chosen], return_index=True)
     chosen = chosen[first]
     good = np.zeros(size * width, np.bool_)

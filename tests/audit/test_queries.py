@@ -8,7 +8,7 @@ import numpy as np
 from sqlalchemy import Engine, delete, select
 
 from kvcustody.audit import queries
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage import coverage, coverage_by_period
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
@@ -69,7 +69,7 @@ def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, worl
 
         whole = coverage(connection).total
         start, end = writer.offset_us, writer.offset_us + played.now + 1
-        periods = queries.coverage_by_period(connection, start, end, 5_000_000)
+        periods = coverage_by_period(connection, start, end, 5_000_000)
         assert sum(row.due for _, row in periods) == whole.due - whole.overdue
         assert sum(row.in_time for _, row in periods) == whole.in_time
 

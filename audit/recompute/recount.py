@@ -1,0 +1,265 @@
+"""Recount: the definition of coverage (design, section 5) applied to a history, one custody after the other.
+
+R1 `due_at = max(last release, min(ceiling, end of the last hold, erasure))`; custody that ended early ended its holds.
+R2 Covered: every shard has a good receipt for the very block and generation that began after the last use and ended
+within `scrub_within` of `due_at` or, if later, of the fence's retirement; and the recorded due time is the recomputed.
+R3 A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvcustody.audit.recompute.figures import Figures, Recount
+from kvcustody.audit.recompute.history import (
+    DEVICE_TIER,
+    LEVELS,
+    OPEN,
+    End,
+    Erasure,
+    History,
+    LetGo,
+    Life,
+    Person,
+    Proof,
+    Use,
+)
+from kvcustody.audit.recompute.spans import Segment, Span, segments
+from kvcustody.errors import LedgerError
+
+
+class Chosen(NamedTuple):
+    """What is counted: custody due in [since, until) UTC microseconds, of one tenant, classification, model, tier."""
+
+    since_us: int | None = None
+    until_us: int | None = None
+    tenant: str | None = None
+    classification: str | None = None
+    model: str | None = None
+    tier: str | None = None
+
+
+class _Claim(NamedTuple):
+    """One use of one block with its times resolved: until when it was used, until when it was held."""
+
+    tenant: str
+    residency: int
+    written: bool
+    released: int
+    hold_end: int
+
+
+class _Verdict(NamedTuple):
+    name: str
+    due: int
+    lag: int | None
+    level: str
+    bytes: int
+    disputed: bool
+
+
+_NOBODY = Person("", "", None, None, "", 0)
+
+
+def recount(history: History, chosen: Chosen = Chosen(), *, as_of_us: int | None = None) -> Recount:  # noqa: B008
+    """Every figure of coverage, from a history alone; raises `LedgerError` for a tier that no leaf records."""
+    if chosen.tier not in (None, DEVICE_TIER):
+        raise LedgerError(f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does")
+    found = Recount(leaves=history.leaves, as_of_us=history.last_us if as_of_us is None else as_of_us)
+    erasures = sorted(history.erasures, key=lambda item: item.at_us)
+    for uuid in sorted(history.lives):
+        _Counting(history.lives[uuid], erasures, chosen, found).run()
+    return found
+
+
+class _Counting:
+    """One pass over the segments of one incarnation."""
+
+    def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen, found: Recount) -> None:
+        self._life = life
+        self._chosen = chosen
+        self._found = found
+        self._erased = _erased(life, erasures)
+        self._units = life.shards or 1
+
+    def run(self) -> None:
+        for segment in segments(self._life.spans):
+            if _agree(segment):
+                self._judge(segment, segment.end - segment.first)
+            else:  # the spans disagree about which block it is: one generation after the other
+                for generation in range(segment.first, segment.end):
+                    self._judge(segment._replace(first=generation, end=generation + 1), 1)
+
+    def _judge(self, segment: Segment, count: int) -> None:
+        """Add the verdict on `count` custodies that are alike in everything."""
+        ends = [span for span in segment.spans if isinstance(span.fact, End)]
+        mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
+        if mine:
+            self._ended(min(mine, key=lambda span: span.fact.order), segment, count)
+        elif not ends:
+            self._unended(segment, count)
+
+    def _ended(self, ended: Span, segment: Segment, count: int) -> None:
+        end: End = ended.fact
+        block = ended.at(segment.first)
+        claims = self._claims(segment, block)
+        model = _model(self._life, claims)
+        verdict = _verdict(end, claims, _proofs(segment), block, segment.first, self._life.shards)
+        if self._chosen.model not in (None, model) or not self._is_in_period(
+            verdict.due if verdict.due < OPEN else end.due
+        ):
+            return
+        units = count * self._units
+        row = self._found.row(end.tenant, end.classification)
+        row.due += units
+        row.ended_in_time += units * (end.ended <= verdict.due + end.within)
+        row.covered += units * (verdict.name == "in_time" and not verdict.disputed)
+        row.disputed += units * verdict.disputed
+        row.fence_us_max = max(row.fence_us_max, end.retired - end.ended)
+        setattr(row, verdict.name, getattr(row, verdict.name) + units)
+        if verdict.lag is not None:
+            _destroyed(row, verdict, units, count)
+            self._found.lags[verdict.lag] = self._found.lags.get(verdict.lag, 0) + count
+
+    def _unended(self, segment: Segment, count: int) -> None:
+        """Custody that was handed out and whose end nobody recorded: overdue once it is due."""
+        writers = [span for span in segment.spans if isinstance(span.fact, Use) and span.fact.written]
+        if not writers:
+            return
+        writer = min(writers, key=lambda span: span.fact.residency)
+        claims = self._claims(segment, writer.at(segment.first))
+        due = max(claim.hold_end for claim in claims)
+        person = self._life.people.get(writer.fact.residency)
+        tenant, classification = (person.tenant, person.classification) if person else ("unknown", "unknown")
+        if (
+            due < self._found.as_of_us - self._life.offset_us
+            and self._selects(tenant, classification)
+            and self._is_in_period(due)
+            and self._chosen.model in (None, _model(self._life, claims))
+        ):
+            row = self._found.row(tenant, classification)
+            row.due += count * self._units
+            row.overdue += count * self._units
+
+    def _claims(self, segment: Segment, block: int) -> list[_Claim]:
+        """Every use of this block and generation."""
+        gone = [span for span in segment.spans if isinstance(span.fact, LetGo)]
+        return [
+            self._claim(span.fact, [item.fact for item in gone])
+            for span in segment.spans
+            if isinstance(span.fact, Use) and span.at(segment.first) == block
+        ]
+
+    def _claim(self, use: Use, gone: Iterable[LetGo]) -> _Claim:
+        if use.released is not None:
+            released, hold = use.released, use.hold
+        else:
+            released, hold = self._life.released.get(use.residency, (OPEN, 0))
+        left = [item for item in gone if item.residency == use.residency and item.at >= use.begun]
+        if left:
+            released, hold = max(item.at for item in left), max(item.hold for item in left)
+        hold = min(hold, self._erased.get(use.residency, OPEN))
+        tenant = self._life.people.get(use.residency, _NOBODY).tenant
+        return _Claim(tenant, use.residency, use.written, released, max(released, hold))
+
+    def _selects(self, tenant: str, classification: str) -> bool:
+        return self._chosen.tenant in (None, tenant) and self._chosen.classification in (None, classification)
+
+    def _is_in_period(self, due: int) -> bool:
+        at_us, since, until = due + self._life.offset_us, self._chosen.since_us, self._chosen.until_us
+        return (since is None or at_us >= since) and (until is None or at_us < until)
+
+
+def _verdict(
+    end: End, claims: Sequence[_Claim], proofs: Sequence[Span], block: int, generation: int, shards: int
+) -> _Verdict:
+    last = max((claim.released for claim in claims), default=0)
+    written = any(claim.written for claim in claims)
+    due = _due(end, claims, last) if written else end.due
+    disputed = written and due != end.due
+    begun_after = max(last, end.retired)
+    best: list[tuple[int, int, int]] = []  # of each shard the first receipt that counts: end, level, bytes
+    has_any, has_none = False, False
+    for shard in range(max(1, shards)):
+        about = [span for span in proofs if span.fact.shard == shard]
+        good = [
+            (span.fact.ended, LEVELS.index(span.fact.level), span.fact.bytes_each)
+            for span in about
+            if span.fact.good
+            and span.at(generation) == block
+            and begun_after <= span.fact.started <= span.fact.ended
+        ]
+        if good:
+            best.append(min(good))
+        has_any |= bool(about) and not good
+        has_none |= not about
+    if end.dead or not written or not shards:
+        return _Verdict("unproven", due, None, "", 0, disputed)
+    if has_any or has_none:
+        return _Verdict("failed" if has_any else "missing", due, None, "", 0, disputed)
+    destroyed, since = max(item[0] for item in best), max(due, end.retired)
+    return _Verdict(
+        "late" if destroyed > since + end.within else "in_time",
+        due,
+        max(0, destroyed - since),
+        LEVELS[min(item[1] for item in best)],
+        sum(item[2] for item in best),
+        disputed,
+    )
+
+
+def _due(end: End, claims: Sequence[_Claim], last: int) -> int:
+    """By its owner's own holds; by every reader's where that is what is recorded (a segment's readers hold, too)."""
+    own = max((claim.hold_end for claim in claims if claim.tenant == end.tenant), default=0)
+    every = max((claim.hold_end for claim in claims), default=0)
+    by_own, by_every = (max(last, min(end.ceiling, hold, end.ended)) for hold in (own, every))
+    return by_every if end.due == by_every else by_own
+
+
+def _destroyed(row: Figures, verdict: _Verdict, units: int, count: int) -> None:
+    name = f"{verdict.level}_bytes"
+    setattr(row, name, getattr(row, name) + verdict.bytes * count)
+    row.reread_blocks += units * (verdict.level == "full")
+
+
+def _proofs(segment: Segment) -> list[Span]:
+    return [span for span in segment.spans if isinstance(span.fact, Proof)]
+
+
+def _model(life: Life, claims: Sequence[_Claim]) -> str:
+    """The model of the residency that the block was handed to; "unknown" where no leaf says so."""
+    writers = [claim.residency for claim in claims if claim.written]
+    person = life.people.get(min(writers)) if writers else None
+    return person.model if person and person.model else "unknown"
+
+
+def _agree(segment: Segment) -> bool:
+    """Whether all spans name the same blocks throughout."""
+    first = segment.spans[0].part(segment.first, segment.end)
+    if all(isinstance(span.blocks, range) for span in segment.spans):
+        return all(span.part(segment.first, segment.end) == first for span in segment.spans)
+    return all(list(span.part(segment.first, segment.end)) == list(first) for span in segment.spans)
+
+
+def _erased(life: Life, erasures: Sequence[Erasure]) -> dict[int, int]:
+    """For each residency that an erasure selects, when its hold ended at the latest."""
+    made: dict[int, int] = {}
+    for erasure in erasures:
+        at = erasure.at_us - life.offset_us
+        for residency, person in life.people.items():
+            if person.opened <= at and _covers(erasure, person):
+                made.setdefault(residency, at)
+    return made
+
+
+def _covers(erasure: Erasure, person: Person) -> bool:
+    if erasure.tenant not in (None, person.tenant):
+        return False
+    if erasure.selector == "tenant":
+        return True
+    if erasure.selector == "subject":
+        return person.subject == erasure.subject
+    if erasure.selector == "session":
+        return person.session == erasure.session
+    return False  # a domain or model is not in a residency's leaf; the end carries the cause
