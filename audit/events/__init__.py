@@ -80,6 +80,7 @@ from kvcustody.audit.events.observed import (
     ObservedStored,
 )
 from kvcustody.audit.events.release import GrantsRevoked, PolicyStaged, ReleaseStep
+from kvcustody.audit.events.signing_keys import SigningKeyRecorded
 from kvcustody.audit.runs import Runs
 
 __all__ = [
@@ -125,6 +126,7 @@ __all__ = [
     "ResidencyOpened",
     "ResidencyReleased",
     "Runs",
+    "SigningKeyRecorded",
     "SpillStarted",
     "Withdrawn",
     "WorkerDied",

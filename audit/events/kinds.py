@@ -39,6 +39,7 @@ from kvcustody.audit.events.observed import (
     ObservedStored,
 )
 from kvcustody.audit.events.release import GrantsRevoked, PolicyStaged, ReleaseStep
+from kvcustody.audit.events.signing_keys import SigningKeyRecorded
 
 SYSTEM = "system"
 
@@ -51,6 +52,7 @@ Event = (
     | GrantsRevoked
     | ReleaseStep
     | KeyEvent
+    | SigningKeyRecorded
     | AccessRecorded
     | PrincipalChanged
     | DecisionRecorded
@@ -97,6 +99,7 @@ KINDS: dict[type, Kind] = {
     GrantsRevoked: Kind("grants-revoked", "B"),
     ReleaseStep: Kind("release-step", "A"),
     KeyEvent: Kind("key-event", "A"),
+    SigningKeyRecorded: Kind("signing-key", "A"),
     AccessRecorded: Kind("access", "A"),
     PrincipalChanged: Kind("principal-changed", "A"),
     DecisionRecorded: Kind("decision", "A"),
