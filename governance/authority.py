@@ -5,6 +5,8 @@
 A1  Every reuse is decided at the request's own instant under the active revision.
 A2  A widening act is durable before it takes effect; a narrowing one takes effect first.
 A3  One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
+A4  What is revoked stays revoked, under every later revision. Without word from the control plane within the lease, or
+    under a revision that has expired, nothing but the own scope is reused. No step of a clock reopens either.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from weakref import WeakValueDictionary
 import structlog
 
 from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
-from kvcustody.audit.events import Event, KeyEvent, PolicyActivated
+from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivated, PolicyStaged
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.domain import DomainSpec, KeyOwner
@@ -30,6 +33,7 @@ from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.narrowing import Bound, bind
 from kvcustody.governance.outcome import Deferred, Refused
 from kvcustody.governance.plan import Plan, PlanBook, PlanKey
+from kvcustody.governance.release.staged import StagedTable
 from kvcustody.governance.reuse import Moment, Reuse
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.table import DecisionTable
@@ -61,8 +65,10 @@ class Authority(ABC):
         self._first_uses = FirstUses(ledger, self._clock)
         self.tallies: dict[str, Tally] = {}
         self.table = table
+        self.revoked = table.revoked
+        self._lease_until_us = self._expires_us = NEVER_US
         self._book = self._new_book(table)
-        self._reuse = Reuse(table, self._first_uses)
+        self._reuse = self._new_reuse(table)
 
     # -- what a facade over a pool provides ---------------------------------------------------------------------------
 
@@ -99,8 +105,21 @@ class Authority(ABC):
 
     def _new_book(self, table: DecisionTable) -> PlanBook:
         return PlanBook(
-            table, self._keyring, self._account, self._domains, self.block_tokens, self._record_keys
+            table,
+            self._keyring,
+            self._account,
+            self._domains,
+            self.block_tokens,
+            self._record_keys,
+            self.revoked,
         )
+
+    def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> Reuse:
+        until_us = min(self._lease_until_us, self._expires_us)
+        return Reuse(table, self._first_uses, coming, revoked=self.revoked, until_us=until_us)
+
+    def _standing_changed(self) -> None:  # noqa: B027 - nothing to do where nobody keeps a decision
+        """Decisions taken before this moment and not yet attached no longer count."""
 
     def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
         """Record what was made for `owner`, now or when the ledger could not: until then it has no plan (A2)."""
@@ -135,44 +154,112 @@ class Authority(ABC):
 
     # -- administration -----------------------------------------------------------------------------------------------
 
-    def activate(self, table: DecisionTable, *, actor: str) -> None:
+    def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
         """Make `table` the active revision: what it narrows at once, what it widens once it is recorded (A2).
 
-        Revisions only rise. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
+        Revisions only rise; one that is staged may be staged further, or made whole. From `expires_utc_us` on, nothing
+        but the own scope is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
         """
-        if table.revision <= self.table.revision:
-            raise ConfigError(
-                f"policy revision `{table.revision}` is not newer than the active `{self.table.revision}`",
-                revision=table.revision,
-            )
-        policy, now_us = table.policy, self._clock.now_us()
-        self._outbox += self._reuse.take_denials(now_us)
-        self._reuse = Reuse(self.table, self._first_uses, coming=table)
-        bind(self._pools_bound(), list(self._domains.items()), table, now_us, only_narrow=True)
-        self._ledger.submit_durable(
-            PolicyActivated(
-                now_us,
-                table.revision,
-                policy.name,
-                policy.profile.value,
-                table.digest,
-                actor,
-                self.table.revision,
-            )
+        self._check_newer(table)
+        now_us = self._clock.now_us()
+        self.revoked |= table.revoked
+        expires_us = self._boot_time(expires_utc_us)
+        self._expires_us = min(self._expires_us, expires_us)
+        self._decide_by(self.table, coming=table)
+        self._bind(table, now_us, only_narrow=True)
+        self._ledger.submit_durable(self._activation(table, now_us, actor))
+        _log.info(
+            "policy activated",
+            revision=table.revision,
+            policy=table.policy.name,
+            policy_digest=table.digest,
+            stage=table.stage if isinstance(table, StagedTable) else "",
         )
-        _log.info("policy activated", revision=table.revision, policy=policy.name, policy_digest=table.digest)
-        self.table = table
+        self.table, self._expires_us = table, expires_us
         self._book.drop()
         self._book = self._new_book(table)
         self._first_uses.forget()
-        self._outbox += self._reuse.take_denials(now_us)
-        self._reuse = Reuse(table, self._first_uses)
+        self._decide_by(table)
         self._limit(table)
-        bind(self._pools_bound(), list(self._domains.items()), table, now_us)
+        self._bind(table, now_us)
+
+    def _check_newer(self, table: DecisionTable) -> None:
+        active = self.table
+        is_further = isinstance(active, StagedTable) and (table.revision, table.digest) == (
+            active.revision,
+            active.digest,
+        )
+        if table.revision <= active.revision and not is_further:
+            raise ConfigError(
+                f"policy revision `{table.revision}` is not newer than the active `{active.revision}`",
+                revision=table.revision,
+            )
+
+    def _activation(self, table: DecisionTable, now_us: int, actor: str) -> Event:
+        previous = self.table.base.revision if isinstance(self.table, StagedTable) else self.table.revision
+        policy = table.policy
+        if isinstance(table, StagedTable):
+            return PolicyStaged(
+                now_us, table.revision, policy.name, table.digest, table.stage, actor, previous
+            )
+        return PolicyActivated(
+            now_us, table.revision, policy.name, policy.profile.value, table.digest, actor, previous
+        )
+
+    def _decide_by(self, table: DecisionTable, coming: DecisionTable | None = None) -> None:
+        """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
+        self._outbox += self._reuse.take_denials(self._clock.now_us())
+        self._reuse = self._new_reuse(table, coming)
+        self._standing_changed()
+
+    def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
+        bind(
+            self._pools_bound(),
+            list(self._domains.items()),
+            table,
+            now_us,
+            only_narrow=only_narrow,
+            revoked=self.revoked,
+            epoch_of=self._keyring.current,
+        )
+
+    def revoke(self, ids: Iterable[str], *, actor: str) -> None:
+        """Take grants, segments or sharing groups back for good: nothing attaches through them from now on (A4).
+
+        A narrowing act: it holds at once and is recorded after, whatever state the ledger is in.
+        """
+        fresh = frozenset(ids) - self.revoked
+        if not fresh:
+            return
+        now_us = self._clock.now_us()
+        self.revoked |= fresh
+        self._book.drop()
+        self._book = self._new_book(self.table)
+        self._decide_by(self.table)
+        self._bind(self.table, now_us)
+        self._outbox.append(GrantsRevoked(now_us, tuple(sorted(fresh)), self.table.revision, actor))
+        _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
+
+    def renew_lease(self, until_us: int) -> None:
+        """The control plane was heard: grants and segments may be used until `until_us`, in boot time (A4)."""
+        self._lease_until_us = until_us
+        self._reuse.until_us = min(until_us, self._expires_us)
+
+    def _boot_time(self, utc_us: int | None) -> int:
+        """An instant of UTC as boot time, fixed here: a later step of the wall clock does not move it."""
+        if utc_us is None:
+            return NEVER_US
+        return self._clock.now_us() + max(0, utc_us - self._clock.utc_us())
 
     def reload_keys(self) -> None:
-        """After a rotation or destruction in the keyring: forget every primed state; old blocks are unreachable."""
+        """After a rotation or destruction in the keyring: forget every primed state; old blocks end with the sweeps."""
         self._book.drop()
+        self._standing_changed()
+        self._bind(self.table, self._clock.now_us())
+
+    def forget_closed_plans(self) -> None:
+        """After domains were closed: whoever asks for one next gets a fresh one."""
+        self._book.forget_closed()
 
     def settle(self, timeout_seconds: float = 5.0) -> None:
         """Wait until pending first uses are durable (tests and orderly shutdown)."""

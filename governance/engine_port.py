@@ -85,7 +85,7 @@ class EnginePort(Authority):
         self._starting: list[ForeignResidency] = []
         self._launch = 0
         self._active = ActiveLimits()
-        self._epoch = 0  # moves with every activation: keys made before are looked up anew
+        self._epoch = 0  # moves with every change of standing: keys made before are looked up anew
         super().__init__(table, keyring, ledger, block_tokens=block_tokens, clock=clock)
         self._accounts.limit(table)
 
@@ -241,11 +241,17 @@ class EnginePort(Authority):
         """
         if not blocks or not residency.domain.is_open:
             return 0
+        chain = residency.keys
+        if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
+            return 0  # decided under what no longer holds: looked up again, or computed
         which = np.array(blocks, dtype=np.int64)
-        expected = residency.expected
+        expected, now_us = residency.expected, self._clock.now_us()
         if isinstance(expected, np.ndarray):
-            expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
-        return self.pool.attachable(which, expected, self._clock.now_us())
+            if now_us >= self._reuse.until_us:
+                expected = residency.domain.tag
+            else:
+                expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
+        return self.pool.attachable(which, expected, now_us)
 
     # -- what the engine did ------------------------------------------------------------------------------------------
 
@@ -482,11 +488,8 @@ class EnginePort(Authority):
 
     def _limit(self, table: DecisionTable) -> None:
         self._accounts.limit(table)
-        self._epoch += 1
 
-    def reload_keys(self) -> None:
-        """After a rotation or destruction in the keyring: forget every primed state; old blocks are unreachable."""
-        super().reload_keys()
+    def _standing_changed(self) -> None:
         self._epoch += 1
 
     def erase(self, selector: Selector) -> Erased:

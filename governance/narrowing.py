@@ -1,20 +1,21 @@
 """A new revision binds what is cached already.
 
 W1  From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
-W2  What the revision does not admit or classify any more is closed: it serves no attach and lapses.
+W2  A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.limits import Limits, limits_of, set_limits
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.errors import PolicyError
-from kvcustody.governance.domain import DomainSpec
+from kvcustody.governance.domain import DomainSpec, KeyOwner
 from kvcustody.governance.plan import owed_by
+from kvcustody.governance.reachable import is_reachable
 from kvcustody.policies.table import DecisionTable
 
 
@@ -47,15 +48,18 @@ def bind(
     now_us: int,
     *,
     only_narrow: bool = False,
+    revoked: Collection[str] = (),
+    epoch_of: Callable[[KeyOwner], int | None] | None = None,
 ) -> int:
     """Give every domain, interned by spec and pool, its limits under `table`; returns how many changed.
 
     With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
-    is not on record yet.
+    is not on record yet. `epoch_of` gives the key epoch in which an owner's blocks are found now.
     """
     changed: dict[int, dict[Domain, Limits]] = {}
     for (spec, pool), domain in domains:
-        limits = _limits(spec, table)
+        is_current = epoch_of is None or epoch_of(spec.owner) == spec.key_epoch
+        limits = _limits(spec, table) if is_current and is_reachable(spec, table, revoked) else None
         if limits is None:
             domain.is_open = domain.is_open and only_narrow
             limits = limits_of(domain)._replace(idle_us=0, absolute_us=0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -35,7 +35,7 @@ GRANTS_READ_MAX = 4
 PLANS_PER_TENANT_MAX = 4096
 
 _SCOPES = {Scope.SESSION: ScopeKind.SESSION, Scope.SUBJECT: ScopeKind.SUBJECT, Scope.TENANT: ScopeKind.TENANT}
-_LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, ScopeKind.TENANT: Scope.TENANT}
+LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, ScopeKind.TENANT: Scope.TENANT}
 
 
 class DomainLabel(NamedTuple):
@@ -72,6 +72,11 @@ class Opened(NamedTuple):
     scope: Scope
     via: Via
     chain: Chain
+
+
+def is_revoked(source: str, revoked: Collection[str]) -> bool:
+    """Whether a grant or segment is among revoked ids, by its own name or by its sharing group's."""
+    return source in revoked or source.partition("~")[0] in revoked
 
 
 class Plan:
@@ -148,8 +153,10 @@ class PlanBook:
         domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
         block_tokens: int,
         record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
+        revoked: Collection[str] = (),
     ) -> None:
         self.table = table
+        self._revoked = revoked
         self._record_keys = record_keys
         self._key_changes = keyring.changes
         self._keyring = keyring
@@ -178,6 +185,15 @@ class PlanBook:
         self._plans.clear()
         self._by_key.clear()
         self._key_changes = self._keyring.changes
+
+    def forget_closed(self) -> None:
+        """Forget plans that open a closed domain, as after an erasure: the next request gets a fresh one."""
+        for key, plan in list(self._by_key.items()):
+            chains = (plan.own, *(opened.chain for opened in (*plan.grants, *plan.segments.values())))
+            if not all(chain.domain.is_open for chain in chains):
+                plan.forget_keys()
+                del self._by_key[key]
+                self._plans[plan.tenant].pop(key, None)
 
     def _keep(self, key: PlanKey, plan: Plan) -> None:
         own = self._plans.setdefault(plan.tenant, OrderedDict())
@@ -242,7 +258,7 @@ class PlanBook:
             )
             plan.own = Chain(domain, None)
         else:
-            plan.owner_scope = _LEVELS[spec.scope]
+            plan.owner_scope = LEVELS[spec.scope]
             owed = owed_by(self.table, plan.tenant, plan.level)
             domain = self._domain(spec, plan.account, plan.manager, plan, owed)
             state = self._keyring.domains.state(spec) if owed.cacheable else None
@@ -297,6 +313,8 @@ class PlanBook:
         for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
             if len(opened) == GRANTS_READ_MAX:
                 break
+            if is_revoked(grant.id, self._revoked):
+                continue
             entry = self._grant(plan, grant, model, issuer)
             if entry is not None:
                 opened.append(entry)
@@ -329,6 +347,8 @@ class PlanBook:
     def _open_segments(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
         candidates: list[Candidate] = []
         for rule in self.table.segments_for(plan.tenant, now_utc_us):
+            if is_revoked(rule.id, self._revoked):
+                continue
             entry = self._segment(plan, rule, model, issuer)
             if entry is not None:
                 plan.segments[rule.id] = entry

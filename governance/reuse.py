@@ -4,6 +4,7 @@ U1  A reuse that is not permitted is a miss: the domain is not searched, and the
 U2  A grant or segment of another tenant serves a reader only after its first use is durable (class A).
 U3  A denied grant costs what an absent block costs: a chain is hashed and looked up whose key keys nothing.
 U4  While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
+U5  What was revoked is denied whatever the table says; so is all but the own scope once the policy's lease has run out.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from typing import NamedTuple
 
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.lookup import Chain, Prompt, ReadPlan
+from kvcustody.allocator.node import NEVER_US
 from kvcustody.audit.events import Event, HitCounted
 from kvcustody.governance.first_use import FirstUses
-from kvcustody.governance.plan import Opened, Plan
+from kvcustody.governance.plan import Opened, Plan, is_revoked
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.ir import Action, Via
 from kvcustody.policies.table import DecisionTable
 
 # An enum's member costs more to reach than a decision to make.
 _REUSE, _OWN = Action.REUSE, Via.OWN
+LAPSED = "policy-lease"
 
 
 class Moment(NamedTuple):
@@ -38,9 +41,14 @@ class Reuse:
         table: DecisionTable,
         first_uses: FirstUses,
         coming: DecisionTable | None = None,
+        *,
+        revoked: frozenset[str] = frozenset(),
+        until_us: int = NEVER_US,
     ) -> None:
+        self.until_us = until_us  # boot time from which nothing but the own scope is reused
         self._table = table
         self._coming = coming
+        self._revoked = revoked
         self._first_uses = first_uses
         self._denied: dict[tuple[str, str, str], int] = {}
 
@@ -79,6 +87,12 @@ class Reuse:
     def may(self, plan: Plan, entry: Opened, tally: Tally, moment: Moment) -> bool:
         """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
         if not entry.chain.domain.is_open:
+            return False
+        if moment.now_us >= self.until_us:
+            self._deny(tally, plan, LAPSED, entry.owner)
+            return False
+        if self._revoked and is_revoked(entry.id, self._revoked):
+            self._deny(tally, plan, f"revoked:{entry.id}", entry.owner)
             return False
         decision = self._table.decide(
             _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id

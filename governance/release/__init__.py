@@ -1,0 +1,1 @@
+"""How a policy revision comes into effect: proposed, approved, activated, rolled back, and taken over by workers."""
