@@ -1,0 +1,134 @@
+"""Asks one witness to sign one checkpoint, and believes only what its key signed.
+
+L1 Every call ends within its deadline, whatever the other side does: it is an operator's, not ours.
+L2 An answer counts when the line in it verifies under the key that the operator configured, over the very checkpoint
+that was sent. Everything else is a `WitnessError`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from kvcustody.audit.checkpoint import verify
+from kvcustody.audit.note import KeyKind, NoteError, Signature, VerifierKey, parse_note, parse_signatures
+from kvcustody.audit.witness.memory import WitnessError
+from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint
+from kvcustody.audit.witness.server import ADD_CHECKPOINT, connect
+
+_ANSWER_BYTES_MAX = 1 << 16
+_TRIES = 3
+Proof = Callable[[int, int], list[bytes]]  # old size, new size -> consistency path
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessAddress:
+    """Where a witness is (`http://…`, `https://…` or `unix:/path`) and the key that its lines are checked by."""
+
+    url: str
+    key: VerifierKey
+
+    def __post_init__(self) -> None:
+        if self.key.kind is KeyKind.ED25519:
+            raise WitnessError(f"`{self.key.name}` is a log's key, not a witness's", name=self.key.name)
+        if not self.url.startswith(("http://", "https://", "unix:/")):
+            raise WitnessError(
+                f"witness `{self.key.name}` has the address `{self.url}`; use https:// or unix:/"
+            )
+
+
+class Cosigned(NamedTuple):
+    """A witness's line, and the POSIX time that it states."""
+
+    line: Signature
+    at_seconds: int
+
+
+def cosign(
+    address: WitnessAddress, note: bytes, size: int, seen: int, prove: Proof, *, timeout_seconds: float = 5.0
+) -> Cosigned:
+    """Have a checkpoint of `size` root leaves signed by a witness that last saw `seen`; raises `WitnessError` (L1, L2).
+
+    A witness that remembers another size says so, and is asked again from there.
+    """
+    until = time.monotonic() + timeout_seconds
+    for _ in range(_TRIES):
+        if seen > size:
+            raise WitnessError(
+                f"witness `{address.key.name}` has seen `{seen}` root leaves; this is {size}", seen=seen
+            )
+        body = AddCheckpoint(seen, tuple(prove(seen, size)) if 0 < seen < size else (), note).to_bytes()
+        status, kind, answer = _post(address, body, until)
+        if status == 200:
+            return _checked(address, note, answer)
+        if status != 409 or kind != SIZE_TYPE or not answer.strip().isdigit() or int(answer) == seen:
+            reason = answer[:200].decode(errors="replace").strip()
+            problem = f"witness `{address.key.name}` refused ({status}): {reason}"
+            raise WitnessError(problem, name=address.key.name, status=status)
+        seen = int(answer)
+    raise WitnessError(f"witness `{address.key.name}` keeps changing its mind", name=address.key.name)
+
+
+def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
+    key = address.key
+    try:
+        for line in parse_signatures(answer):
+            if (line.name, line.key_id) == (key.name, key.key_id):
+                return Cosigned(line, verify(key, parse_note(note).text, line).at_seconds)
+    except NoteError as problem:
+        raise WitnessError(f"the answer of witness `{key.name}` is not valid: {problem.message}") from None
+    raise WitnessError(f"the answer of witness `{key.name}` has no line by its key", name=key.name)
+
+
+def _post(address: WitnessAddress, body: bytes, until: float) -> tuple[int, str, bytes]:
+    connection = _connection(address, max(0.01, until - time.monotonic()))
+    try:
+        connection.request(
+            "POST", _path(address), body, {"Content-Type": "text/plain", "Connection": "close"}
+        )
+        answer = connection.getresponse()
+        parts, size = [], 0
+        while part := answer.read1(4096):  # each read has the socket's deadline; all of them have ours
+            parts.append(part)
+            size += len(part)
+            if size > _ANSWER_BYTES_MAX or time.monotonic() > until:
+                raise TimeoutError("the answer is too long or too slow")
+        return answer.status, (answer.headers.get_content_type() or ""), b"".join(parts)
+    except (OSError, http.client.HTTPException) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+        raise WitnessError(
+            f"witness `{address.key.name}` cannot be reached: {reason}", name=address.key.name
+        ) from None
+    finally:
+        connection.close()
+
+
+def _connection(address: WitnessAddress, timeout_seconds: float) -> http.client.HTTPConnection:
+    if address.url.startswith("unix:"):
+        made = http.client.HTTPConnection("localhost", timeout=timeout_seconds)
+        try:
+            made.sock = connect(address.url, timeout_seconds)
+        except OSError as problem:
+            reason = problem.strerror or str(problem)
+            raise WitnessError(f"witness `{address.key.name}` cannot be reached: {reason}") from None
+        return made
+    parts = urlsplit(address.url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(
+            host, parts.port, timeout=timeout_seconds, context=ssl.create_default_context()
+        )
+    return http.client.HTTPConnection(host, parts.port, timeout=timeout_seconds)
+
+
+def _path(address: WitnessAddress) -> str:
+    return (
+        ADD_CHECKPOINT
+        if address.url.startswith("unix:")
+        else urlsplit(address.url).path.rstrip("/") + ADD_CHECKPOINT
+    )
