@@ -263,6 +263,17 @@ class DecisionTable:
         entry = self._tenants.get(tenant)
         return self.policy.default if entry is None and _well_formed(tenant) else entry
 
+    def entries(self) -> frozenset[tuple[str | Unlisted, str]]:
+        """Every (reader, owner) with an entry of its own across tenants; any other pair is denied."""
+        return frozenset((*self._grants, *self._segments))
+
+    def timelines(self, reader: str, owner: str) -> tuple[Timeline, ...]:
+        """Every timeline that may answer for this pair across tenants: between their edges nothing changes."""
+        row = self._segments.get((reader, owner))
+        if row is None and reader not in self._own:
+            row = self._segments.get((UNLISTED, owner))
+        return (*self._grants.get((reader, owner), ()), *(() if row is None else row.values()))
+
     def next_change_us(self, now_utc_us: int) -> int | None:
         """The earliest later instant at which an answer may change: an edge of a grant or segment."""
         index = bisect_right(self._edges, now_utc_us)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from kvcustody.console.policy import author
+from kvcustody.console.policy import author, review
 
 EPILOG = "Start with `kvcustody policy init`; docs/policy-language.md is the language, docs/policy-codes.md every code."
 
@@ -18,3 +18,4 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 author.add_to(app)
+review.add_to(app)

@@ -1,0 +1,218 @@
+"""`kvcustody policy diff`, `check-no-new-access` and `prove`: what a reviewer asks before a policy is released."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.policy.author import EXIT_NO, File
+from kvcustody.errors import PolicyError
+from kvcustody.policies.problems import quote
+from kvcustody.policies.workbench.change import CellChange, Opening, PolicyDiff
+from kvcustody.policies.workbench.diff import diff
+from kvcustody.policies.workbench.proof import Proof
+from kvcustody.policies.workbench.prove import Never, prove
+from kvcustody.policies.workbench.request import instant
+from kvcustody.policies.workbench.validate import load_table
+
+ROWS_MAX = 40
+Old = Annotated[Path, typer.Argument(help="The policy in force.", metavar="OLD")]
+New = Annotated[Path, typer.Argument(help="The policy under review.", metavar="NEW")]
+Revoked = Annotated[
+    list[str] | None,
+    typer.Option("--revoked", help="A grant, segment or group id that stays revoked; repeatable."),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(name="diff", epilog=_DIFF)(diff_command)
+    app.command(name="check-no-new-access", epilog=_CHECK)(check_command)
+    app.command(name="prove", epilog=_PROVE)(prove_command)
+
+
+_DIFF = "Examples:\n\n    kvcustody policy diff active.yaml policy.yaml\n\n    kvcustody policy diff active.yaml policy.yaml --json"
+
+
+def diff_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json = False) -> None:
+    """What a new policy decides differently: cells, openings, obligations; never how it is written.
+
+    The verdict is equivalent, narrower, wider or incomparable (some of both). `~unlisted-1` stands for every tenant
+    that no policy lists. Exit 0 whatever the verdict: `check-no-new-access` is the gate.
+    """
+    found = _diff(old, new, revoked)
+    if as_json:
+        print_json(found.data())
+    else:
+        _print_diff(found)
+
+
+_CHECK = (
+    "Example:\n\n    kvcustody policy check-no-new-access active.yaml policy.yaml || echo 'needs an approver'"
+)
+
+
+def check_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json = False) -> None:
+    """A gate for CI: exit 0 when the new policy opens, shares and keeps nothing more than the old one, else 1."""
+    found = _diff(old, new, revoked)
+    if as_json:
+        print_json({"new_access": found.widens, "verdict": found.verdict.value, **found.widening()})
+    elif found.widens:
+        _print_diff(found)
+    else:
+        print(f"no new access: the new policy is {found.verdict}")
+    if found.widens:
+        raise typer.Exit(EXIT_NO)
+
+
+def _diff(old: Path, new: Path, revoked: list[str] | None) -> PolicyDiff:
+    tombstones = frozenset(revoked or ())
+    return diff(load_table(old, revoked=tombstones), load_table(new, revoked=tombstones))
+
+
+def _print_diff(found: PolicyDiff) -> None:
+    out = stdout()
+    print(f"verdict: {found.verdict}")
+    for title, entries in (("opens", found.openings), ("closes", found.closings)):
+        _print_openings(title, entries)
+    cells = _grouped(found.cells)
+    if cells:
+        table = make_table("decisions", "change", "action", "reader", "owner", "classification", "scope", "via", "when",
+                           "named", left=9)  # fmt: skip
+        for row in cells[:ROWS_MAX]:
+            table.add_row(*row)
+        out.print(table)
+        if len(cells) > ROWS_MAX:
+            print(f"{len(cells) - ROWS_MAX} more rows; --json gives every cell")
+    if found.duties:
+        table = make_table("obligations", "tenant", "of", "field", "before", "after", "is", left=6)
+        for duty in found.duties[:ROWS_MAX]:
+            table.add_row(*(str(value) for value in duty[:5]), duty.data()["direction"])
+        out.print(table)
+        if len(found.duties) > ROWS_MAX:
+            print(f"{len(found.duties) - ROWS_MAX} more rows; --json gives every one")
+    if found.settings:
+        table = make_table("settings (no access changes)", "of", "field", "before", "after", left=4)
+        for setting in found.settings[:ROWS_MAX]:
+            table.add_row(*setting)
+        out.print(table)
+    print(f"widening digest: {found.cells_digest}" if found.widens else "nothing widens")
+
+
+def _print_openings(title: str, entries: tuple[Opening, ...]) -> None:
+    for entry in entries:
+        levels = ", ".join(entry.classifications)
+        consent = "; its owner has to consent" if title == "opens" and entry.crosses else ""
+        period = f"{instant(entry.start_us)} until {instant(entry.end_us)}"
+        print(
+            f"{title}: {entry.via.name.lower()} {entry.id}: {entry.reader} reads {entry.owner}'s {levels}, "
+            f"{period}{consent}"
+        )
+
+
+def _grouped(cells: tuple[CellChange, ...]) -> list[tuple[str, ...]]:
+    """Rows for people: cells that differ in classification and scope alone share one."""
+    rows: dict[tuple[object, ...], tuple[list[str], list[str], CellChange]] = {}
+    for cell in cells:
+        key = (cell.opens, cell.action, cell.reader, cell.owner, cell.via, cell.start_us, cell.end_us)
+        named = cell.after.reasons if cell.opens else cell.before.reasons
+        levels, scopes, _ = rows.setdefault((*key, named), ([], [], cell))
+        if cell.classification not in levels:
+            levels.append(cell.classification)
+        if cell.scope.name.lower() not in scopes:
+            scopes.append(cell.scope.name.lower())
+    return [
+        (
+            "opens" if cell.opens else "closes",
+            cell.action.name.lower(),
+            cell.reader,
+            cell.owner,
+            ", ".join(levels),
+            ", ".join(scopes),
+            cell.via.name.lower(),
+            f"{instant(cell.start_us)} .. {instant(cell.end_us)}",
+            ", ".join((cell.after if cell.opens else cell.before).reasons),
+        )
+        for levels, scopes, cell in rows.values()
+    ]
+
+
+_PROVE = (
+    "Examples:\n\n    kvcustody policy prove policy.yaml\n\n"
+    "    kvcustody policy prove policy.yaml --out proof.json --never globex:acme"
+)
+Out = Annotated[Path | None, typer.Option("--out", help="Write the proof here (proof.json).")]
+NeverPairs = Annotated[
+    list[str] | None,
+    typer.Option("--never", help="READER:OWNER that must never be permitted; `*` is everybody; repeatable."),
+]
+
+
+def prove_command(
+    file: File,
+    *,
+    out: Out = None,
+    never: NeverPairs = None,
+    revoked: Revoked = None,
+    as_json: Json = False,
+) -> None:
+    """Prove that nothing crosses a tenant boundary without a named grant or segment.
+
+    The compiled policy is asked everything that it can tell apart: every listed tenant and two that are not, every
+    action, classification, scope and way, at both sides of every date. A property that does not hold is shown with a
+    request that breaks it. Exit 0: all hold; 1: one does not.
+    """
+    table = load_table(file, revoked=frozenset(revoked or ()))
+    with progress_bar() as bar:
+        task = bar.add_task("proving", total=None)
+        proof = prove(
+            table,
+            never=[_never(text) for text in never or ()],
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if out is not None:
+        _write(out, proof)
+    if as_json:
+        print_json(proof.data())
+    else:
+        _print_proof(proof, out)
+    if not proof.holds:
+        raise typer.Exit(EXIT_NO)
+
+
+def _never(text: str) -> Never:
+    reader, separator, owner = text.partition(":")
+    if not separator or not reader or not owner:
+        raise PolicyError(f"`--never` {quote(text)} is not READER:OWNER; write `globex:acme`, or `*:acme`")
+    return Never(None if reader == "*" else reader, None if owner == "*" else owner)
+
+
+def _write(out: Path, proof: Proof) -> None:
+    try:
+        out.write_bytes(orjson.dumps(proof.data(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise PolicyError(f"proof `{out}` cannot be written: {reason}", path=out) from error
+
+
+def _print_proof(proof: Proof, out: Path | None) -> None:
+    table = make_table(
+        f"{proof.policy} {proof.digest}", "property", "says", "holds", "cells", "permits", left=3
+    )
+    for found in proof.properties:
+        table.add_row(
+            found.id, found.title, "yes" if found.holds else "NO", f"{found.cells:,}", f"{found.permits:,}"
+        )
+    stdout().print(table)
+    for found in proof.broken:
+        assert found.counterexample is not None
+        print(f"{found.id}: {found.counterexample.text} ({found.broken} in all)")
+    searched = proof.searched
+    print(
+        f"{'holds' if proof.holds else 'DOES NOT HOLD'}: {searched.cells:,} cells over {searched.tenants} tenants and "
+        f"{searched.fresh} fresh ones, {searched.instants} instants" + (f"; written to {out}" if out else "")
+    )

@@ -1,0 +1,140 @@
+"""What a proof is: the properties by id, the finite domain that was searched, and a counterexample where one fails.
+
+1. `Proof.data()` is deterministic: equal policies and versions give equal bytes (no clock, no host).
+2. The claim and its limits travel with every proof.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvcustody
+from kvcustody.policies.workbench.request import Request
+
+SCHEMA = "kvcustody/proof@1"
+PROPERTIES = {
+    "ISO-1": "what crosses a tenant boundary names a declared grant or segment that is live between the two",
+    "ISO-2": "a grant opens reuse alone, of tenant-level and wider domains, up to its level",
+    "ISO-3": "a segment opens its own level and scope, to the readers that it lists",
+    "ISO-4": "nothing is permitted that a rule forbids",
+    "ISO-5": "in an isolating profile nothing crosses a tenant boundary",
+    "ISO-6": "a tenant outside the policy gets what `tenants.default` gives, and nothing without it",
+    "ISO-7": "blocks of its own a tenant reuses no wider than its private scope",
+    "ISO-8": "no hint, claim, route or tenant makes a classification lower than the policy declares",
+    "ISO-9": "no obligation is looser than the policy's, and what may not be kept is not kept",
+    "ISO-10": "what is malformed is denied",
+    "ISO-11": "what the authors say must never be permitted is not permitted",
+}
+CLAIM = "no cross-tenant content or hit without a named grant or named segment"
+LIMITS = (
+    "decisions only: that an engine asks before every reuse is shown by the governor's tests, not here",
+    "no timing, occupancy or eviction channel is covered; only `strict` and `dedicated` close those",
+    "a grant is taken at its word: whether it should exist is for its owner to say",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """A request that breaks a property, as it can be asked; `why` says what the policy declares instead."""
+
+    request: Request | None
+    why: str
+    text: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One property over the domain: how many cells were searched, how many were permits, what broke it."""
+
+    id: str
+    cells: int
+    permits: int
+    counterexample: Counterexample | None = None
+    broken: int = 0
+
+    @property
+    def title(self) -> str:
+        """The property in words."""
+        return PROPERTIES[self.id]
+
+    @property
+    def holds(self) -> bool:
+        """True when nothing in the domain breaks it."""
+        return self.counterexample is None
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The finite domain. `fresh` tenants stand for all that are not listed: tenants are compared for equality only."""
+
+    tenants: int
+    fresh: int
+    actions: int
+    levels: int
+    scopes: int
+    vias: int
+    instants: int
+    cells: int
+    absent_pairs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The verdict on one decision table."""
+
+    policy: str
+    digest: str
+    table_digest: str
+    revoked: tuple[str, ...]
+    searched: Searched
+    properties: tuple[Property, ...]
+    versions: dict[str, str] = field(
+        default_factory=lambda: {
+            "kvcustody": kvcustody.__version__,
+            "python": platform.python_version(),
+        }
+    )
+
+    @property
+    def holds(self) -> bool:
+        """True when every property holds."""
+        return all(found.holds for found in self.properties)
+
+    @property
+    def broken(self) -> tuple[Property, ...]:
+        """The properties that do not hold."""
+        return tuple(found for found in self.properties if not found.holds)
+
+    def data(self) -> dict[str, Any]:
+        """The content of `proof.json`."""
+        searched = {name: getattr(self.searched, name) for name in Searched.__slots__}
+        return {
+            "schema": SCHEMA,
+            "policy": self.policy,
+            "digest": self.digest,
+            "table_digest": self.table_digest,
+            "revoked": list(self.revoked),
+            "holds": self.holds,
+            "claim": CLAIM,
+            "limits": list(LIMITS),
+            "method": "exhaustive over the finite policy domain with two fresh tenants",
+            "searched": searched,
+            "properties": [_property_data(found) for found in self.properties],
+            "versions": self.versions,
+        }
+
+
+def _property_data(found: Property) -> dict[str, Any]:
+    example = found.counterexample
+    return {
+        "id": found.id,
+        "title": found.title,
+        "holds": found.holds,
+        "cells": found.cells,
+        "permits": found.permits,
+        "broken": found.broken,
+        "counterexample": None if example is None else {"why": example.why, "request": example.data},
+    }

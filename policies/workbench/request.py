@@ -1,0 +1,75 @@
+"""One request as the workbench speaks of it: what is asked, by whom, of whose blocks, how and when.
+
+1. A request names levels by number, as the table does; `Names` turns it into words and instants for people.
+2. `~unlisted-1` and `~unlisted-2` stand for tenants that no policy lists: no identifier starts with a `~`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, NamedTuple
+
+from kvcustody.policies.ir import Action, Scope, Via
+from kvcustody.policies.table import ALWAYS_US, NEVER_US, Decision, DecisionTable
+
+FRESH = ("~unlisted-1", "~unlisted-2")
+DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
+SHARED = (Scope.TENANT, Scope.GROUP, Scope.PUBLIC)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class Request(NamedTuple):
+    """(action, reader, owner, level, scope, way, instant in UTC microseconds, source id or None for any)."""
+
+    action: Action
+    reader: str
+    owner: str
+    level: int
+    scope: Scope
+    via: Via
+    now_us: int
+    source: str | None = None
+
+    def ask(self, table: DecisionTable) -> Decision:
+        """The table's answer."""
+        return table.decide(*self)
+
+    def data(self, classifications: tuple[str, ...]) -> dict[str, Any]:
+        """The request in words, as a test case or a reviewer writes it."""
+        known = 0 <= self.level < len(classifications)
+        return {
+            "action": self.action.name.lower(),
+            "reader": self.reader,
+            "owner": self.owner,
+            "classification": classifications[self.level] if known else str(self.level),
+            "scope": self.scope.name.lower(),
+            "via": self.via.name.lower(),
+            "at": instant(self.now_us),
+            "source": self.source,
+        }
+
+    def text(self, classifications: tuple[str, ...]) -> str:
+        """The request as one line."""
+        said = self.data(classifications)
+        source = f" through {self.source}" if self.source else ""
+        return (
+            f"{self.reader}: {said['action']} {self.owner}'s {said['classification']} {said['scope']} blocks "
+            f"via {said['via']}{source} at {said['at']}"
+        )
+
+
+def instant(utc_us: int) -> str:
+    """An instant as ISO 8601, to the microsecond only where it has one; the ends of time as words."""
+    if utc_us <= ALWAYS_US:
+        return "always"
+    if utc_us >= NEVER_US:
+        return "never"
+    try:
+        moment = _EPOCH + dt.timedelta(microseconds=utc_us)
+    except OverflowError:
+        return f"{utc_us} us"
+    if not utc_us % 86_400_000_000:
+        return moment.date().isoformat()
+    return moment.isoformat(timespec="microseconds" if utc_us % 1_000_000 else "seconds").replace(
+        "+00:00", "Z"
+    )
