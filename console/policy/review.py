@@ -35,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="prove", epilog=_PROVE)(prove_command)
 
 
-_DIFF = "Examples:\n\n    kvcustody policy diff active.yaml policy.yaml\n\n    kvcustody policy diff active.yaml policy.yaml --json"
+_DIFF = "Example:\n\n    kvcustody policy diff active.yaml policy.yaml --json"
 
 
 def diff_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json = False) -> None:

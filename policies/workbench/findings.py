@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 from kvcustody.policies.table import Decision
 from kvcustody.policies.workbench.proof import PROPERTIES, Counterexample, Property
 from kvcustody.policies.workbench.request import Request
