@@ -70,6 +70,10 @@ class CheckpointSigner:
         """A snapshot for health and reports."""
         return self._status
 
+    def last_head(self) -> TreeHead:
+        """The head that was signed last; the empty one where none was."""
+        return last_signed(self._memory) or EMPTY.head()
+
     def sign_once(self) -> SignedNote | None:
         """Sign the newest checkpoint; None where it is signed or nothing is committed yet.
 

@@ -16,6 +16,7 @@ import structlog
 
 from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.allocator.scrub_queue import ScrubOrder
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
@@ -42,11 +43,18 @@ class EngineWorker:
     """An open worker. `port` belongs to the engine's thread; use the worker as a context manager, or call `close`."""
 
     def __init__(
-        self, port: EnginePort, writer: EventWriter, name: str, clock: Clock, stack: ExitStack
+        self,
+        port: EnginePort,
+        writer: EventWriter,
+        name: str,
+        clock: Clock,
+        stack: ExitStack,
+        signer: CheckpointSigner | None = None,
     ) -> None:
         self.port = port
         self.writer = writer
         self.name = name
+        self.signer = signer  # its status says up to where the ledger is signed
         self._clock = clock
         self._stack = stack
         self._closed = False
@@ -95,7 +103,7 @@ def open_engine_worker(
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        table, keyring, writer = open_foundation(
+        table, keyring, writer, signer = open_foundation(
             settings,
             clock,
             stack,
@@ -122,7 +130,7 @@ def open_engine_worker(
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
         )
-        worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all())
+        worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
         _log.info(
             "worker started",
             worker=settings.worker_name,

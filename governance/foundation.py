@@ -9,12 +9,16 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from sqlalchemy import Engine
+
 import kvcustody
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import PolicyActivated, WorkerStarted
 from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.checkpoint_keys import open_signing_key
 from kvcustody.governance.key_store import FileKeyStore
 from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.settings import Settings
@@ -26,11 +30,12 @@ from kvcustody.policies.table import DecisionTable
 
 
 class Foundation(NamedTuple):
-    """An open policy, keyring and ledger."""
+    """An open policy, keyring and ledger; `signer` is None where another process signs the checkpoints."""
 
     table: DecisionTable
     keyring: Keyring
     writer: EventWriter
+    signer: CheckpointSigner | None
 
 
 def open_foundation(
@@ -72,7 +77,23 @@ def open_foundation(
         table.revision,
     )
     _announce(writer, settings, table, started)
-    return Foundation(table, keyring, writer)
+    signer = _signer(settings, engine, writer, clock)
+    if signer is not None:
+        signer.start()
+        stack.callback(signer.close)
+        stack.callback(writer.flush)  # what is written by then is signed
+    return Foundation(table, keyring, writer, signer)
+
+
+def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:
+    """The signer of this ledger's checkpoints, its key on record; None where another process signs."""
+    path = settings.signing_key_file
+    key = open_signing_key(path, settings.ledger_origin, engine, writer, clock)
+    if key is None:
+        return None
+    memory = path.with_name(path.name + ".last")
+    seconds = settings.checkpoint_seconds
+    return CheckpointSigner(engine, [key], memory=memory, clock=clock, interval_seconds=seconds)
 
 
 def _table(settings: Settings) -> DecisionTable:

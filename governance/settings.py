@@ -20,7 +20,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from kvcustody.errors import ConfigError
+from kvcustody.audit.note import check_name
+from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.wrapping import ROOT_KEY_VARIABLE
 
@@ -72,6 +73,22 @@ class Settings(BaseSettings):
     identity_path: Path = Field(
         Path("kvcustody-identity.yaml"),
         description="The identity document: API keys, issuers, claim mapping and served paths (docs/identity.md).",
+    )
+    signing_key_path: Path = Field(
+        Path("kvcustody-signing.key"),
+        description="The key that signs the ledger's checkpoints, and nothing else: mode 0600, made at first start "
+        "where the ledger has none; a relative path begins at the keyring's folder.",
+    )
+    ledger_origin: str = Field(
+        "kvcustody.example/ledger",
+        description="Name of the ledger in its checkpoints (C2SP origin), as `example.com/kvcustody`; it stays with "
+        "the key.",
+    )
+    checkpoint_seconds: float = Field(
+        1.0,
+        gt=0.0,
+        le=3600.0,
+        description="Seconds between signatures of checkpoints; commits never wait for one.",
     )
     scope_token_key_path: Path = Field(
         Path("kvcustody-scope.key"),
@@ -152,6 +169,15 @@ class Settings(BaseSettings):
         except Exception as error:
             raise ValueError(getattr(error, "message", "malformed")) from None
 
+    @field_validator("ledger_origin")
+    @classmethod
+    def _ledger_origin(cls, value: str) -> str:
+        try:
+            check_name(value)
+        except CustodyError as error:
+            raise ValueError(error.message) from None
+        return value
+
     @field_validator("database_url")
     @classmethod
     def _database_url(cls, value: str) -> str:
@@ -173,6 +199,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _separate_keys(self) -> Settings:
+        if self.signing_key_file in (self.root_key_path, self.scope_token_key_path, self.keyring_path):
+            raise ValueError(
+                "signing_key_path: is the file of another key; checkpoints are signed by a key of their own"
+            )
         if self.scope_token_key_path == self.root_key_path:
             raise ValueError(
                 "scope_token_key_path: is the root key's file; the API server must not hold the root key"
@@ -183,6 +213,11 @@ class Settings(BaseSettings):
     def strict(self) -> bool:
         """Whether the strict rules on key sources and borrowing apply."""
         return self.profile == "strict"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """Where the key that signs checkpoints is."""
+        return self.keyring_path.parent / self.signing_key_path
 
     def shown(self) -> dict[str, str]:
         """Every setting as text for people and logs, the database password masked."""

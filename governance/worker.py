@@ -16,6 +16,7 @@ import structlog
 
 from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import Memory
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
@@ -41,11 +42,18 @@ class Worker:
     """An open worker. Use it as a context manager, or call `close`."""
 
     def __init__(
-        self, governor: Governor, writer: EventWriter, name: str, clock: Clock, stack: ExitStack
+        self,
+        governor: Governor,
+        writer: EventWriter,
+        name: str,
+        clock: Clock,
+        stack: ExitStack,
+        signer: CheckpointSigner | None = None,
     ) -> None:
         self.governor = governor
         self.writer = writer
         self.name = name
+        self.signer = signer  # its status says up to where the ledger is signed
         self._clock = clock
         self._stack = stack
 
@@ -79,7 +87,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        table, keyring, writer = open_foundation(
+        table, keyring, writer, signer = open_foundation(
             settings,
             clock,
             stack,
@@ -95,7 +103,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             residencies_max=settings.residencies_per_tenant_max,
         )
         governor = Governor(pools, table, keyring, writer, clock=clock)
-        worker = Worker(governor, writer, settings.worker_name, clock, ExitStack())
+        worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
         worker._stack = stack.pop_all()
         _log.info(
