@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kvcustody.kernels import host
 from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
 from kvcustody.kernels.segment import SegmentTable, ascending, block_list, runs_of
 
@@ -39,7 +40,16 @@ def scrub(table: SegmentTable, blocks: Any) -> int:
 
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
-    """The torch path: `ordered` ascending. Long runs are slices, the rest one indexed fill a segment."""
+    """Without Triton: `ordered` ascending. On the host one system call writes many pieces of memory."""
+    if table.device.type == "cpu" and host.available():
+        host.zero_pieces(table.pieces(ordered))
+    else:
+        _scrub_torch(table, ordered)
+    table.counter += len(ordered) * table.tiles.count
+
+
+def _scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
+    """Long runs are slices, the rest one indexed fill a segment."""
     if len(ordered) < RUN_BLOCKS_MIN:
         runs, loose = [], ordered
     else:
@@ -53,7 +63,6 @@ def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
             words[first:last].zero_()
         if len(loose):
             words.index_fill_(0, index, 0)
-    table.counter += len(ordered) * table.tiles.count
 
 
 if HAS_TRITON:
