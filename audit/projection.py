@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Table
 
-from kvcustody.audit import erasure_schema, schema
+from kvcustody.audit import erasure_schema, keeping_schema, schema
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import Group
 
@@ -74,6 +74,8 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "erasure-applied": (erasure_schema.erasure_effects, {"blocks": "_blocks"}),
     "erasure-remaining": (erasure_schema.erasure_remains, {"blocks": "_blocks"}),
     "erasure-reread": (erasure_schema.erasure_rereads, {}),
+    "retention-purged": (keeping_schema.retention_purges, {}),
+    "legal-hold": (keeping_schema.legal_holds, {}),
     "orphan-scanned": (schema.orphan_scans, {}),
     "orphan-found": (schema.orphan_findings, {"blocks": "_blocks"}),
     "spill-started": (schema.outages, {}),

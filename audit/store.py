@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.errors import LedgerError
 
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0009"
 VERSION_TABLE = "kvcustody_schema"
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 

@@ -63,6 +63,7 @@ from kvcustody.audit.events.duties import (
     OrphanScanned,
 )
 from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
+from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SubjectUnlinked
 from kvcustody.audit.events.kinds import (
     KINDS,
     LEAF_KEYS,
@@ -109,6 +110,7 @@ __all__ = [
     "KeyEvent",
     "Kind",
     "Leaf",
+    "LegalHoldChanged",
     "ObservationGap",
     "ObservationStarted",
     "ObservedOverdue",
@@ -125,9 +127,11 @@ __all__ = [
     "ReplayCompleted",
     "ResidencyOpened",
     "ResidencyReleased",
+    "RetentionPurged",
     "Runs",
     "SigningKeyRecorded",
     "SpillStarted",
+    "SubjectUnlinked",
     "Withdrawn",
     "WorkerDied",
     "WorkerStarted",

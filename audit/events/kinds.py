@@ -31,6 +31,7 @@ from kvcustody.audit.events.custody import (
 )
 from kvcustody.audit.events.duties import ErasureCompleted, ErasureRequested, OrphanFound, OrphanScanned
 from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
+from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SubjectUnlinked
 from kvcustody.audit.events.observed import (
     ObservationGap,
     ObservationStarted,
@@ -53,6 +54,9 @@ Event = (
     | ReleaseStep
     | KeyEvent
     | SigningKeyRecorded
+    | RetentionPurged
+    | LegalHoldChanged
+    | SubjectUnlinked
     | AccessRecorded
     | PrincipalChanged
     | DecisionRecorded
@@ -100,6 +104,9 @@ KINDS: dict[type, Kind] = {
     ReleaseStep: Kind("release-step", "A"),
     KeyEvent: Kind("key-event", "A"),
     SigningKeyRecorded: Kind("signing-key", "A"),
+    RetentionPurged: Kind("retention-purged", "A"),
+    LegalHoldChanged: Kind("legal-hold", "A"),
+    SubjectUnlinked: Kind("subject-unlinked", "A"),
     AccessRecorded: Kind("access", "A"),
     PrincipalChanged: Kind("principal-changed", "A"),
     DecisionRecorded: Kind("decision", "A"),

@@ -104,7 +104,12 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints"}
     erasures = {"erasure_effects", "erasure_remains", "erasure_rereads"}
     service = {f"service_{noun}" for noun in ("principals", "keys", "sessions", "answers", "jobs", "workers")}
-    assert after.keys() - before.keys() == {"attachments", *trees, *erasures, *service} and len(before) > 15
+    keeping = {"cosignatures", "timestamps", "retention_purges", "legal_holds"}
+    assert (
+        after.keys() - before.keys()
+        == {"attachments", "policy_release", *trees, *erasures, *service, *keeping}
+        and len(before) > 15
+    )
     assert after["attachments"] == [] and before.keys() <= after.keys()
     for name, rows in before.items():
         kept = [{key: row[key] for key in rows[0]} for row in after[name]]
@@ -128,7 +133,13 @@ def test_erasures_get_what_their_leaves_say(empty: Engine) -> None:
     numbers = {"at_us": 5, "at_boot_us": 5, "deadline_boot_us": 9}
     rows: dict[str, list[dict[str, Any]]] = {
         "events": [
-            {**event, "idx": 0, "sequence": 1, "kind": "erasure-requested", "leaf": b'{"detail":"all of it"}'},
+            {
+                **event,
+                "idx": 0,
+                "sequence": 1,
+                "kind": "erasure-requested",
+                "leaf": b'{"detail":"all of it"}',
+            },
             {**event, "idx": 1, "sequence": 2, "kind": "erasure-completed", "leaf": b"{}"},
         ],
         "erasures": [{**request, **numbers}],
