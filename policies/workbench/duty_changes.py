@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvcustody.policies.ir import EVERY_TENANT, Labels, Policy, Profile
+from kvcustody.policies.ir import EVERY_TENANT, Labels, OnRunning, Policy, Profile
 from kvcustody.policies.obligations import Obligations
 from kvcustody.policies.table import DecisionTable
 from kvcustody.policies.workbench.change import DutyChange
@@ -23,6 +23,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
     if old.policy.profile is not new.policy.profile:
         one, two = old.policy.profile, new.policy.profile
         yield DutyChange("every tenant", "policy", "profile", one, two, _APART.index(two) < _APART.index(one))
+    yield from _erasure(old.policy, new.policy)
     for tenant in tenants:
         if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
             yield from _obligations(old, new, tenant)
@@ -30,6 +31,17 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
         for route in _routes(old.policy, new.policy, tenant):
             yield from _levels(old, new, tenant, route)
             yield from _labels(old, new, tenant, route)
+
+
+def _erasure(old: Policy, new: Policy) -> Iterator[DutyChange]:
+    one, two = old.erasure, new.erasure
+    if one.within_us != two.within_us:
+        said = duration(one.within_us), duration(two.within_us)
+        yield DutyChange("every tenant", "erasure", "within", *said, two.within_us > one.within_us)
+    if one.running is not two.running:
+        yield DutyChange(
+            "every tenant", "erasure", "running", one.running, two.running, two.running is OnRunning.FINISH
+        )
 
 
 def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterator[DutyChange]:
