@@ -399,6 +399,13 @@ class BlockManager:
 
     # -- release ------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def withdraw(sequence: Sequence) -> None:
+        """Nothing more of `sequence` is published, and it leaves no hold; it may run on."""
+        for span in sequence.spans:
+            span.keys, span.state = b"", None
+        sequence.residency.may_hold = False
+
     def release(self, sequence: Sequence, now_us: int, cause: str) -> bool:
         """End a sequence; its residency holds what policy allows. False where it had already ended (B2)."""
         slot = sequence.slot
@@ -416,7 +423,8 @@ class BlockManager:
         if sequence.published < sequence.block_count or sequence.duplicates or sequence.windows:
             self.publication.end_private(sequence, cause, now_us, fence)
         residency = sequence.residency
-        hold = residency if residency.domain.cacheable and residency.domain.is_open else None
+        may_hold = residency.may_hold and residency.domain.cacheable and residency.domain.is_open
+        hold = residency if may_hold else None
         self.tree.release(sequence.leaf, hold, now_us, cause, fence)
         if hold is not None and len(hold.account.residencies) > hold.account.residency_cap:
             self._lapse_oldest(hold.account, now_us)

@@ -31,6 +31,7 @@ class Residency:
         "id",
         "is_held",
         "leaf",
+        "may_hold",
         "newer",
         "next_at_leaf",
         "older",
@@ -52,6 +53,7 @@ class Residency:
         self.deadline_us = 0
         self.tick = 0
         self.is_held = False
+        self.may_hold = True  # False: it leaves nothing behind, whatever its domain allows
         self.next_at_leaf: Residency | None = None
         self.older: Residency | None = None  # among the account's holds
         self.newer: Residency | None = None

@@ -382,6 +382,15 @@ class PrefixTree:
         node.length = 0
         self.node_count -= 1
 
+    def hide(self, node: Node, cause: str) -> None:
+        """Take a referenced node out of the index: its sequences keep it, and nobody finds it again."""
+        if not node.keys:
+            return
+        self.index.remove(node)
+        if self.changes is not None:
+            self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
+        node.keys = b""
+
     def _raise_tips(self, node: Node) -> None:
         """Holds whose leaf ends move to the nearest ancestor they hold; a hold without a block is over (R2)."""
         hold = node.tip

@@ -1,143 +1,228 @@
-"""Erasure in this process: end all custody of a selector, now, in every state.
+"""What an erasure does to our own pools: end all custody of a selector, now, in every state.
 
-Z1  Running requests of the selector are aborted, their holds lapse, and their blocks are on the way to CLEAN.
-Z2  A block that another lawful holder still holds stays, and is counted with the reason.
+Z1  Requests of the selector, and readers of what only it owns, are aborted, or marked: they then publish nothing more,
+    leave no hold, and what they alone use is found by nobody. Their blocks are on the way to CLEAN when they end.
+Z2  A block that another lawful holder still holds or uses stays, and is counted with the reason.
 Z3  The owner tenant's erasure overrides readers that came through a grant: their continuations become unreachable.
+Z4  What ended before and is not CLEAN yet is covered too, and awaited.
+Z5  The next request of the selector starts with an empty domain: no plan keeps a closed one.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvcustody.allocator.block import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.node import Node
+from kvcustody.allocator.pool import Custody, Partition
 from kvcustody.allocator.residency import Residency
-from kvcustody.errors import ConfigError
+from kvcustody.allocator.sequence import Sequence as Running
+from kvcustody.governance.erasure_run import Effect, Erased, Reread, Standing, Units, unique_units
 from kvcustody.governance.plan import DomainLabel, Plan
+from kvcustody.governance.selector import Selector, check_selector, matches_label, matches_plan
 
 if TYPE_CHECKING:
     from kvcustody.governance.governor import Governor
 
-
-class Selector(NamedTuple):
-    """What to erase: a tenant, narrowed by subject or session, or a model's digest. At least one part is needed."""
-
-    tenant: str | None = None
-    subject: str | None = None
-    session: str | None = None
-    model: bytes | None = None
+__all__ = ["Erased", "GovernorCustodian", "Selector", "check_selector", "matches_label", "matches_plan"]
 
 
-class Erased(NamedTuple):
-    """What one process did. Blocks are counted over all layer groups."""
+class GovernorCustodian:
+    """A Governor as erasures see it."""
 
-    aborted_requests: int
-    lapsed_residencies: int
-    ended_blocks: int
-    remaining_blocks: int
-    remaining_reason: str
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+
+    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> Effect:
+        """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
+        governor, now_us = self._governor, self._governor.clock.now_us()
+        aborted = lapsed = ended = 0
+        finishing: list[object] = []
+        units: list[Units] = []
+        for manager in governor.managers:
+            covered = _Covered(manager, selector, before_us)
+            before = manager.live_blocks()
+            for domain in covered.domains:
+                domain.is_open = False
+            for sequence in covered.sequences:
+                manager.withdraw(sequence)
+                if finish:
+                    finishing.append(sequence.id)
+                else:
+                    governor.release(sequence.id, "erased")
+                    aborted += 1
+            for hold in covered.holds:
+                if hold.is_held:  # not over already, with the last of its blocks
+                    manager.tree.lapse(hold, "erased", now_us)
+            lapsed += len(covered.holds)
+            manager.tree.flush(now_us)
+            _end(manager, covered.tops(), now_us)
+            if finish:
+                _hide(manager, covered.sequences, now_us)
+            ended += before - manager.live_blocks()
+            units.append(covered.units)
+        governor.forget_closed_plans()
+        return Effect(
+            aborted, tuple(finishing), lapsed, ended, tuple(part for part in units if len(part.blocks))
+        )
+
+    def standing(self, units: Sequence[Units]) -> Standing:
+        """Where these units are now."""
+        waiting = quarantined = 0
+        held: list[Units] = []
+        used: list[Units] = []
+        for part in units:
+            pool = self._governor.managers[part.pool].pool
+            same = pool.generation[part.blocks] == part.generations
+            state = pool.state[part.blocks]
+            waiting += int(np.count_nonzero(same & ((state == FENCED) | (state == DIRTY))))
+            quarantined += int(np.count_nonzero(same & (state == QUARANTINED)))
+            for into, wanted in ((held, CACHED), (used, ACTIVE)):
+                chosen = same & (state == wanted)
+                if chosen.any():
+                    into.append(Units(part.pool, part.blocks[chosen], part.generations[chosen]))
+        return Standing(waiting, quarantined, tuple(held), tuple(used))
+
+    def still_running(self, requests: Sequence[object]) -> list[object]:
+        """Those of the requests that have not ended."""
+        return [request for request in requests if request in self._governor.running]
+
+    def end(self, requests: Sequence[object]) -> None:
+        """End these requests as erased."""
+        for request in requests:
+            self._governor.release(request, "erased")
+
+    def reread(self, units: Sequence[Units]) -> Reread | None:
+        """Read back what is still CLEAN at its generation; None where the memory cannot be read."""
+        checked = changed = nonzero = 0
+        for part in units:
+            pool = self._governor.managers[part.pool].pool
+            read = getattr(pool.memory, "nonzero_bytes", None)
+            if read is None:
+                return None
+            same = pool.generation[part.blocks] == part.generations
+            clean = part.blocks[same & (pool.state[part.blocks] == CLEAN)]
+            checked += len(clean)
+            changed += int(np.count_nonzero(~same))
+            if len(clean):
+                nonzero += int(read(clean))
+        return Reread(checked, changed, nonzero)
 
 
-def erase(governor: Governor, selector: Selector) -> Erased:
-    """End what the selector covers. Raises `ConfigError` for an empty selector or a subject without its tenant."""
-    check_selector(selector)
-    aborted = [
-        request_id
-        for request_id, live in governor.running.items()
-        if matches_plan(selector, _plan_of(live.residency))
-    ]
-    for request_id in aborted:
-        governor.release(request_id, "erased")
-    lapsed = ended = remaining = 0
-    now_us = governor.clock.now_us()
-    for manager in governor.managers:
-        before = manager.live_blocks()
-        lapsed += _lapse(manager, selector, now_us)
-        doomed, kept = _domains(manager, selector)
-        for domain in doomed:
-            domain.is_open = False
-        for node in _roots_of(manager, doomed):
-            if node.refs == 0:
-                manager.tree.end_subtree(node, "erased", now_us, now_us)
-        manager.tree.flush(now_us)
-        ended += before - manager.live_blocks()
-        remaining += kept
-    reason = "held by another residency of the same domain" if remaining else ""
-    return Erased(len(aborted), lapsed, ended, remaining, reason)
+class _Covered:
+    """What one pool has of a selector, found before anything is changed."""
+
+    def __init__(self, manager: BlockManager, selector: Selector, before_us: int) -> None:
+        self.manager = manager
+        self.domains: set[Domain] = set()
+        self.inside: dict[int, Node] = {}  # nodes of these domains, and whatever continues them
+        for node in manager.tree.nodes():
+            domain = node.domain
+            if domain in self.domains or matches_label(selector, _label(domain)):
+                self.domains.add(domain)
+                self.inside[id(node)] = node
+            elif node.parent is not None and id(node.parent) in self.inside:
+                self.inside[id(node)] = node
+        self.sequences = [
+            sequence
+            for sequence in manager.decode.sequences
+            if sequence is not None
+            and sequence.residency.opened_us <= before_us
+            and (matches_plan(selector, _plan_of(sequence.residency)) or self._reads(sequence))
+        ]
+        for sequence in self.sequences:
+            if matches_label(selector, _label(sequence.domain)):
+                self.domains.add(sequence.domain)
+        self.holds = [
+            hold
+            for account in manager.accounts.values()
+            if selector.tenant is None or account.name == selector.tenant
+            for hold in account.residencies.values()
+            if hold.opened_us <= before_us and matches_plan(selector, _plan_of(hold))
+        ]
+        self.units = self._units(selector)
+
+    def _reads(self, sequence: Running) -> bool:
+        return any(id(node) in self.inside for node in _path(sequence.leaf))
+
+    def _units(self, selector: Selector) -> Units:
+        """Every block that the selector's holders wrote, hold or use, or whose end is on its way (Z4)."""
+        pool = self.manager.pool
+        nodes = dict(self.inside)
+        parts: list[Blocks] = []
+        for hold in self.holds:
+            nodes.update((id(node), node) for node in _path(hold.leaf))
+        for sequence in self.sequences:
+            nodes.update((id(node), node) for node in _path(sequence.leaf))
+            parts += [sequence.blocks, *sequence.windows, *(blocks for blocks, _ in sequence.duplicates)]
+        for node in nodes.values():
+            parts += [node.blocks, *node.windows]
+        for custody in _on_their_way(pool.partitions):
+            if custody.domain is not None and matches_label(selector, _label(custody.domain)):
+                parts.append(custody.blocks)
+        return unique_units(self.manager.number, parts, pool.generation)
+
+    def tops(self) -> list[Node]:
+        """Unreferenced nodes to end: the topmost of each chain, for what is below ends with them."""
+        return [
+            node
+            for node in self.inside.values()
+            if node.length
+            and node.refs == 0
+            and (node.parent is None or id(node.parent) not in self.inside or node.parent.refs > 0)
+        ]
 
 
-def check_selector(selector: Selector) -> None:
-    """Raise `ConfigError` for an empty selector or a subject or session without its tenant."""
-    if selector == Selector():
-        raise ConfigError("an erasure needs a tenant, a subject, a session or a model")
-    if (selector.subject or selector.session) and not selector.tenant:
-        raise ConfigError("an erasure by subject or session needs its tenant")
-
-
-def _lapse(manager: BlockManager, selector: Selector, now_us: int) -> int:
-    lapsed = 0
-    for account in manager.accounts.values():
-        if selector.tenant is not None and account.name != selector.tenant:
-            continue
-        for hold in [hold for hold in account.residencies.values() if _matches_hold(selector, hold)]:
-            if hold.is_held:
-                manager.tree.lapse(hold, "erased", now_us)
-                lapsed += 1
+def _end(manager: BlockManager, tops: Iterable[Node], now_us: int) -> None:
+    for node in tops:
+        manager.tree.end_subtree(node, "erased", now_us, now_us)
     manager.tree.flush(now_us)
-    return lapsed
 
 
-def _domains(manager: BlockManager, selector: Selector) -> tuple[set[Domain], int]:
-    """Domains that belong to the selector alone, and how many blocks stay in wider ones for other holders."""
-    doomed: set[Domain] = set()
-    kept = 0
-    for node in manager.tree.nodes():
-        label = node.domain.label
-        assert isinstance(label, DomainLabel)
-        if matches_label(selector, label):
-            doomed.add(node.domain)
-        elif selector.subject is not None and label.tenant == selector.tenant and label.subject is None:
-            kept += node.block_count
-    return doomed, kept
+def _hide(manager: BlockManager, sequences: Iterable[Running], now_us: int) -> None:
+    """What only these sequences use leaves the index, and what continues it for nobody ends."""
+    uses: dict[int, int] = {}
+    nodes: dict[int, Node] = {}
+    for sequence in sequences:
+        for node in _path(sequence.leaf):
+            nodes[id(node)] = node
+            uses[id(node)] = uses.get(id(node), 0) + 1
+    for key, node in nodes.items():
+        if node.holds or node.refs != uses[key]:
+            continue
+        manager.tree.hide(node, "erased")
+        child = node.first_child
+        while child is not None:
+            after = child.next_sibling
+            if child.refs == 0:
+                manager.tree.end_subtree(child, "erased", now_us, now_us)
+            child = after
+    manager.tree.flush(now_us)
 
 
-def _roots_of(manager: BlockManager, doomed: set[Domain]) -> list[Node]:
-    """The topmost nodes in these domains; what is below them ends with them."""
-    return [
-        node
-        for node in manager.tree.nodes()
-        if node.domain in doomed and (node.parent is None or node.parent.domain not in doomed)
-    ]
+def _on_their_way(partitions: Iterable[Partition]) -> list[Custody]:
+    found: list[Custody] = []
+    for partition in partitions:
+        found += [*partition.fenced, *partition.dirty, *partition.stuck]
+    return found
 
 
-def matches_plan(selector: Selector, plan: Plan) -> bool:
-    """Whether a request of this standing is inside the selector."""
-    label = plan.own.domain.label
-    assert isinstance(label, DomainLabel)
-    principal = plan.principal
-    return (
-        (selector.tenant is None or plan.tenant == selector.tenant)
-        and (selector.subject is None or principal.subject == selector.subject)
-        and (selector.session is None or principal.session == selector.session)
-        and (selector.model is None or (label.spec is not None and label.spec.model == selector.model))
-    )
+def _path(leaf: Node | None) -> Iterable[Node]:
+    while leaf is not None:
+        yield leaf
+        leaf = leaf.parent
 
 
-def _matches_hold(selector: Selector, hold: Residency) -> bool:
-    return matches_plan(selector, _plan_of(hold))
+def _label(domain: Domain) -> DomainLabel:
+    assert isinstance(domain.label, DomainLabel)
+    return domain.label
 
 
 def _plan_of(residency: Residency) -> Plan:
     assert isinstance(residency.facts, Plan)
     return residency.facts
-
-
-def matches_label(selector: Selector, label: DomainLabel) -> bool:
-    """Whether a whole domain is inside the selector."""
-    return (
-        (selector.tenant is None or label.tenant == selector.tenant)
-        and (selector.subject is None or label.subject == selector.subject)
-        and (selector.session is None or label.session == selector.session)
-        and (selector.model is None or (label.spec is not None and label.spec.model == selector.model))
-    )

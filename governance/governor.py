@@ -9,6 +9,7 @@ O4  No SQL on this path: events are tuples handed to the ledger's queue. Scrubbi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import structlog
@@ -21,12 +22,14 @@ from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.audit.conservation import PoolCounts
+from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
 from kvcustody.governance import evidence
 from kvcustody.governance.authority import Authority
 from kvcustody.governance.counts import pool_counts
-from kvcustody.governance.erasure import Erased, Selector, erase
+from kvcustody.governance.erasure import Erased, GovernorCustodian, Selector
+from kvcustody.governance.erasure_run import Erasures
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
@@ -62,6 +65,12 @@ class Governor(Authority):
         self._live: dict[object, Running] = {}
         self._launch = 0
         super().__init__(table, keyring, ledger, block_tokens=pools.options.block_tokens, clock=clock)
+        self.erasures = Erasures(
+            GovernorCustodian(self),
+            self._clock,
+            self._emit,
+            lambda: self.table.policy.erasure,
+        )
         pools.boot(table)
         self._drain(self._clock.now_us())
 
@@ -292,6 +301,8 @@ class Governor(Authority):
             over += [sequence.id for sequence in manager.step(now_us)]
         for request_id in over:
             self.release(request_id, "active-max")
+        if self.erasures.pending:
+            self.erasures.poll()
         self._drain(now_us)
         return tuple(over)
 
@@ -330,14 +341,20 @@ class Governor(Authority):
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(table)
 
-    def erase(self, selector: Selector) -> Erased:
-        """End all custody of a selector now: running requests are aborted, holds lapse, blocks leave the index."""
-        result = erase(self, selector)
+    def erase(self, selector: Selector, **order: Any) -> Erased:
+        """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
+
+        `order`: what `Erasures.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        """
+        result = self.erasures.begin(selector, **order)
         _log.info(
-            "erased", tenant=selector.tenant, blocks=result.ended_blocks, remaining=result.remaining_blocks
+            "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
         )
         self._drain(self._clock.now_us())
         return result
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        self._outbox += events
 
     def index_changes(self) -> list[IndexChange]:
         """What was published and what ended in the index of any pool since the last call, in order.
@@ -383,6 +400,8 @@ class Governor(Authority):
         now_us = self._clock.now_us()
         for manager in self._pools.managers:
             manager.teardown(now_us)
+        if self.erasures.pending:
+            self.erasures.poll(now=True)
         self._drain(now_us)
         self._first_uses.close()
 
