@@ -7,8 +7,21 @@ P2 The definition is that of docs/coverage.md, and so are the names of the figur
 
 from __future__ import annotations
 
-from kvcustody.audit.recompute.figures import Figures, Recount
+from kvcustody.audit.recompute.completeness import Unaccounted, unaccounted
+from kvcustody.audit.recompute.figures import Figures, Judged, Recount
 from kvcustody.audit.recompute.history import History, read_history
-from kvcustody.audit.recompute.recount import Chosen, recount
+from kvcustody.audit.recompute.recount import EVERYTHING, Chosen, judge, recount
 
-__all__ = ["Chosen", "Figures", "History", "Recount", "read_history", "recount"]
+__all__ = [
+    "EVERYTHING",
+    "Chosen",
+    "Figures",
+    "History",
+    "Judged",
+    "Recount",
+    "Unaccounted",
+    "judge",
+    "read_history",
+    "recount",
+    "unaccounted",
+]

@@ -6,6 +6,32 @@ F1 Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+
+class Judged(NamedTuple):
+    """Custodies of consecutive generations that are alike: one verdict for each of `count` x `shards` units.
+
+    `verdict` is in_time, late, failed, missing, unproven or overdue; times are the incarnation's boot-time
+    microseconds; `lag` and `level` are None and "" where nothing is destroyed with evidence; `bytes` are of all shards.
+    """
+
+    incarnation: str
+    pool: int
+    generation: int
+    count: int
+    shards: int
+    tenant: str
+    classification: str
+    verdict: str
+    covered: bool
+    due: int
+    is_ended_in_time: bool
+    is_disputed: bool
+    lag: int | None
+    level: str
+    bytes: int
+    fence: int
 
 
 @dataclass(slots=True)
@@ -28,6 +54,20 @@ class Figures:
     full_bytes: int = 0
     reread_blocks: int = 0
     fence_us_max: int = 0
+
+    def count(self, judged: Judged) -> None:
+        """Add the units of one verdict."""
+        units = judged.count * judged.shards
+        self.due += units
+        setattr(self, judged.verdict, getattr(self, judged.verdict) + units)
+        self.ended_in_time += units * judged.is_ended_in_time
+        self.covered += units * judged.covered
+        self.disputed += units * judged.is_disputed
+        self.fence_us_max = max(self.fence_us_max, judged.fence)
+        if judged.level:
+            name = f"{judged.level}_bytes"
+            setattr(self, name, getattr(self, name) + judged.bytes * judged.count)
+            self.reread_blocks += units * (judged.level == "full")
 
     def add(self, other: Figures) -> None:
         """Add another's counts; of fence times keep the longer."""

@@ -91,6 +91,7 @@ class Life:
         self.offset_us = 0
         self.founded: tuple[int, int] | None = None
         self.shards = 0
+        self.generation = 0  # where its counter started
         self.people: dict[int, Person] = {}
         self.released: dict[int, tuple[int, int]] = {}
         self.spans: list[Span] = []
@@ -152,6 +153,7 @@ def _account(history: History, body: dict[str, Any], kind: str) -> None:
         order = _order(body)
         if life.founded is None or order > life.founded:
             life.founded, life.shards = order, int(body["shards"] or 0)
+            life.generation = int(body.get("generation") or 0)
 
 
 def _order(body: dict[str, Any]) -> tuple[int, int]:

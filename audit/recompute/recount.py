@@ -8,10 +8,10 @@ R3 A period takes a custody by its recomputed due time; by the recorded one wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvcustody.audit.recompute.figures import Figures, Recount
+from kvcustody.audit.recompute.figures import Judged, Recount
 from kvcustody.audit.recompute.history import (
     DEVICE_TIER,
     LEVELS,
@@ -40,6 +40,9 @@ class Chosen(NamedTuple):
     tier: str | None = None
 
 
+EVERYTHING = Chosen()
+
+
 class _Claim(NamedTuple):
     """One use of one block with its times resolved: until when it was used, until when it was held."""
 
@@ -62,85 +65,105 @@ class _Verdict(NamedTuple):
 _NOBODY = Person("", "", None, None, "", 0)
 
 
-def recount(history: History, chosen: Chosen = Chosen(), *, as_of_us: int | None = None) -> Recount:  # noqa: B008
+def recount(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | None = None) -> Recount:
     """Every figure of coverage, from a history alone; raises `LedgerError` for a tier that no leaf records."""
-    if chosen.tier not in (None, DEVICE_TIER):
-        raise LedgerError(f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does")
     found = Recount(leaves=history.leaves, as_of_us=history.last_us if as_of_us is None else as_of_us)
-    erasures = sorted(history.erasures, key=lambda item: item.at_us)
-    for uuid in sorted(history.lives):
-        _Counting(history.lives[uuid], erasures, chosen, found).run()
+    for judged in judge(history, chosen, as_of_us=as_of_us):
+        found.row(judged.tenant, judged.classification).count(judged)
+        if judged.lag is not None:
+            found.lags[judged.lag] = found.lags.get(judged.lag, 0) + judged.count
     return found
 
 
-class _Counting:
+def judge(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | None = None) -> Iterator[Judged]:
+    """Every chosen custody that ended or is overdue, with its verdict; raises as `recount` does."""
+    if chosen.tier not in (None, DEVICE_TIER):
+        raise LedgerError(f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does")
+    now_us = history.last_us if as_of_us is None else as_of_us
+    erasures = sorted(history.erasures, key=lambda item: item.at_us)
+    for uuid in sorted(history.lives):
+        life = history.lives[uuid]
+        yield from _Judge(life, erasures, chosen, now_us - life.offset_us).run()
+
+
+class _Judge:
     """One pass over the segments of one incarnation."""
 
-    def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen, found: Recount) -> None:
+    def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen, now: int) -> None:
         self._life = life
         self._chosen = chosen
-        self._found = found
+        self._now = now
         self._erased = _erased(life, erasures)
-        self._units = life.shards or 1
 
-    def run(self) -> None:
+    def run(self) -> Iterator[Judged]:
         for segment in segments(self._life.spans):
             if _agree(segment):
-                self._judge(segment, segment.end - segment.first)
+                yield from self._look(segment, segment.end - segment.first)
             else:  # the spans disagree about which block it is: one generation after the other
                 for generation in range(segment.first, segment.end):
-                    self._judge(segment._replace(first=generation, end=generation + 1), 1)
+                    here = [span for span in segment.spans if span.first <= generation < span.end]
+                    yield from self._look(Segment(segment.pool, generation, generation + 1, here), 1)
 
-    def _judge(self, segment: Segment, count: int) -> None:
-        """Add the verdict on `count` custodies that are alike in everything."""
+    def _look(self, segment: Segment, count: int) -> Iterator[Judged]:
+        """The verdict on `count` custodies that are alike in everything."""
         ends = [span for span in segment.spans if isinstance(span.fact, End)]
         mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
         if mine:
-            self._ended(min(mine, key=lambda span: span.fact.order), segment, count)
-        elif not ends:
-            self._unended(segment, count)
+            found = self._ended(min(mine, key=lambda span: span.fact.order), segment, count)
+        else:
+            found = None if ends else self._unended(segment, count)
+        if found is not None:
+            yield found
 
-    def _ended(self, ended: Span, segment: Segment, count: int) -> None:
+    def _ended(self, ended: Span, segment: Segment, count: int) -> Judged | None:
         end: End = ended.fact
         block = ended.at(segment.first)
         claims = self._claims(segment, block)
-        model = _model(self._life, claims)
         verdict = _verdict(end, claims, _proofs(segment), block, segment.first, self._life.shards)
-        if self._chosen.model not in (None, model) or not self._is_in_period(
+        if self._chosen.model not in (None, _model(self._life, claims)) or not self._is_in_period(
             verdict.due if verdict.due < OPEN else end.due
         ):
-            return
-        units = count * self._units
-        row = self._found.row(end.tenant, end.classification)
-        row.due += units
-        row.ended_in_time += units * (end.ended <= verdict.due + end.within)
-        row.covered += units * (verdict.name == "in_time" and not verdict.disputed)
-        row.disputed += units * verdict.disputed
-        row.fence_us_max = max(row.fence_us_max, end.retired - end.ended)
-        setattr(row, verdict.name, getattr(row, verdict.name) + units)
-        if verdict.lag is not None:
-            _destroyed(row, verdict, units, count)
-            self._found.lags[verdict.lag] = self._found.lags.get(verdict.lag, 0) + count
+            return None
+        return Judged(
+            self._life.uuid,
+            segment.pool,
+            segment.first,
+            count,
+            self._life.shards or 1,
+            end.tenant,
+            end.classification,
+            verdict.name,
+            verdict.name == "in_time" and not verdict.disputed,
+            verdict.due,
+            end.ended <= verdict.due + end.within,
+            verdict.disputed,
+            verdict.lag,
+            verdict.level,
+            verdict.bytes,
+            max(0, end.retired - end.ended),
+        )
 
-    def _unended(self, segment: Segment, count: int) -> None:
+    def _unended(self, segment: Segment, count: int) -> Judged | None:
         """Custody that was handed out and whose end nobody recorded: overdue once it is due."""
         writers = [span for span in segment.spans if isinstance(span.fact, Use) and span.fact.written]
         if not writers:
-            return
+            return None
         writer = min(writers, key=lambda span: span.fact.residency)
         claims = self._claims(segment, writer.at(segment.first))
         due = max(claim.hold_end for claim in claims)
         person = self._life.people.get(writer.fact.residency)
         tenant, classification = (person.tenant, person.classification) if person else ("unknown", "unknown")
-        if (
-            due < self._found.as_of_us - self._life.offset_us
+        if not (
+            due < self._now
             and self._selects(tenant, classification)
             and self._is_in_period(due)
             and self._chosen.model in (None, _model(self._life, claims))
         ):
-            row = self._found.row(tenant, classification)
-            row.due += count * self._units
-            row.overdue += count * self._units
+            return None
+        return Judged(
+            self._life.uuid, segment.pool, segment.first, count, self._life.shards or 1, tenant, classification,
+            "overdue", False, due, False, False, None, "", 0, 0,
+        )  # fmt: skip
 
     def _claims(self, segment: Segment, block: int) -> list[_Claim]:
         """Every use of this block and generation."""
@@ -215,12 +238,6 @@ def _due(end: End, claims: Sequence[_Claim], last: int) -> int:
     every = max((claim.hold_end for claim in claims), default=0)
     by_own, by_every = (max(last, min(end.ceiling, hold, end.ended)) for hold in (own, every))
     return by_every if end.due == by_every else by_own
-
-
-def _destroyed(row: Figures, verdict: _Verdict, units: int, count: int) -> None:
-    name = f"{verdict.level}_bytes"
-    setattr(row, name, getattr(row, name) + verdict.bytes * count)
-    row.reread_blocks += units * (verdict.level == "full")
 
 
 def _proofs(segment: Segment) -> list[Span]:

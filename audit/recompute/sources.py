@@ -1,0 +1,38 @@
+"""Where the leaves of a recount come from: the database, or an export in a folder.
+
+O1 Leaves are handed on as they were written, and nothing else is: no column and no manifest figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.as_of import AsOf, is_in
+from kvcustody.audit.exports.chunks import leaves_of
+from kvcustody.audit.exports.manifest import MANIFEST, Manifest
+from kvcustody.audit.schema import events
+from kvcustody.audit.tiles import ExportError
+
+
+def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Iterator[bytes]:
+    """Every leaf of the ledger, or of a state of it, log by log."""
+    query = select(events.c.leaf).where(is_in(as_of, events)).order_by(events.c.log, events.c.idx)
+    rows = connection.execution_options(yield_per=10_000).execute(query)
+    return (bytes(leaf) for leaf in rows.scalars())
+
+
+def leaves_in_export(folder: Path) -> Iterator[bytes]:
+    """Every leaf of an export that `kvcustody audit export` wrote; raises `ExportError` where it is none.
+
+    Nothing is verified here: `kvcustody audit verify` does that, and comes first.
+    """
+    try:
+        manifest = Manifest.from_bytes((folder / MANIFEST).read_bytes())
+    except OSError as problem:
+        raise ExportError(f"export `{folder}`: {problem.strerror}", path=folder) from problem
+    for log in manifest.logs:
+        for file in log.files:
+            yield from leaves_of(manifest.form, folder / file.path)
