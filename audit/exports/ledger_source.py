@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.exports.source import RootLeaf, SubLog
+from kvcustody.audit.keeping_schema import retention_purges
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.proofs import Tiles
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.tiles import ExportError
+from kvcustody.audit.witness.status import witnessed_note
 
 _PAGE = 4096
 
@@ -28,7 +30,7 @@ class LedgerSource:
             signed = LedgerProofs(connection).signed(as_of)
             if as_of is not None and signed.size != as_of:
                 raise ExportError(f"the checkpoint of `{as_of}` root leaves is not signed", as_of=as_of)
-            self.size, self._note = signed.size, signed.note
+            self.size, self._note = signed.size, witnessed_note(connection, signed.size)
             self._ids = {
                 name: log for log, name in connection.execute(select(logs.c.id, logs.c.name)).tuples()
             }
@@ -96,9 +98,13 @@ class LedgerSource:
         return (0, 0) if low is None else (low, high + 1)
 
     def _purged_below(self, connection: Connection, name: str) -> int:
+        below = select(func.max(retention_purges.c.below)).where(retention_purges.c.of_log == name)
         first = select(func.min(events.c.idx)).where(events.c.log == self._ids[name])
-        found = connection.scalar(first)
-        return 0 if found is None else int(found)
+        planned = connection.scalar(below)
+        if planned is None:
+            return 0  # a leaf that is missing all the same is a fault, and the export will say so
+        kept = connection.scalar(first)
+        return int(planned) if kept is None else min(int(planned), int(kept))
 
 
 class _Tiles:
