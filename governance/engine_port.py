@@ -14,6 +14,7 @@ T5  Telling the port something twice changes nothing (L4); telling it something 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import structlog
@@ -26,13 +27,14 @@ from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.scrub_queue import ScrubOrder
 from kvcustody.audit.conservation import PoolCounts
+from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance import port_evidence
 from kvcustody.governance.active_limits import ActiveLimits
 from kvcustody.governance.authority import Authority
 from kvcustody.governance.engine_control import EngineControl, EngineView
-from kvcustody.governance.erasure import Erased, Selector
+from kvcustody.governance.erasure_run import Erased, Erasures
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
@@ -41,13 +43,14 @@ from kvcustody.governance.narrowing import Bound
 from kvcustody.governance.outcome import Deferred, Refused
 from kvcustody.governance.plan import Plan
 from kvcustody.governance.port_accounts import ANONYMOUS, PortAccounts
-from kvcustody.governance.port_erasure import erase
+from kvcustody.governance.port_erasure import PortCustodian
 from kvcustody.governance.port_keys import NO_KEYS, Find, KeyChain, Keys, look_up
 from kvcustody.governance.port_scan import check, scan
 from kvcustody.governance.port_stats import pool_counts, port_stats
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment
 from kvcustody.governance.scan import Finding
+from kvcustody.governance.selector import Selector
 from kvcustody.governance.stats import Stats
 from kvcustody.policies.ir import Profile
 from kvcustody.policies.table import DecisionTable
@@ -87,6 +90,9 @@ class EnginePort(Authority):
         self._active = ActiveLimits()
         self._epoch = 0  # moves with every change of standing: keys made before are looked up anew
         super().__init__(table, keyring, ledger, block_tokens=block_tokens, clock=clock)
+        self.erasures = Erasures(
+            PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
+        )
         self._accounts.limit(table)
 
     # -- admission ----------------------------------------------------------------------------------------------------
@@ -399,6 +405,8 @@ class EnginePort(Authority):
         over = self._active.take_over(now_us)
         if over:
             self._engine.abort(over, "active-max")
+        if self.erasures.pending:
+            self.erasures.poll()
         order = self.pool.order(now_us)
         self._drain(now_us)
         return order
@@ -437,6 +445,8 @@ class EnginePort(Authority):
     def has_work(self, now_us: int | None = None) -> bool:
         """Something is due now, so that an idle engine must step."""
         if self._commands or self._outbox or self.pool.queue.has_dirty or self.pool.queue.has_fenced:
+            return True
+        if self.erasures.is_due():
             return True
         due_us = self.next_due_us()
         return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)
@@ -492,15 +502,26 @@ class EnginePort(Authority):
     def _standing_changed(self) -> None:
         self._epoch += 1
 
-    def erase(self, selector: Selector) -> Erased:
-        """End all custody of a selector now: requests are aborted, holds lapse, blocks leave the engine's index."""
-        result = erase(self, self._engine, selector)
+    def erase(self, selector: Selector, **order: Any) -> Erased:
+        """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
+
+        `order`: what `Erasures.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        """
+        result = self.erasures.begin(selector, **order)
         _log.info(
-            "erased", tenant=selector.tenant, blocks=result.ended_blocks, remaining=result.remaining_blocks
+            "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
         )
         self._drain(self._clock.now_us())
         self._engine.wake()
         return result
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        self._outbox += events
+
+    def reload_plans(self) -> None:
+        """After domains were closed: requests that wait find their standing anew."""
+        self.forget_closed_plans()
+        self._epoch += 1
 
     def scan(self) -> list[Finding]:
         """Compare this side's books with the engine's; every disagreement is a finding."""

@@ -34,6 +34,7 @@ from kvcustody.policies.ir import ErasureDuty, OnRunning
 
 _REMEMBERED = 1000
 _POLL_US = 2_000
+_LATE_POLL_US = 1_000_000  # what is on record as partial is looked at rarely
 _HELD, _USED = "held by other residencies", "in use by other requests"
 
 
@@ -118,14 +119,13 @@ class Order(NamedTuple):
 class _Run:
     """One erasure on its way."""
 
-    __slots__ = ("effect", "finishing", "is_late", "is_on_record", "order", "tiers")
+    __slots__ = ("effect", "finishing", "is_on_record", "order", "tiers")
 
     def __init__(self, order: Order, effect: Effect) -> None:
         self.order = order
         self.effect = effect
         self.finishing: list[object] = list(effect.finishing)
         self.tiers: dict[str, TierErased] = {}
-        self.is_late = False
         self.is_on_record = False  # as partial
 
 
@@ -186,14 +186,19 @@ class Erasures:
     def poll(self, *, now: bool = False) -> None:
         """Once a step while erasures are pending: end what is over its deadline, record what is done (Y2, Y3).
 
-        Looks every 2 ms, or `now`.
+        Looks every 2 ms, every second where all are on record as partial, or `now`.
         """
         now_us = self._clock.now_us()
         if now_us < self._next_poll_us and not now:
             return
-        self._next_poll_us = now_us + _POLL_US
         for run in list(self.pending.values()):
             self._poll(run, now_us)
+        late = all(run.is_on_record for run in self.pending.values())
+        self._next_poll_us = now_us + (_LATE_POLL_US if late else _POLL_US)
+
+    def is_due(self) -> bool:
+        """Whether a poll would look now: an idle engine then takes a step."""
+        return bool(self.pending) and self._clock.now_us() >= self._next_poll_us
 
     def _poll(self, run: _Run, now_us: int) -> None:
         order, custodian = run.order, self._custodian

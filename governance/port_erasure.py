@@ -1,74 +1,165 @@
-"""Erasure in an engine that allocates by itself (governance.erasure, Z1–Z3)."""
+"""What an erasure does in an engine that allocates by itself (governance.erasure, Z1–Z5).
+
+Its queue may hold requests that have no block yet: they end with the running ones, or, where those may finish, begin
+after the erasure and see nothing of what was before.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvcustody.allocator.block import ACTIVE, CACHED
+from kvcustody.allocator.block import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.allocator.foreign_residency import ForeignResidency
-from kvcustody.governance.erasure import Erased, Selector, check_selector, matches_label, matches_plan
+from kvcustody.governance.erasure_run import Effect, Reread, Standing, Units, unique_units
 from kvcustody.governance.plan import DomainLabel, Plan
+from kvcustody.governance.selector import Selector, matches_label, matches_plan
 
 if TYPE_CHECKING:
     from kvcustody.governance.engine_port import EngineControl, EnginePort
 
 
-def erase(port: EnginePort, engine: EngineControl, selector: Selector) -> Erased:
-    """End what the selector covers. Raises `ConfigError` for an empty selector or a subject without its tenant."""
-    check_selector(selector)
-    pool, now_us = port.pool, port.clock.now_us()
-    before = _live(pool)
-    doomed, kept = _domains(pool, selector)
-    for domain in doomed:
-        domain.is_open = False  # nothing attaches from here on, whatever the engine does next
-    aborted = [residency for residency in port.running.values() if _matches(selector, residency)]
-    for residency in aborted:
-        residency.publishes = False  # and it leaves no hold
-    if aborted:
-        engine.abort([residency.request_id for residency in aborted], "erased")
-    forget: list[int] = []
-    holds = [
-        hold
-        for account in pool.accounts.values()
-        if selector.tenant is None or account.name == selector.tenant
-        for hold in list(account.residencies.values())
-        if isinstance(hold, ForeignResidency) and _matches(selector, hold)
-    ]
-    for hold in holds:
-        if hold.is_held:
-            forget += pool.lapse(hold, "erased", now_us)
-    if holds:
-        pool.recount_holds()
-    tags = [domain.tag for domain in doomed]
-    if tags:
-        forget += pool.end_cached(np.flatnonzero(np.isin(pool.tag, tags)), "erased", now_us)
-    if forget:
-        engine.evict(forget)
-    reason = "held by another residency of the same domain" if kept else ""
-    return Erased(len(aborted), len(holds), before - _live(pool), kept, reason)
+class PortCustodian:
+    """An engine port as erasures see it; requests are residencies here."""
+
+    def __init__(self, port: EnginePort, engine: EngineControl) -> None:
+        self._port = port
+        self._engine = engine
+
+    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> Effect:
+        """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
+        port, pool, now_us = self._port, self._port.pool, self._port.clock.now_us()
+        covered = _Covered(port, selector, before_us)
+        before = _live(pool)
+        for domain in covered.domains:
+            domain.is_open = False  # nothing attaches from here on, whatever the engine does next
+        aborted = 0
+        finishing = [residency for residency in covered.running if finish and residency.is_opened]
+        for residency in covered.running:
+            residency.publishes = False  # and it leaves no hold
+        if not finish and covered.running:
+            aborted = len(covered.running)
+            self._engine.abort([residency.request_id for residency in covered.running], "erased")
+        forget: list[int] = []
+        for hold in covered.holds:
+            if hold.is_held:
+                forget += pool.lapse(hold, "erased", now_us)
+        if covered.holds:
+            pool.recount_holds()
+        if covered.domains:
+            tags = [domain.tag for domain in covered.domains]
+            forget += pool.end_cached(np.flatnonzero(np.isin(pool.tag, tags)), "erased", now_us)
+        forget += _hide(pool, finishing)
+        if forget:
+            self._engine.evict(forget)
+        port.reload_plans()
+        return Effect(aborted, tuple(finishing), len(covered.holds), before - _live(pool), (covered.units,))
+
+    def standing(self, units: Sequence[Units]) -> Standing:
+        """Where these units are now: what no shard has answered for yet waits, whoever has the block since."""
+        pool = self._port.pool
+        waiting = quarantined = 0
+        held: list[Units] = []
+        used: list[Units] = []
+        on_their_way = [custody.generations for custody in pool.queue.custodies()]
+        pending = np.concatenate(on_their_way) if on_their_way else np.empty(0, dtype=np.int64)
+        for part in units:
+            waiting += int(np.count_nonzero(np.isin(part.generations, pending)))
+            same = pool.generation[part.blocks] == part.generations
+            state = pool.state[part.blocks]
+            quarantined += int(np.count_nonzero(same & (state == QUARANTINED)))
+            for into, wanted in ((held, CACHED), (used, ACTIVE)):
+                chosen = same & (state == wanted)
+                if chosen.any():
+                    into.append(Units(part.pool, part.blocks[chosen], part.generations[chosen]))
+        return Standing(waiting, quarantined, tuple(held), tuple(used))
+
+    def still_running(self, requests: Sequence[object]) -> list[object]:
+        """Those of the residencies that have not ended."""
+        return [one for one in requests if isinstance(one, ForeignResidency) and one.is_running]
+
+    def end(self, requests: Sequence[object]) -> None:
+        """End these residencies' requests as erased."""
+        ids = [one.request_id for one in requests if isinstance(one, ForeignResidency)]
+        self._engine.abort(ids, "erased")
+
+    def reread(self, units: Sequence[Units]) -> Reread | None:
+        """The memory is the engine's workers': what was read back there is in the receipts."""
+        return None
+
+
+class _Covered:
+    """What the pool has of a selector, found before anything is changed."""
+
+    def __init__(self, port: EnginePort, selector: Selector, before_us: int) -> None:
+        pool = port.pool
+        self.domains: list[Domain] = [
+            domain for domain in pool.domains.values() if matches_label(selector, _label(domain))
+        ]
+        known = {domain.tag for domain in self.domains}
+        tags = list(known)
+        self.running: list[ForeignResidency] = []
+        for residency in port.running.values():
+            if residency.opened_us > before_us:
+                continue
+            reads = bool(tags) and bool(np.isin(pool.tag[residency.attached], tags).any())
+            if reads or _matches(selector, residency):
+                self.running.append(residency)
+        self.holds = [
+            hold
+            for account in pool.accounts.values()
+            if selector.tenant is None or account.name == selector.tenant
+            for hold in list(account.residencies.values())
+            if isinstance(hold, ForeignResidency) and hold.opened_us <= before_us and _matches(selector, hold)
+        ]
+        parts: list[Blocks] = [residency.blocks() for residency in self.running]
+        parts += [hold.held[pool.generation[hold.held] == hold.held_generations] for hold in self.holds]
+        live = (pool.state == ACTIVE) | (pool.state == CACHED)
+        parts.append(np.flatnonzero(live & np.isin(pool.tag, tags)))
+        present = unique_units(pool.number, parts, pool.generation)
+        self.units = self._with_ended(pool, selector, present)
+        for residency in self.running:  # domains that have no block yet
+            if matches_label(selector, _label(residency.domain)) and residency.domain.tag not in known:
+                known.add(residency.domain.tag)
+                self.domains.append(residency.domain)
+
+    @staticmethod
+    def _with_ended(pool: ForeignPool, selector: Selector, present: Units) -> Units:
+        """And what ended before and has no receipt yet; its block may be somebody else's by now (Z4)."""
+        blocks, generations = [present.blocks], [present.generations]
+        for custody in pool.queue.custodies():
+            if custody.domain is not None and matches_label(selector, _label(custody.domain)):
+                blocks.append(custody.blocks)
+                generations.append(custody.generations)
+        every, first = np.unique(np.concatenate(generations), return_index=True)
+        return Units(pool.number, np.concatenate(blocks)[first], every)
+
+
+def _hide(pool: ForeignPool, finishing: Sequence[ForeignResidency]) -> list[int]:
+    """What only these requests use leaves the index; returns what the engine must forget."""
+    if not finishing:
+        return []
+    uses = np.zeros(pool.blocks, dtype=np.int64)
+    for residency in finishing:
+        np.add.at(uses, residency.blocks(), 1)
+    alone = np.flatnonzero((uses > 0) & (pool.refs == uses) & (pool.holds <= 0) & pool.indexed)
+    pool.indexed[alone] = False
+    return [int(block) for block in alone]
 
 
 def _live(pool: ForeignPool) -> int:
-    return int(np.count_nonzero((pool.state == ACTIVE) | (pool.state == CACHED)))
+    live: NDArray[np.bool_] = (pool.state == ACTIVE) | (pool.state == CACHED)
+    return int(np.count_nonzero(live))
 
 
-def _domains(pool: ForeignPool, selector: Selector) -> tuple[list[Domain], int]:
-    """Domains that belong to the selector alone, and how many blocks stay in wider ones for other holders."""
-    live = (pool.state == ACTIVE) | (pool.state == CACHED)
-    doomed: list[Domain] = []
-    kept = 0
-    for tag, domain in pool.domains.items():
-        label = domain.label
-        assert isinstance(label, DomainLabel)
-        if matches_label(selector, label):
-            doomed.append(domain)
-        elif selector.subject is not None and label.tenant == selector.tenant and label.subject is None:
-            kept += int(np.count_nonzero(live & (pool.tag == tag)))
-    return doomed, kept
+def _label(domain: Domain) -> DomainLabel:
+    assert isinstance(domain.label, DomainLabel)
+    return domain.label
 
 
 def _matches(selector: Selector, residency: ForeignResidency) -> bool:
