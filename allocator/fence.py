@@ -39,6 +39,11 @@ class Fences:
             return fence
         return self.last + 1
 
+    @property
+    def newest_open(self) -> int:
+        """The last fence while any is open: what ends now waits for all up to it. 0 where none is."""
+        return self.last if self._open else 0
+
     def stuck_before(self, bound_us: int, now_us: int) -> int:
         """Fences below the returned id are past their bound (0 where none is)."""
         stuck = 0

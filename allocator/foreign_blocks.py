@@ -50,7 +50,8 @@ class ForeignBlocks:
         self.bytes_per_block = bytes_per_block
         self.number = 0
         self.reserved: Blocks = np.array(sorted(set(reserved)), dtype=np.int64)
-        self.state: NDArray[np.uint8] = np.full(blocks, DIRTY, dtype=np.uint8)
+        self.state_bytes = bytearray([DIRTY]) * blocks
+        self.state: NDArray[np.uint8] = np.frombuffer(self.state_bytes, dtype=np.uint8)  # the same memory
         self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.refs: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
         self.holds: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
@@ -67,6 +68,7 @@ class ForeignBlocks:
         self.next_generation = 1
         self.fences = Fences()
         self.fence_bound_us = fence_bound_us
+        self._ending_fence: int | None = None  # of what ends now; None: the newest open one
         size = blocks - len(self.reserved)
         self.partition = Partition(0, size, 0, 0)
         self.accounts: dict[str, Account] = {}
@@ -207,7 +209,7 @@ class ForeignBlocks:
 
     def _end_flat(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
         self.state[blocks] = FENCED
-        fence = self.fences.last if len(self.fences) else 0
+        fence = self.fences.newest_open if self._ending_fence is None else self._ending_fence
         tags, generations = self.tag[blocks], self.generation[blocks]
         first = int(tags[0])
         if len(blocks) == 1 or not (tags != first).any():

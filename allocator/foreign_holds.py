@@ -107,6 +107,11 @@ class ForeignHolds(ForeignBlocks):
             forget += self._end(over[dues == due], cause, due, now_us)
         return forget
 
+    def is_due(self, now_us: int) -> bool:
+        """A sweep now would lapse something."""
+        due_us = self.partition.wheel.next_due_us()
+        return due_us is not None and due_us <= now_us
+
     def sweep(self, now_us: int, at_most: int) -> list[int]:
         """Lapse holds whose deadline has passed, at most so many. Returns what the engine must forget."""
         forget: list[int] = []

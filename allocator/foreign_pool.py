@@ -103,7 +103,15 @@ class ForeignPool(ForeignHolds):
         fine &= cached | (self.refs[blocks] > 0)
         return len(blocks) if fine.all() else int(fine.argmin())
 
-    def attach(self, residency: ForeignResidency, blocks: Blocks, now_us: int) -> None:
+    def are_clean(self, blocks: Sequence[int]) -> bool:
+        """Every byte of these is zero and nobody uses them. There are few in a step: no array is worth its making."""
+        state = self.state_bytes
+        for block in blocks:  # noqa: SIM110 - a generator costs more than the loop
+            if state[block]:
+                return False
+        return True
+
+    def attach(self, residency: ForeignResidency, blocks: Blocks) -> None:
         """References on cached or running blocks. Raises `IsolationError` where one is neither."""
         states = self.state[blocks]
         if states.tobytes().strip(_HELD):
@@ -161,14 +169,22 @@ class ForeignPool(ForeignHolds):
         residency.drop(generations)
         return self._unreference(blocks, "passed", now_us)
 
-    def release(self, residency: ForeignResidency, cause: str, now_us: int) -> list[int]:
-        """The residency's request ended; holds what policy allows. Returns what the engine must forget (F3)."""
+    def release(
+        self, residency: ForeignResidency, cause: str, now_us: int, fence: int | None = None
+    ) -> list[int]:
+        """The residency's request ended; holds what policy allows. Returns what the engine must forget (F3).
+
+        fence: the newest that was open when it ended (0: none), where that is not now.
+        """
         blocks = residency.blocks()
         residency.is_running = False
         if not len(blocks):
             return []
         self._place_hold(residency, blocks, now_us)
-        return self._unreference(blocks, cause, now_us)
+        self._ending_fence = fence
+        forget = self._unreference(blocks, cause, now_us)
+        self._ending_fence = None
+        return forget
 
     def _refuse_release(self, residency: ForeignResidency, blocks: Blocks) -> None:
         raise IsolationError(

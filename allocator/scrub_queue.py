@@ -139,6 +139,14 @@ class ScrubQueue:
         )
         return ScrubOrder(self._last, tuple(zip(shares, lists, strict=True)))
 
+    def withdraw(self, order: ScrubOrder) -> None:
+        """An order that never left: what it lists is in the next one. Raises `HandleError` where it was answered."""
+        open_ = self._orders.pop(order.number, None)
+        if open_ is None or len(open_.waiting) != self.shards:
+            raise HandleError(f"scrub order `{order.number}` was answered already", order=order.number)
+        self._dirty = [custody for batch in open_.custodies for custody in batch] + self._dirty
+        self.may_repeat = True
+
     def answer(
         self, number: int, shard: int, results: Sequence[ScrubResult]
     ) -> tuple[tuple[Blocks, NDArray[np.int64]] | None, Blocks]:

@@ -3,7 +3,10 @@
     .venv-vllm/bin/python benchmarks/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
 
 C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs
-   at a time. The figure is CPU time of the engine's thread. `--twin` compares plain with plain: this machine's noise.
+   at a time. The figure is CPU time of the engine's thread on the way of a step: from one answer of the workers to the
+   departure of the next step, and arrivals. What the thread does while the workers compute is `waiting`, and
+   `with_waiting` is the ratio of both together; the ledger's writer is a thread of its own. `--twin` compares plain
+   with plain: this machine's noise.
 C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one of their tenant did, short answers,
    and a pool that is always full. The figure is per request: arrival with hashing, all its steps, its end.
 C3 decode: 256 sequences, one token each per step. The figure is per step.
@@ -75,15 +78,22 @@ class Side:
     def churny(self) -> dict[str, int]:
         """Some arrivals, each followed by steps."""
         requests = [self._request() for _ in range(ARRIVALS)]
-        spent = worker = scrubbed = finished = 0
+        spent = waiting = worker = scrubbed = finished = 0
         for tokens, salt, most in requests:
             spent += self._churn.arrive(tokens, salt, most)
             step = self._churn.advance(STEPS_PER_ARRIVAL)
             spent += step.engine_ns
+            waiting += step.waiting_ns
             worker += step.worker_ns
             scrubbed += step.scrubbed_blocks
             finished += step.finished
-        return {"engine_ns": spent, "worker_ns": worker, "scrubbed": scrubbed, "finished": finished}
+        return {
+            "engine_ns": spent,
+            "waiting_ns": waiting,
+            "worker_ns": worker,
+            "scrubbed": scrubbed,
+            "finished": finished,
+        }
 
     def decode(self) -> dict[str, int]:
         """A few steps of everything that runs."""
@@ -92,6 +102,7 @@ class Side:
         step = self._decode.advance(DECODE_STEPS)
         return {
             "engine_ns": step.engine_ns,
+            "waiting_ns": step.waiting_ns,
             "worker_ns": step.worker_ns,
             "scrubbed": step.scrubbed_blocks,
             "finished": step.finished,
@@ -210,12 +221,16 @@ def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> d
     plain, governed = samples["plain"]["engine_ns"], samples["governed"]["engine_ns"]
     found = ratio(governed, plain)
     mean = float(np.sum(governed) / np.sum(plain))
+    waiting = {name: samples[name]["waiting_ns"] for name in samples}
+    everything = ratio(np.add(governed, waiting["governed"]), np.add(plain, waiting["plain"]))
     scrubbed, worker = sum(samples["governed"]["scrubbed"]), sum(samples["governed"]["worker_ns"])
     return {
         "units": len(plain),
         "plain": spread([value // per for value in plain])._asdict(),
         "governed": spread([value // per for value in governed])._asdict(),
         "ratio": found._asdict() | {"of_sums": round(mean, 4)},
+        "waiting": spread([value // per for value in waiting["governed"]])._asdict(),
+        "with_waiting": everything._asdict(),
         "goal": goal,
         "met": found.value <= goal,
         "worker_scrub": {

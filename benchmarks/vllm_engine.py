@@ -3,7 +3,9 @@
 V1 The EngineCore, scheduler, cache manager and block hasher are vLLM's own, built from the configuration that
    `vllm serve` would make. Only the executor is replaced: it "samples" a token
    for every request that reached its last known one.
-V2 What the executor does is not counted, except pickling the step for the workers, which EngineCore does too.
+V2 What the executor does is not counted, except pickling the step for the workers, which EngineCore does too. What
+   the engine's thread does when the step has left and before it waits for the workers' answer is counted apart: in a
+   served engine the workers compute then (`waiting_ns`).
 V3 A governed engine differs by `--kv-transfer-config` alone. Its scrubs are done for real, on memory of its own, and
    their time is kept apart: they run in the worker's process.
 """
@@ -37,13 +39,16 @@ SCRUBBED_BYTES_PER_BLOCK = (
 
 
 class Step(NamedTuple):
-    """Thread CPU time of one or more steps, and what happened in them."""
+    """Thread CPU time of one or more steps, and what happened in them.
+
+    engine_ns: between a step's answer and the departure of the next. waiting_ns: while the workers compute.
+    """
 
     engine_ns: int
+    waiting_ns: int
     worker_ns: int
     scrubbed_blocks: int
     finished: int
-    cached_tokens: int
 
 
 class BareExecutor(Executor):
@@ -53,7 +58,8 @@ class BareExecutor(Executor):
     supports_pp = False
 
     def _init_executor(self) -> None:
-        self.uncounted_ns = self.worker_ns = self.scrubbed = 0
+        self.uncounted_ns = self.worker_ns = self.scrubbed = self.waiting_ns = 0
+        self._called_ns = 0
         self._known: dict[str, int] = {}
         self._worker: Any = None
 
@@ -76,11 +82,31 @@ class BareExecutor(Executor):
         self._known[request_id] = prompt_tokens
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        called = thread_time_ns()
         pickle.dumps(scheduler_output, protocol=pickle.HIGHEST_PROTOCOL)
         start = thread_time_ns()
         answer = _Done(self._sample(scheduler_output))
-        self.uncounted_ns += thread_time_ns() - start
+        end = thread_time_ns()
+        self.uncounted_ns += end - start
+        self._called_ns += end - called
         return answer
+
+    def count_waiting(self) -> None:
+        """Count what was put around `execute_model`: it runs when the step has left."""
+        call = self.execute_model
+
+        def counted(*args: Any, **named: Any) -> Any:
+            start, self._called_ns = thread_time_ns(), 0
+            answer = call(*args, **named)
+            self.waiting_ns += thread_time_ns() - start - self._called_ns
+            return answer
+
+        self.execute_model = counted
+
+    def start(self) -> int:
+        """Counters to zero; returns the clock."""
+        self.uncounted_ns = self.worker_ns = self.scrubbed = self.waiting_ns = 0
+        return thread_time_ns()
 
     def _sample(self, scheduled: Any) -> ModelRunnerOutput:
         known = self._known
@@ -133,6 +159,7 @@ class BareEngine(EngineCore):
         self.executor: BareExecutor = self.model_executor
         if self.scheduler.connector is not None:
             self.executor.scrub_with(pool_blocks)
+        self.executor.count_waiting()
 
     def _initialize_kv_caches(self, vllm_config: Any) -> KVCacheConfig:
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
@@ -162,9 +189,8 @@ class BareEngine(EngineCore):
     def advance(self, steps: int) -> Step:
         """So many steps."""
         executor = self.executor
-        executor.uncounted_ns = executor.worker_ns = executor.scrubbed = 0
-        finished = cached = 0
-        start = thread_time_ns()
+        finished = 0
+        start = executor.start()
         for _ in range(steps):
             outputs, executed = self.step_fn()
             self.post_step(executed)
@@ -172,8 +198,9 @@ class BareEngine(EngineCore):
                 for output in outputs[0].outputs:
                     if output.finish_reason is not None:
                         finished += 1
-        spent = thread_time_ns() - start
-        return Step(spent - executor.uncounted_ns, executor.worker_ns, executor.scrubbed, finished, cached)
+        spent = thread_time_ns() - start - executor.uncounted_ns
+        waiting = executor.waiting_ns
+        return Step(spent - waiting, waiting, executor.worker_ns, executor.scrubbed, finished)
 
 
 def build(model: str, pool_blocks: int, *, governed: bool, max_seqs: int = 256) -> BareEngine:

@@ -8,12 +8,14 @@ T2  Keys are made here, of the request's own, granted and segment domains, and n
     denied has keys that no other request can compute.
 T3  What is due has ended before any look-up answers, and attach is checked again, block by block.
 T4  Every block that is not zero is in the scrub order of the step that first writes to it (foreign_blocks, X1).
-T5  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
+T5  An adapter may tell late what costs time, if it says so (`tell_late`): the port then asks for it before it decides
+    or ends anything.
+T6  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,12 +90,17 @@ class EnginePort(Authority):
         self._starting: list[ForeignResidency] = []
         self._launch = 0
         self._active = ActiveLimits()
+        self._catch_up: Callable[[], None] = _nothing
         self._epoch = 0  # moves with every change of standing: keys made before are looked up anew
         super().__init__(table, keyring, ledger, block_tokens=block_tokens, clock=clock)
         self.erasures = Erasures(
             PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
         self._accounts.limit(table)
+
+    def tell_late(self, catch_up: Callable[[], None]) -> None:
+        """The adapter notes facts and tells it later, in order; `catch_up` makes it tell everything now (T5)."""
+        self._catch_up = catch_up
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +126,9 @@ class EnginePort(Authority):
         `ConfigError` for token ids outside int32 and `IdentityError` for a malformed hint.
         """
         if request_id in self._running:
-            return Refused(request_id, "request id is in use")
+            self._catch_up()
+            if request_id in self._running:
+                return Refused(request_id, "request id is in use")
         moment = Moment(self._clock.now_us(), self._clock.utc_us())
         plan = self._standing(principal, model, route, hints, request_id, moment)
         if isinstance(plan, Refused):
@@ -223,15 +232,23 @@ class EnginePort(Authority):
             return self._defer(residency, "ledger")
         need = residency.reserved_blocks
         if not self._accounts.fits(account, need):
-            return self._defer(residency, "over-quota")
+            self._catch_up()  # a release may wait to be told
+            if not self._accounts.fits(account, need):
+                return self._defer(residency, "over-quota")
         account.charge_active(need)
         residency.is_reserved = True
+        if account.cap_blocks < self.pool.partition.size:
+            self._make_room(account, need)
+        return None
+
+    def _make_room(self, account: Account, need: int) -> None:
+        """A tenant's own cache makes room under its cap."""
+        self._catch_up()
         over = account.used_blocks + need - account.cap_blocks
-        if over > 0 and account.cap_blocks < self.pool.partition.size:
+        if over > 0:
             now_us = self._clock.now_us()
             victims = np.array(self.pool.victims(over, account), dtype=np.int64)
             self._obey(self.pool.end_cached(victims, "quota", now_us))
-        return None
 
     def _defer(self, residency: ForeignResidency, reason: str) -> str:
         tally = self._tally(residency.tenant)
@@ -247,6 +264,7 @@ class EnginePort(Authority):
         """
         if not blocks or not residency.domain.is_open:
             return 0
+        self._catch_up()
         chain = residency.keys
         if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
             return 0  # decided under what no longer holds: looked up again, or computed
@@ -261,24 +279,32 @@ class EnginePort(Authority):
 
     # -- what the engine did ------------------------------------------------------------------------------------------
 
-    def attached(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
-        """The engine took references on these cached or running blocks for the request."""
-        if blocks:
-            self.pool.attach(residency, np.array(blocks, dtype=np.int64), self._clock.now_us())
-            self._begin(residency)
+    def attached(
+        self, residency: ForeignResidency, blocks: Sequence[int], *, at_us: int | None = None
+    ) -> None:
+        """The engine took references on these cached or running blocks for the request.
 
-    def handed_out(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
+        `at_us`, here and below: when it did, on the boot-time clock, where that is not now (T5).
+        """
+        if blocks:
+            now_us = self._clock.now_us() if at_us is None else at_us
+            self.pool.attach(residency, np.array(blocks, dtype=np.int64))
+            self._begin(residency, now_us)
+
+    def handed_out(
+        self, residency: ForeignResidency, blocks: Sequence[int], *, at_us: int | None = None
+    ) -> None:
         """The engine gave these blocks to the request; what they held is scrubbed before the coming step (T4)."""
         if not blocks:
             return
         which: Blocks = np.array(blocks, dtype=np.int64)
-        now_us = self._clock.now_us()
+        now_us = self._clock.now_us() if at_us is None else at_us
         boundary = residency.segment_blocks
         if boundary:
             self._hand_out_by_domain(residency, which, boundary, now_us)
         else:
             self.pool.hand_out(residency, which, residency.domain, now_us)
-        self._begin(residency)
+        self._begin(residency, now_us)
 
     def handed_out_each(self, residencies: Sequence[ForeignResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
@@ -298,10 +324,10 @@ class EnginePort(Authority):
         if inside < len(blocks):
             self.pool.hand_out(residency, blocks[inside:], residency.domain, now_us)
 
-    def _begin(self, residency: ForeignResidency) -> None:
+    def _begin(self, residency: ForeignResidency, now_us: int) -> None:
         if not residency.is_opened:
             residency.is_opened = True
-            residency.began_us = self._clock.now_us()
+            residency.began_us = now_us
             self._starting.append(residency)
             plan = residency.facts
             if isinstance(plan, Plan) and plan.active_us < NEVER_US:
@@ -321,9 +347,7 @@ class EnginePort(Authority):
             return
         self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained)
 
-    def published_each(
-        self, residencies: Sequence[ForeignResidency], blocks: Sequence[int], before: Sequence[int]
-    ) -> None:
+    def published_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
         """`published` of one block each, all of requests that publish: what a decode step filled."""
         if blocks:
             self.pool.publish_each(np.array(blocks, dtype=np.int64), np.array(before, dtype=np.int64))
@@ -331,6 +355,7 @@ class EnginePort(Authority):
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
         if blocks:
+            self._catch_up()
             which = np.array(blocks, dtype=np.int64)
             self._obey(self.pool.unpublish(which, cause, self._clock.now_us()))
 
@@ -341,8 +366,18 @@ class EnginePort(Authority):
             which = np.array(blocks, dtype=np.int64)
             self._obey(self.pool.let_go(residency, which, self._clock.now_us()))
 
-    def release(self, residency: ForeignResidency, cause: str = "finished") -> bool:
-        """The request ended, or was preempted; False where it had ended already (L4)."""
+    def release(
+        self,
+        residency: ForeignResidency,
+        cause: str = "finished",
+        *,
+        at_us: int | None = None,
+        fence: int | None = None,
+    ) -> bool:
+        """The request ended, or was preempted; False where it had ended already (L4).
+
+        `fence`: the newest one that was open when it ended, 0 for none, where that is not now (T5).
+        """
         if self._running.get(residency.request_id) is not residency:  # or a resumed one has its place
             return False
         del self._running[residency.request_id]
@@ -354,9 +389,9 @@ class EnginePort(Authority):
             residency.is_running = False
             return True
         self._record_starting()
-        now_us = self._clock.now_us()
+        now_us = self._clock.now_us() if at_us is None else at_us
         written = port_evidence.written(residency, self.pool)
-        forget = self.pool.release(residency, cause, now_us)
+        forget = self.pool.release(residency, cause, now_us, fence)
         self._outbox.append(port_evidence.released(residency, written, cause, now_us))
         forget += self.pool.over_residencies(account, now_us)
         self._obey(forget)
@@ -398,6 +433,7 @@ class EnginePort(Authority):
 
         Returns the scrubs that this step must do before any other write.
         """
+        self._catch_up()
         if self._commands:
             self._run_commands()
         now_us = self._clock.now_us()
@@ -412,9 +448,9 @@ class EnginePort(Authority):
         return order
 
     def _sweep(self, now_us: int) -> None:
-        forget = self.pool.sweep(now_us, SWEEP_BATCH)
-        if forget:
-            self._engine.evict(forget)
+        if self.pool.is_due(now_us):
+            self._catch_up()
+            self._obey(self.pool.sweep(now_us, SWEEP_BATCH))
 
     def fence(self) -> int:
         """A device step is in flight; what ends inside it is scrubbed after it. Returns its id for `retire`."""
@@ -507,6 +543,7 @@ class EnginePort(Authority):
 
         `order`: what `Erasures.begin` takes besides. Raises `ConfigError` for a malformed selector.
         """
+        self._catch_up()
         result = self.erasures.begin(selector, **order)
         _log.info(
             "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
@@ -525,10 +562,12 @@ class EnginePort(Authority):
 
     def scan(self) -> list[Finding]:
         """Compare this side's books with the engine's; every disagreement is a finding."""
+        self._catch_up()
         return scan(self, self._engine.view())
 
     def check(self) -> list[str]:
         """Recompute the invariants from scratch; an empty list when all hold."""
+        self._catch_up()
         return check(self)
 
     def victims(self, count: int) -> list[int]:
@@ -536,6 +575,7 @@ class EnginePort(Authority):
 
         Empty where no tenant has a guarantee: then the engine's own order is as good.
         """
+        self._catch_up()
         victims = self.pool.victims(count)
         if not victims:
             return []
@@ -543,10 +583,12 @@ class EnginePort(Authority):
 
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""
+        self._catch_up()
         return Stats(dict(self.tallies), (port_stats(self.pool, self._clock.now_us()),), len(self._running))
 
     def counts(self) -> PoolCounts:
         """The pool's own counters for conservation, after everything that happened went to the ledger."""
+        self._catch_up()
         self._drain(self._clock.now_us())
         return pool_counts(self.pool, self._running.values())
 
@@ -557,6 +599,7 @@ class EnginePort(Authority):
 
     def close(self) -> None:
         """Release every request, end all custody and hand over the evidence; the engine then does the last order."""
+        self._catch_up()
         for residency in list(self._running.values()):
             self.release(residency, "shutdown")
         now_us = self._clock.now_us()
@@ -568,6 +611,10 @@ class EnginePort(Authority):
         self._obey(forget)
         self._drain(now_us)
         self._first_uses.close()
+
+
+def _nothing() -> None:
+    """Everything has been told."""
 
 
 __all__ = ["ANONYMOUS", "EngineControl", "EnginePort", "EngineView", "Keys", "ScrubOrder"]

@@ -203,7 +203,7 @@ class VllmEngine:
         """The port's invariants, and vLLM's references against its own block tables and free list."""
         found = list(cast(Any, self._core).kvcustody_check())
         found += self._core.disagreements(self._side.books.withheld)
-        handed_out, told = self._side.books.allocated_blocks, self._side.port.pool.next_generation - 1
+        handed_out, told = self._side.books.journal.allocated_blocks, self._side.port.pool.next_generation - 1
         if handed_out != told:
             found.append(f"vllm handed out {handed_out} blocks, the port was told of {told}")
         return found

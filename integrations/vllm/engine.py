@@ -3,6 +3,8 @@
 N1 An engine with a queue (every served one) is woken by a message in it; its own thread does the work.
 N2 An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a
    lock that every entry of the engine takes.
+N4 When a step has left for the workers, the engine's thread would wait for them: what governance can do then, it does
+   then (`SchedulerSide.attend`).
 N3 Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in
    `UTILITIES`.
 """
@@ -40,6 +42,7 @@ class EngineHandle:
         self._step: Callable[[], Any] = core.step_fn
         self._queue: Any = getattr(core, "input_queue", None)
         core.step_fn = self.step
+        core.model_executor.execute_model = _then(core.model_executor.execute_model, side.attend)
         if self._queue is None:
             self._lock = threading.RLock()
             for name in ("step_fn", "add_request", "abort_requests"):
@@ -101,6 +104,15 @@ class EngineHandle:
         self.side.close()
 
 
+def _then(call: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        act()
+        return result
+
+    return dispatched
+
+
 def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., Any]:
     def locked(*args: Any, **kwargs: Any) -> Any:
         with lock:
@@ -114,7 +126,7 @@ def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., An
 
 def _side(core: Any) -> SchedulerSide:
     handle: EngineHandle = core.kvcustody
-    handle.side.books.sync()
+    handle.side.books.journal.sync()
     return handle.side
 
 

@@ -103,7 +103,11 @@ class VllmControl:
         if scheduler is None or request is None or request.is_finished():
             return
         self.books.name_cause(request_id, cause)
-        scheduler.finish_requests(request_id, status)
+        self.books.is_ending = True
+        try:
+            scheduler.finish_requests(request_id, status)
+        finally:
+            self.books.is_ending = False
         reason = FinishReason.ERROR if status is RequestStatus.FINISHED_ERROR else FinishReason.ABORT
         output = EngineCoreOutput(
             request_id,

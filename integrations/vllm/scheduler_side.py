@@ -6,11 +6,13 @@ S2 A request that must wait is answered `(None, False)`: vLLM skips it alone. It
    where it would stall or preempt others.
 S3 A step's order leaves with the step, after everything that the step moved was told to the port.
 S4 An idle engine is stepped while something is due, and woken for what comes due later.
+S5 A step waits for nothing that can be done while the workers compute: only for the scrub of a block that it hands out
+   before it is zero, and for one whose deadline is near. Where nobody calls `attend`, the next step does it all first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+    from kvcustody.allocator.scrub_queue import ScrubOrder
     from kvcustody.governance.engine_port import EnginePort
     from kvcustody.governance.settings import Settings
     from kvcustody.integrations.vllm.block_events import Publisher
     from kvcustody.integrations.vllm.engine import EngineHandle
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
+_DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
 _log = structlog.get_logger(__name__)
 
 
@@ -63,6 +67,10 @@ class SchedulerSide:
         self.timer: WakeTimer
         self._opened: opening.Opened | None = None
         self._models: Models
+        self._order: ScrubOrder | None = None  # leaves with the next step
+        self._grown: list[str] | None = None  # requests that the last step handed blocks
+        self._is_attended = False
+        self._built_us = 0
         self._max_model_tokens = int(config.model_config.max_model_len)
 
     # -- set-up -------------------------------------------------------------------------------------------------------
@@ -197,30 +205,66 @@ class SchedulerSide:
 
     def build(self, output: SchedulerOutput) -> StepOrder:
         """The order of the step that vLLM has just scheduled (S3)."""
-        books, control, port = self.books, self.control, self.port
+        port, journal = self.port, self.books.journal
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
-        if books.has_unsettled:
-            cached = output.scheduled_cached_reqs
-            books.settle(list(compress(cached.req_ids, cached.new_block_ids)))
-        control.building = output.num_scheduled_tokens
-        order = StepOrder(order=port.step(), step=port.fence())
+        self.control.building = output.num_scheduled_tokens
+        now_us, before_us = port.clock.now_us(), self._built_us
+        self._built_us = now_us
+        cached = output.scheduled_cached_reqs
+        if (
+            not self._is_attended
+            or journal.scrub_within_us < (now_us - before_us) * _DEADLINE_STEPS
+            or (journal.is_behind and not self._hands_out_zeroes(cached.new_block_ids))
+        ):
+            self._tell(list(compress(cached.req_ids, cached.new_block_ids)))
+        elif journal.is_behind:
+            self._grown = list(compress(cached.req_ids, cached.new_block_ids))
+        order, self._order = self._order, None
+        self._is_attended = False
+        return StepOrder(order=order, step=port.fence())
+
+    def _hands_out_zeroes(self, grown: Sequence[Any]) -> bool:
+        """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
+        journal = self.books.journal
+        if not self.books.simple:
+            return False
+        handed = [block for placed in journal.placed for block in placed.handed]
+        handed += [block for new in grown if new for block in new[0]]
+        return self.port.pool.are_clean(handed)
+
+    def attend(self) -> None:
+        """What need not be done before a step leaves: called when it has left, and when the engine goes idle (S5)."""
+        if self._opened is None:
+            return
+        grown, self._grown = self._grown, None
+        self._tell(grown)
+        self.books.room.ahead()
+        self._is_attended = True
+
+    def _tell(self, grown: Sequence[str] | None) -> None:
+        """Tell the port everything, let it act, and keep the order of scrubs that has to leave with the next step."""
+        books, port = self.books, self.port
+        books.journal.settle(grown)
+        if self._order is not None:  # it never left: one order for both
+            port.pool.queue.withdraw(self._order)
+        self._order = port.step()
         if books.events is not None:
             books.events.tell()
-        return order
 
     def receive(self, receipt: StepReceipt | None) -> None:
         """What the workers did in one step; the step has retired."""
-        control = self.control
         if receipt is not None:
             self.port.retire(receipt.step)
-            for answer in receipt.answers:
-                self.port.scrubbed(answer.order, answer.shard, answer.results, answer.device_blocks)
-        control.after_step()
+            if receipt.answers:
+                self.books.journal.answer(receipt.answers)
+        self.control.after_step()
 
     def has_work(self) -> bool:
         """Asked by vLLM when it would go idle (S4)."""
-        if self.port.has_work() or self.control.has_outputs:
+        if not self.books.journal.is_empty:
+            self.attend()
+        if self._order is not None or self.port.has_work() or self.control.has_outputs:
             return True
         self.timer.arm(self.port.next_due_us())
         return False
@@ -236,6 +280,8 @@ class SchedulerSide:
         if opened is None:
             return
         self.timer.close()
+        if self._order is not None:
+            self.port.pool.queue.withdraw(self._order)
         engine = self.control.engine
         if opened.worker is not None:
             opened.worker.close(engine.last_order if engine is not None else None)

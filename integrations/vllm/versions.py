@@ -64,6 +64,8 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
         "block_hashes",
         "max_cache_hit_length",
     ),
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.popleft": (),
+    "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.popleft_n": ("n",),
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.remove": ("block",),
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": ("blocks",),
     "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("request_ids", "finished_status"),

@@ -62,7 +62,7 @@ class ListeningBooks(Books):
     def begin_look_up(self, request: Any) -> bool:
         mine = self._mine(request)
         mine.hit_blocks = (0,) * len(self.groups)
-        self.sync()
+        self.journal.sync()
         mine.publishes = self.caching
         if not self.caching or request.skip_reading_prefix_cache:
             return False
@@ -92,7 +92,7 @@ class ListeningBooks(Books):
 
     def agree(self) -> None:
         """The port's books and vLLM's say the same."""
-        self.settle()
+        self.journal.settle()
         self.port.step()
         found = self.port.check() + [str(finding) for finding in self.port.scan()]
         assert not found, found
@@ -119,9 +119,9 @@ def listen(manager: Any, folder: Path) -> ListeningBooks:
         if hits is not None:  # some tests make a hit up
             mine.hit_blocks = tuple(map(len, hits.blocks))
         blocks = allocates(request, *arguments, **named)
-        if blocks is not None and request.request_id not in books.running:
+        if blocks is not None and request.request_id not in books.journal.running:
             books.placed(request)
-        books.settle()  # as after each step
+        books.journal.settle()  # as after each step
         return blocks
 
     manager.allocate_slots = allocate_slots

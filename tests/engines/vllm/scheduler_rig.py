@@ -332,7 +332,7 @@ class Rig:
         """Nothing read that was not its own, nothing left behind, all books agree."""
         assert self.device.wrong == []
         assert self.device.residue == []
-        self.side.books.sync()
+        self.side.books.journal.sync()
         assert self.port.check() == []
         assert self.port.scan() == []
         assert self.side.control.view().allocated == self.port.pool.next_generation - 1

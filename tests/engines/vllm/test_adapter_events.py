@@ -71,7 +71,7 @@ class TruthRig(Rig):
         """See `Rig`."""
         hits = super().step()
         if self.router is not None:
-            self.side.books.sync()
+            self.side.books.journal.sync()
             self.side.books.events.tell()
             assert set(self.router.index) == self.index()
         return hits
