@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from kvcustody.errors import ConfigError
+from kvcustody.audit.note import check_name
+from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.roles import Role
 from kvcustody.governance.settings import SERVICE_PREFIX, read_settings_file
 
@@ -79,6 +80,17 @@ class ServiceSettings(BaseSettings):
         "",
         description="A second address that serves workers alone and demands client certificates; empty: none.",
     )
+    signing_key_path: Path = Field(
+        Path("kvcustody-signing.key"),
+        description="The key that signs the ledger's checkpoints: 0600, made where the ledger has none yet.",
+    )
+    ledger_origin: str = Field(
+        "kvcustody.example/ledger",
+        description="Name of the ledger in its checkpoints (C2SP origin); it stays with the key.",
+    )
+    checkpoint_seconds: float = Field(
+        1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."
+    )
     tls_certificate_path: Path | None = Field(None, description="PEM certificate chain of the service.")
     tls_key_path: Path | None = Field(None, description="PEM key of the service, mode 0600.")
     tls_client_ca_path: Path | None = Field(
@@ -121,6 +133,15 @@ class ServiceSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
+
+    @field_validator("ledger_origin")
+    @classmethod
+    def _ledger_origin(cls, value: str) -> str:
+        try:
+            check_name(value)
+        except CustodyError as error:
+            raise ValueError(error.message) from None
+        return value
 
     @model_validator(mode="after")
     def _reachable(self) -> ServiceSettings:

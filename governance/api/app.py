@@ -1,0 +1,30 @@
+"""The application: every operation behind the gate, and room for a console's pages.
+
+P1 `create_app(service)` is all that a server needs; `pages` are what a console adds, and `workers_only` cuts it down to
+   what workers may ask.
+"""
+
+from __future__ import annotations
+
+from kvcustody.governance.api.builder import Api
+from kvcustody.governance.api.custody import add_custody
+from kvcustody.governance.api.enrolment import add_enrolment
+from kvcustody.governance.api.gate import Gate
+from kvcustody.governance.api.health import add_health
+from kvcustody.governance.api.self_service import add_self_service
+from kvcustody.governance.api.workers import add_workers
+from kvcustody.governance.service.service import Service
+
+
+def create_api(service: Service) -> Api:
+    """Every operation of version 1."""
+    api = Api(service)
+    for add in (add_health, add_self_service, add_enrolment, add_custody, add_workers):
+        add(api)
+    return api
+
+
+def create_app(service: Service, *, workers_only: bool = False) -> Gate:
+    """The ASGI application of a service."""
+    api = create_api(service)
+    return Gate(api.app, api.operations, service, queries=api.queries(), workers_only=workers_only)

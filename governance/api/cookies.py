@@ -1,0 +1,42 @@
+"""The session cookie, and the check that an act in a session comes from the service's own pages.
+
+K1 The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS it is `Secure` with the `__Host-` prefix.
+K2 An act in a session needs the session's CSRF token, and where the browser says whence it comes, the own origin.
+"""
+
+from __future__ import annotations
+
+from kvcustody.governance.api.exchange import Exchange
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.sessions import Sessions
+
+SECURE_COOKIE = "__Host-kvcustody"
+PLAIN_COOKIE = "kvcustody"  # on this machine, without TLS
+SESSION_COOKIES = (SECURE_COOKIE, PLAIN_COOKIE)
+
+
+def set_cookie(token: str, seconds: int, *, tls: bool) -> str:
+    """The `Set-Cookie` of a session; with 0 seconds it removes the cookie."""
+    name = SECURE_COOKIE if tls else PLAIN_COOKIE
+    secure = "; Secure" if tls else ""
+    return f"{name}={token}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def cookie_of(header: str | None, names: tuple[str, ...]) -> str | None:
+    """The value of the first of these cookies."""
+    if header is None:
+        return None
+    found = dict(part.strip().partition("=")[::2] for part in header.split(";"))
+    return next((found[name] for name in names if name in found), None)
+
+
+def check_origin(exchange: Exchange, sessions: Sessions, cookie: str) -> None:
+    """Raise `csrf` unless the act comes from a page of this service (K2)."""
+    site = exchange.header("sec-fetch-site")
+    if site not in (None, "same-origin"):
+        raise ProblemError("csrf")
+    origin, host = exchange.header("origin"), exchange.header("host")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise ProblemError("csrf")
+    if not sessions.vouches(cookie, exchange.header("x-csrf-token") or ""):
+        raise ProblemError("csrf")

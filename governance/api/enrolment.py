@@ -1,0 +1,75 @@
+"""Operations of the bootstrap key: enrol principals, and give each its first keys. Nothing else is open to it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Path
+
+from kvcustody.governance.api.builder import Api, Asking, Serving
+from kvcustody.governance.api.models.access import (
+    Enrolled,
+    Enrolment,
+    IssuedKey,
+    KeyRequest,
+    Principal,
+    PrincipalPage,
+)
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.service.cursor import Question
+from kvcustody.governance.service.principals import Principal as Found
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.roles import Action, Role
+
+Named = Annotated[str, Path(min_length=1, max_length=128, examples=["alice"])]
+_enrol = partial(Operation, action=Action.ENROL, tag="principals")
+
+
+def add_enrolment(api: Api) -> None:
+    """Declare the operations."""
+    listing = _enrol("listPrincipals", "GET", "/v1/principals")
+    api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
+    one = _enrol("getPrincipal", "GET", "/v1/principals/{name}")
+    api.add(one, principal, answers=Principal, problems=("not-found",))
+    enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True)
+    api.add(enrolling, enrol, answers=Enrolled, status=201)
+    issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True)
+    api.add(issuing, issue_key, answers=IssuedKey, status=201, problems=("not-found",))
+
+
+def principals(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Every principal that was ever enrolled, in the order of names."""
+    question = Question("listPrincipals", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    found = service.principals.listed(after=str(position[0]) if position else "", limit=limit + 1)
+    following = service.cursors.write(question, [found[limit - 1].name]) if len(found) > limit else None
+    return {"items": [_shown(item) for item in found[:limit]], "next": following}
+
+
+def principal(service: Serving, name: Named) -> dict[str, Any]:
+    """One principal."""
+    return _shown(service.principals.get(name))
+
+
+def enrol(caller: Asking, service: Serving, who: Enrolment) -> dict[str, Any]:
+    """Enrol a principal, and issue its first key."""
+    if Role.BOOTSTRAP in who.roles:
+        raise ProblemError("invalid", "the bootstrap role is given by `kvcustody init` alone")
+    made = service.principals.enrol(who.name, who.roles, tenant=who.tenant, kind=who.kind, by=caller.name)
+    key = service.principals.issue_key(
+        who.name, days=who.key_days or service.settings.key_days, by=caller.name
+    )
+    return {"principal": _shown(made), "key": key._asdict()}
+
+
+def issue_key(caller: Asking, service: Serving, name: Named, how: KeyRequest) -> dict[str, Any]:
+    """A further key for a principal that was enrolled and has lost its own; not for the bootstrap role."""
+    if Role.BOOTSTRAP in service.principals.get(name).roles:
+        raise ProblemError("invalid", "a bootstrap key is made by `kvcustody init` alone")
+    return service.principals.issue_key(name, days=how.days, by=caller.name)._asdict()
+
+
+def _shown(found: Found) -> dict[str, Any]:
+    return found._asdict() | {"roles": sorted(found.roles)}

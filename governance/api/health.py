@@ -1,0 +1,47 @@
+"""Operations of health: is it alive, is it ready, what is wrong, what is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcustody.governance.api.builder import Api, Serving
+from kvcustody.governance.api.models.health import Alive, Health
+from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.roles import Action
+
+
+def add_health(api: Api) -> None:
+    """Declare the operations. The two open ones say a word, and nothing of what runs here."""
+    api.add(Operation("live", "GET", "/health/live", None, "operations"), live, answers=Alive)
+    api.add(Operation("ready", "GET", "/health/ready", None, "operations"), ready, answers=Alive)
+    api.add(
+        Operation("getHealth", "GET", "/v1/health", Action.READ_HEALTH, "operations"), health, answers=Health
+    )
+
+
+def live() -> dict[str, Any]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+def ready(service: Serving) -> dict[str, Any]:
+    """Requests can be served: the ledger records, and the database answers."""
+    if not service.ready():
+        raise ProblemError("unavailable", headers={"Retry-After": "2"})
+    return {"status": "ok"}
+
+
+def health(service: Serving) -> dict[str, Any]:
+    """The state of the ledger's writer, its signatures, the batches of workers and the workers themselves."""
+    status = service.writer.status()
+    signer = service.signer.status() if service.signer is not None else None
+    workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
+    return {
+        "status": "ok" if status.healthy and status.admitting else "degraded",
+        "ledger": status._asdict(),
+        "checkpoints": None if signer is None else signer._asdict(),
+        "received_leaves": service.ingest.stored_leaves,
+        "workers": len(workers),
+        "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),
+    }

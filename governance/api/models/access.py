@@ -1,0 +1,168 @@
+"""Principals, keys and sessions, as the API shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvcustody.governance.api.models.base import Model, Name, Utc, example
+from kvcustody.governance.service.roles import Role
+
+_ALICE = {
+    "name": "alice",
+    "kind": "person",
+    "roles": ["auditor"],
+    "tenant": None,
+    "enrolled_us": 1_780_000_000_000_000,
+    "enrolled_by": "bootstrap",
+    "disabled_us": None,
+    "version": 1,
+}
+_KEY = {"prefix": "0f1e2d3c4b5a", "key": "kvcs_0f1e2d3c4b5a_…", "expires_us": 1_787_776_000_000_000}
+
+
+class Whoami(Model):
+    """The caller, as the service knows it."""
+
+    model_config = example(
+        {
+            "name": "alice",
+            "roles": ["auditor"],
+            "tenant": None,
+            "by": "key",
+            "actions": {"custody.read": "all"},
+        }
+    )
+
+    name: str
+    roles: list[Role]
+    tenant: str | None
+    by: Literal["key", "token", "session"]
+    actions: dict[str, Literal["own", "all"]]
+
+
+class Enrolment(Model):
+    """A principal to be."""
+
+    model_config = example({"name": "alice", "roles": ["auditor"]})
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
+    roles: Annotated[list[Role], Field(min_length=1, max_length=8)]
+    tenant: Name | None = None
+    kind: Literal["person", "machine"] = "person"
+    key_days: Annotated[int | None, Field(ge=1, le=366)] = None
+
+
+class Principal(Model):
+    """Somebody who may ask."""
+
+    model_config = example(_ALICE)
+
+    name: str
+    kind: Literal["person", "machine"]
+    roles: list[Role]
+    tenant: str | None
+    enrolled_us: Utc
+    enrolled_by: str
+    disabled_us: Utc | None
+    version: int
+
+
+class IssuedKey(Model):
+    """A new key: shown once, kept nowhere."""
+
+    model_config = example(_KEY)
+
+    prefix: str
+    key: str
+    expires_us: Utc
+
+
+class Enrolled(Model):
+    """A new principal and its first key."""
+
+    model_config = example({"principal": _ALICE, "key": _KEY})
+
+    principal: Principal
+    key: IssuedKey
+
+
+class Key(Model):
+    """What may be known of a key."""
+
+    model_config = example(
+        {
+            "prefix": "0f1e2d3c4b5a",
+            "principal": "alice",
+            "issued_us": 1_780_000_000_000_000,
+            "expires_us": 1_787_776_000_000_000,
+            "used_us": None,
+            "revoked_us": None,
+        }
+    )
+
+    prefix: str
+    principal: str
+    issued_us: Utc
+    expires_us: Utc
+    used_us: Utc | None
+    revoked_us: Utc | None
+
+
+class Keys(Model):
+    """Keys, newest first."""
+
+    items: list[Key]
+
+
+class PrincipalPage(Model):
+    """A page of principals."""
+
+    items: list[Principal]
+    next: str | None
+
+
+class Rotation(Model):
+    """How the own key is to be replaced."""
+
+    model_config = example({"days": 90, "overlap_days": 1})
+
+    days: Annotated[int, Field(ge=1, le=366)] = 90
+    overlap_days: Annotated[int, Field(ge=0, le=30)] = 1
+
+
+class KeyRequest(Model):
+    """How long a new key is to be valid."""
+
+    model_config = example({"days": 90})
+
+    days: Annotated[int, Field(ge=1, le=366)] = 90
+
+
+class Session(Model):
+    """A session that just began; its cookie is set. Send `csrf` as `X-CSRF-Token` with every act."""
+
+    model_config = example({"csrf": "6b1f…", "expires_us": 1_780_028_800_000_000})
+
+    csrf: str
+    expires_us: Utc
+
+
+class Version(Model):
+    """What runs here."""
+
+    model_config = example({"kvcustody": "0.1.0", "api": "v1", "schema": "0007", "python": "3.12.3"})
+
+    kvcustody: str
+    api: Literal["v1"]
+    schema_: Annotated[str, Field(alias="schema")]
+    python: str
+
+
+class Document(BaseModel):
+    """An OpenAPI document."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"openapi": "3.1.0"}]})
+
+    openapi: str

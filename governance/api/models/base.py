@@ -1,0 +1,39 @@
+"""What all models of the API share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query
+from pydantic import BaseModel, ConfigDict, Field
+
+LARGE = 1 << 53
+
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+Whole = Annotated[int, Field(ge=0, lt=LARGE)]
+Utc = Annotated[int, Field(ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
+
+Cursor = Annotated[
+    str | None, Query(max_length=1024, pattern=r"^[A-Za-z0-9_-]+$", description="`next` of the page before.")
+]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Most items of a page.")]
+Tenant = Annotated[
+    str | None, Query(min_length=1, max_length=128, description="One tenant; your own where you have one.")
+]
+AsOf = Annotated[
+    int | None,
+    Query(ge=1, lt=LARGE, description="Size of a root checkpoint: answer as the ledger was then."),
+]
+Since = Annotated[int | None, Query(ge=0, lt=LARGE, description="From this UTC microsecond on.")]
+Until = Annotated[int | None, Query(ge=0, lt=LARGE, description="Before this UTC microsecond.")]
+
+
+class Model(BaseModel):
+    """A model that refuses what it does not know."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def example(value: dict[str, Any]) -> ConfigDict:
+    """The configuration of a model with an example."""
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [value]})

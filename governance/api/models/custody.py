@@ -1,0 +1,55 @@
+"""Custody as the API shows it: the ledger's own answers, with pseudonyms for subjects and counts for blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from kvcustody.audit import queries
+from kvcustody.audit.coverage import CoverageRow
+from kvcustody.governance.api.models.shown import page_of, shown
+
+Residency = shown(
+    queries.Custody,
+    "Residency",
+    {
+        "incarnation": "ab" * 16,
+        "residency": 17,
+        "tenant": "acme",
+        "classification": "internal",
+        "session": None,
+        "revision": 3,
+        "opened_us": 1_780_000_000_000_000,
+        "absolute_us": 1_780_028_800_000_000,
+        "released_us": None,
+        "cause": None,
+        "hold_us": None,
+        "attached_blocks": 12,
+        "written_blocks": 4,
+    },
+)
+Residencies = page_of(Residency, "Residencies")
+Totals = page_of(shown(queries.TenantTotals), "Totals")
+Denials = page_of(shown(queries.Denials, "Denial"), "Denials")
+Gaps = page_of(shown(queries.Gap), "Gaps")
+Findings = page_of(shown(queries.Finding), "Findings")
+BlockHistory = page_of(shown(queries.BlockEvent), "BlockHistory")
+CoverageRows = shown(CoverageRow)
+
+
+class CoverageAnswer(BaseModel):
+    """Deletion coverage: rows by tenant and classification, their total, and the lag to the last receipt."""
+
+    rows: list[CoverageRows]  # type: ignore[valid-type]
+    total: CoverageRows  # type: ignore[valid-type]
+    lag_us_p50: int
+    lag_us_p99: int
+    lag_us_max: int
+    since_us: int
+    until_us: int
+
+
+def facts(rows: Any) -> list[dict[str, Any]]:
+    """Facts of the library as JSON values."""
+    return [row._asdict() for row in rows]

@@ -1,0 +1,51 @@
+"""Health, as the API shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvcustody.audit.checkpoint_signer import SignerStatus
+from kvcustody.audit.writer import WriterStatus
+from kvcustody.governance.api.models.base import Model, Whole, example
+from kvcustody.governance.api.models.shown import shown
+
+Ledger = shown(WriterStatus, "LedgerHealth")
+Checkpoints = shown(SignerStatus, "CheckpointHealth")
+
+
+class Alive(Model):
+    """One word."""
+
+    model_config = example({"status": "ok"})
+
+    status: Literal["ok"]
+
+
+class Health(Model):
+    """What is well, and what is not. `degraded`: it is served, but the ledger spills or does not admit."""
+
+    model_config = example(
+        {
+            "status": "ok",
+            "ledger": {
+                "admitting": True,
+                "healthy": True,
+                "cause": "",
+                "backlog": 0,
+                "submitted_sequence": 90,
+                "durable_sequence": 90,
+                "spilled_bytes": 0,
+            },
+            "checkpoints": {"size": 4, "at_us": 1_780_000_000_000_000, "refused": "", "problem": ""},
+            "received_leaves": 120,
+            "workers": 1,
+            "silent_workers": [],
+        }
+    )
+
+    status: Literal["ok", "degraded"]
+    ledger: Ledger  # type: ignore[valid-type]
+    checkpoints: Checkpoints | None  # type: ignore[valid-type]
+    received_leaves: Whole
+    workers: Whole
+    silent_workers: list[str]

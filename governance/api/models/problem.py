@@ -1,0 +1,29 @@
+"""A refusal, as RFC 9457 has it."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ErrorAt(BaseModel):
+    """One thing that is wrong, and where."""
+
+    at: str
+    what: str
+
+
+class ProblemDocument(BaseModel):
+    """A problem document; `type` is stable, and other fields may be added by type."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"type": "urn:kvcustody:problem:not-found", "title": "Nothing here", "status": 404}]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str = ""
+    errors: list[ErrorAt] = []
+    leaf: int | None = None

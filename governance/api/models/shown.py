@@ -1,0 +1,34 @@
+"""Models made from the library's own facts: one definition of a fact, wherever it is shown.
+
+H1 A model has the fields of its fact, in their order; a field that the library adds is shown and documented at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+
+def shown(fact: type, name: str = "", example: dict[str, Any] | None = None) -> type[BaseModel]:
+    """The model of a named tuple."""
+    hints = get_type_hints(fact)
+    fields: dict[str, Any] = {field: (hints[field], ...) for field in fact._fields}  # type: ignore[attr-defined]
+    config = ConfigDict(json_schema_extra={"examples": [example or _example(hints)]})
+    return create_model(name or fact.__name__, __config__=config, __doc__=fact.__doc__, **fields)
+
+
+def page_of(item: type[BaseModel], name: str) -> type[BaseModel]:
+    """A page of them: `next` is the cursor of the following page, null on the last one."""
+    extra = item.model_config.get("json_schema_extra")
+    assert isinstance(extra, dict)
+    config = ConfigDict(json_schema_extra={"examples": [{"items": extra["examples"], "next": None}]})
+    fields: dict[str, Any] = {"items": (list[item], ...), "next": (str | None, None)}  # type: ignore[valid-type]
+    return create_model(name, __config__=config, __doc__=f"A page of {name.lower()}.", **fields)
+
+
+_EXAMPLES: dict[Any, Any] = {str: "acme", int: 7, bool: True, float: 1.0, bytes: "", dict: {}}
+
+
+def _example(hints: dict[str, Any]) -> dict[str, Any]:
+    return {name: _EXAMPLES.get(hint, {} if "dict" in str(hint) else None) for name, hint in hints.items()}

@@ -1,0 +1,78 @@
+"""Workers, as the API shows and hears them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kvcustody.governance.api.models.base import LARGE, Model, Utc, Whole, example
+from kvcustody.governance.api.models.shown import page_of, shown
+from kvcustody.governance.service.fleet import Worker
+
+Workers = page_of(
+    shown(
+        Worker,
+        example={
+            "worker": "gpu-0",
+            "incarnation": "ab" * 16,
+            "started_us": 1_780_000_000_000_000,
+            "ended_us": None,
+            "end": None,
+            "seen_us": 1_780_000_100_000_000,
+            "silent": False,
+            "received_sequence": 4711,
+            "policy_revision": 3,
+            "status": {"running": 4},
+        },
+    ),
+    "Workers",
+)
+Counter = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_./:-]*$")]
+
+
+class Incarnation(Model):
+    """A process of a worker: `offset_us` turns its boot time into UTC."""
+
+    model_config = example({"offset_us": 1_779_990_000_000_000})
+
+    offset_us: Annotated[int, Field(gt=-LARGE, lt=LARGE)]
+
+
+class Registered(Model):
+    """Whether the incarnation was new, and whose it is."""
+
+    model_config = example({"new": True, "worker": "gpu-0"})
+
+    new: bool
+    worker: str
+
+
+class Report(Model):
+    """What a worker says of itself."""
+
+    model_config = example({"policy_revision": 3, "status": {"running": 4, "blocks.cached": 900}})
+
+    policy_revision: Whole = 0
+    status: Annotated[
+        dict[Counter, Annotated[float, Field(allow_inf_nan=False)]],
+        Field(max_length=512, default_factory=dict),
+    ]
+
+
+class Heard(Model):
+    """When the report arrived."""
+
+    model_config = example({"at_us": 1_780_000_000_000_000})
+
+    at_us: Utc
+
+
+class BatchStored(Model):
+    """What a batch came to: leaves that were new, and leaves that the ledger had. It is durable."""
+
+    model_config = example({"added": 1000, "known": 0, "last_sequence": 1000})
+
+    added: Whole
+    known: Whole
+    last_sequence: Whole

@@ -1,0 +1,66 @@
+"""What every operation of the API declares; what is not declared is not served.
+
+O1 An operation names the one action that a caller's roles must allow. Only health checks have none.
+O2 A mutating POST has an idempotency key; PUT and DELETE are idempotent by what they mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvcustody.governance.service.roles import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: its name is the `operationId`. `action` None: open to everybody, without a credential."""
+
+    name: str
+    method: str
+    path: str
+    action: Action | None
+    tag: str
+    recorded: bool = False  # a read of the ledger: an event of its own for those whose reads are recorded
+    keyed: bool = False  # needs an `Idempotency-Key`
+    batch: bool = False  # takes a worker's batch: the larger limit
+    pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        text = re.sub(r"\\\{[a-z_]+\\\}", "[^/]+", re.escape(self.path))
+        object.__setattr__(self, "pattern", re.compile(text))
+        assert self.keyed <= (self.method == "POST")
+
+
+class Operations:
+    """The table of all operations, by name and by request."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Operation] = {}
+        self._literal: dict[tuple[str, str], Operation] = {}
+        self._patterns: list[Operation] = []
+
+    def add(self, operation: Operation) -> None:
+        """Declare an operation; its name and its method and path are its own."""
+        place = (operation.method, operation.path)
+        assert operation.name not in self.by_name and place not in self._literal
+        self.by_name[operation.name] = operation
+        self._literal[place] = operation
+        if "{" in operation.path:
+            self._patterns.append(operation)
+
+    def find(self, method: str, path: str) -> Operation | None:
+        """The operation of a request."""
+        found = self._literal.get((method, path))
+        if found is not None and "{" not in path:
+            return found
+        for operation in self._patterns:
+            if operation.method == method and operation.pattern.fullmatch(path):
+                return operation
+        return None
+
+    def methods(self, path: str) -> list[str]:
+        """The methods that a path has, for `Allow`."""
+        here: Iterable[Operation] = self.by_name.values()
+        return sorted({operation.method for operation in here if operation.pattern.fullmatch(path)})

@@ -1,0 +1,88 @@
+"""Operations on and of workers: what operators see of them, and how they hand in their ledgers.
+
+K1 A worker speaks for the incarnations that its own key registered: another's are absent.
+K2 A batch that was answered with 200 is durable. The same batch again adds nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Path, Request
+
+from kvcustody.governance.api.builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
+from kvcustody.governance.api.models.workers import (
+    BatchStored,
+    Heard,
+    Incarnation,
+    Registered,
+    Report,
+    Workers,
+)
+from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.service.cursor import Question
+from kvcustody.governance.service.leaf_check import read_batch
+from kvcustody.governance.service.roles import Action
+
+Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
+Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
+_work = partial(Operation, action=Action.WORK, tag="worker")
+_BATCH = {
+    "requestBody": {
+        "required": True,
+        "description": "NDJSON: a list of new names, then one canonical leaf a line.",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": "[]\n"}},
+    }
+}
+
+
+def add_workers(api: Api) -> None:
+    """Declare the operations."""
+    listing = Operation("listWorkers", "GET", "/v1/workers", Action.READ_OPERATIONS, "operations")
+    api.add(listing, listed, answers=Workers, problems=("cursor-invalid",))
+    mine = "/v1/worker/incarnations/{incarnation}"
+    problems = ("not-found", "conflict")
+    api.add(_work("registerIncarnation", "PUT", mine), register, answers=Registered, problems=problems)
+    api.add(_work("reportStatus", "PUT", f"{mine}/status"), report, answers=Heard, problems=("not-found",))
+    batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
+    api.add(batch, ship, answers=BatchStored, problems=("not-found", "refused-leaf"), more=_BATCH)
+
+
+def listed(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Incarnations of workers, oldest first."""
+    question = Question("listWorkers", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    found = service.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
+    following = service.cursors.write(question, [found[limit - 1][0]]) if len(found) > limit else None
+    return {"items": [worker._asdict() for _, worker in found[:limit]], "next": following}
+
+
+def register(caller: Asking, service: Serving, incarnation: Uuid, what: Incarnation) -> dict[str, Any]:
+    """Put a new incarnation of this worker on record; closes the custody of its dead predecessors."""
+    return {"new": service.fleet.register(caller.name, incarnation, what.offset_us), "worker": caller.name}
+
+
+def report(caller: Asking, service: Serving, incarnation: Uuid, what: Report) -> dict[str, Any]:
+    """What the worker says of itself: counters by name, and the policy revision that it enforces."""
+    service.fleet.sender(caller.name, incarnation)
+    service.fleet.heard(caller.name, incarnation, revision=what.policy_revision, status=what.status)
+    return {"at_us": service.clock.utc_us()}
+
+
+async def ship(
+    caller: Asking, service: Serving, incarnation: Uuid, sequence: Sequence, request: Request
+) -> dict[str, Any]:
+    """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
+    from anyio.to_thread import run_sync
+
+    body = await request.body()
+
+    def store() -> dict[str, Any]:
+        batch = read_batch(body, service.fleet.sender(caller.name, incarnation))
+        stored = service.ingest.put(incarnation, batch)
+        service.fleet.heard(caller.name, incarnation, sequence=max(sequence, batch.last_sequence))
+        return {**stored._asdict(), "last_sequence": batch.last_sequence}
+
+    return await run_sync(store)

@@ -1,0 +1,175 @@
+"""The control plane's parts, opened in order and closed in reverse: what every operation of the API stands on.
+
+V1 Nothing is answered before the ledger's writer runs, and the writer ends after the last request has.
+V2 `record` returns once a class A event is durable, or raises: what it guards then does not happen.
+V3 Reads run on connections that cannot write.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+from sqlalchemy import Connection, Engine
+
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import Event
+from kvcustody.audit.store import open_store
+from kvcustody.audit.writer import EventWriter
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.checkpoint_keys import open_signing_key
+from kvcustody.governance.service.answers import Answers
+from kvcustody.governance.service.api_key import KeyHasher
+from kvcustody.governance.service.authenticator import Authenticator
+from kvcustody.governance.service.cursor import Cursors
+from kvcustody.governance.service.fleet import Fleet
+from kvcustody.governance.service.ingest import Ingest
+from kvcustody.governance.service.jobs import Jobs
+from kvcustody.governance.service.principals import Principals
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.rate import Rates
+from kvcustody.governance.service.secret import open_secret
+from kvcustody.governance.service.sessions import Sessions
+from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.governance.service.web_token import WebTokens
+from kvcustody.migrations.upgrade import upgrade
+
+_log = structlog.get_logger(__name__)
+_MINUTE = 60
+_DATABASE_SECONDS = 5.0
+
+
+class Service:
+    """An open control plane. Use it as a context manager; `open_service` builds it."""
+
+    def __init__(self, settings: ServiceSettings, clock: Clock, stack: ExitStack) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.stopping = threading.Event()  # long answers end when this is set
+        self._stack = stack
+        folder = settings.state_path
+        _private_folder(folder)
+        self.secret = open_secret(folder / "service.key")
+        self.engine = _engine(settings, stack)
+        self.reader = _engine(settings, stack, read_only=True)
+        self.writer = EventWriter(
+            self.engine, worker=settings.name, clock=clock, spill_directory=folder / "spill"
+        )
+        stack.callback(self.writer.close)
+        self.signer = self._signer(stack)
+        self.principals = Principals(self.engine, KeyHasher(), clock, self.record)
+        self.sessions = Sessions(
+            self.engine,
+            self.secret,
+            clock,
+            seconds=settings.session_minutes * _MINUTE,
+            idle_seconds=settings.session_idle_minutes * _MINUTE,
+        )
+        failures = Rates(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
+        tokens = WebTokens(settings.issuers, clock)
+        self.authenticator = Authenticator(self.principals, tokens, self.sessions, failures)
+        self.rates = Rates(settings.requests_per_second, settings.requests_burst)
+        self.cursors = Cursors(self.secret)
+        self.answers = Answers(
+            self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
+        )
+        self.answers.free([settings.name])
+        self.fleet = Fleet(self.engine, clock, self.writer.offset_us, self.writer.submit)
+        self.ingest = Ingest(self.engine)
+        stack.callback(self.ingest.close)
+        self.jobs = Jobs(self.engine, clock, folder / "jobs", owner=settings.name)
+        stack.callback(self.jobs.close)
+        _log.info("service open", service=settings.name, ledger=self.engine.dialect.name)
+
+    def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
+        """The signer of this ledger's checkpoints; None where another process signs."""
+        settings, path = self.settings, self.settings.signing_key_path
+        key = open_signing_key(path, settings.ledger_origin, self.engine, self.writer, self.clock)
+        if key is None:
+            return None
+        memory = path.with_name(path.name + ".last")
+        seconds = settings.checkpoint_seconds
+        signer = CheckpointSigner(
+            self.engine, [key], memory=memory, clock=self.clock, interval_seconds=seconds
+        )
+        signer.start()
+        stack.callback(signer.close)
+        stack.callback(self.writer.flush)
+        return signer
+
+    def record(self, event: Event) -> None:
+        """Make a class A event durable (V2); raises `unavailable` where the ledger cannot record."""
+        try:
+            self.writer.submit_durable(event)
+        except LedgerError as error:
+            _log.error("not recorded, so not done", exc_info=True)
+            raise ProblemError(
+                "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
+            ) from error
+
+    def submit(self, events: Sequence[Event]) -> None:
+        """Queue class B events."""
+        self.writer.submit(events)
+
+    @contextmanager
+    def reading(self, tenant: str | None = None) -> Iterator[Connection]:
+        """A connection in one read transaction; `tenant` narrows what PostgreSQL's row-level security shows."""
+        with self.reader.connect() as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            yield connection
+
+    def ready(self) -> bool:
+        """Whether requests can be served now: the ledger admits and the database answers."""
+        if self.stopping.is_set() or not self.writer.admitting:
+            return False
+        try:
+            with self.reader.connect() as connection:
+                connection.exec_driver_sql("SELECT 1")
+        except Exception:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close in order; a second time changes nothing."""
+        self.stopping.set()
+        self._stack.close()
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_service(settings: ServiceSettings, *, clock: Clock | None = None) -> Service:
+    """Open a control plane: migrate its ledger, then everything else. Raises a `CustodyError` that says what failed."""
+    with ExitStack() as stack:
+        service = Service(settings, clock or SystemClock(), stack)
+        service._stack = stack.pop_all()
+        return service
+
+
+def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = False) -> Engine:
+    engine = open_store(settings.database_url, read_only=read_only, timeout_seconds=_DATABASE_SECONDS)
+    stack.callback(engine.dispose)
+    if not read_only:
+        upgrade(engine)
+    return engine
+
+
+def _private_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"state folder `{path}`: {error.strerror}", path=path) from None
+    if mode & 0o077:
+        raise ConfigError(f"state folder `{path}`: is open to others; chmod 700 it", path=path)
