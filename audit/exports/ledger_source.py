@@ -31,9 +31,8 @@ class LedgerSource:
             if as_of is not None and signed.size != as_of:
                 raise ExportError(f"the checkpoint of `{as_of}` root leaves is not signed", as_of=as_of)
             self.size, self._note = signed.size, witnessed_note(connection, signed.size)
-            self._ids = {
-                name: log for log, name in connection.execute(select(logs.c.id, logs.c.name)).tuples()
-            }
+            query = select(logs.c.id, logs.c.name)
+            self._ids: dict[str, int] = {row.name: row.id for row in connection.execute(query)}
 
     @property
     def note(self) -> bytes:
