@@ -11,6 +11,7 @@ import kvcustody
 from kvcustody.console import keys as keys_command
 from kvcustody.console import size as size_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
+from kvcustody.console.coverage import command as coverage_command
 from kvcustody.console.plugins import add_commands
 from kvcustody.console.policy import command as policy_command
 from kvcustody.console.replay import command as replay_command
@@ -30,6 +31,7 @@ app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
 
 app.add_typer(keys_command.app, name="keys")
 app.add_typer(policy_command.app, name="policy")
+app.add_typer(coverage_command.app, name="coverage")
 
 
 @app.command(epilog="Example: `kvcustody version --json`")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Judged(NamedTuple):
-    """Custodies of consecutive generations that are alike: one verdict for each of `count` x `shards` units.
+    """Custodies of consecutive generations that are alike: one verdict for each of `custodies` x `shards` units.
 
     `verdict` is in_time, late, failed, missing, unproven or overdue; times are the incarnation's boot-time
     microseconds; `lag` and `level` are None and "" where nothing is destroyed with evidence; `bytes` are of all shards.
@@ -19,7 +19,7 @@ class Judged(NamedTuple):
     incarnation: str
     pool: int
     generation: int
-    count: int
+    custodies: int
     shards: int
     tenant: str
     classification: str
@@ -57,7 +57,7 @@ class Figures:
 
     def count(self, judged: Judged) -> None:
         """Add the units of one verdict."""
-        units = judged.count * judged.shards
+        units = judged.custodies * judged.shards
         self.due += units
         setattr(self, judged.verdict, getattr(self, judged.verdict) + units)
         self.ended_in_time += units * judged.is_ended_in_time
@@ -66,7 +66,7 @@ class Figures:
         self.fence_us_max = max(self.fence_us_max, judged.fence)
         if judged.level:
             name = f"{judged.level}_bytes"
-            setattr(self, name, getattr(self, name) + judged.bytes * judged.count)
+            setattr(self, name, getattr(self, name) + judged.bytes * judged.custodies)
             self.reread_blocks += units * (judged.level == "full")
 
     def add(self, other: Figures) -> None:

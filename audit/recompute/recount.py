@@ -71,7 +71,7 @@ def recount(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | No
     for judged in judge(history, chosen, as_of_us=as_of_us):
         found.row(judged.tenant, judged.classification).count(judged)
         if judged.lag is not None:
-            found.lags[judged.lag] = found.lags.get(judged.lag, 0) + judged.count
+            found.lags[judged.lag] = found.lags.get(judged.lag, 0) + judged.custodies
     return found
 
 

@@ -56,7 +56,7 @@ def covered_units(events: list[Event]) -> list[Unit]:
         item.generation + step
         for item in judge(history_of(events), EVERYTHING)
         if item.covered
-        for step in range(item.count)
+        for step in range(item.custodies)
     }
     return sorted(
         unit for e in events if isinstance(e, CustodyEnded) for unit in pairs(e.runs) if unit[1] in covered
