@@ -143,6 +143,11 @@ class EventWriter:
         )
 
     @property
+    def engine(self) -> Engine:
+        """The database that this writer writes to."""
+        return self._engine
+
+    @property
     def durable_sequence(self) -> int:
         """W2."""
         return self._mark.sequence

@@ -2,7 +2,8 @@
 
 W1  The worker and its policy are on record, and a dead predecessor's custody is closed, before the first request.
 W2  The first scrub order covers the whole pool, so every block is zero before its first use.
-W3  `close` ends all custody and says so; without it the next start closes this one's custody as unproven.
+W3  Erasures that this worker owes an answer for, after a crash too, take effect with the first step.
+W4  `close` ends all custody and says so; without it the next start closes this one's custody as unproven.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.engine_port import EngineControl, EnginePort
+from kvcustody.governance.erasure_inbox import ErasureInbox
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.settings import Settings
 
@@ -130,6 +132,10 @@ def open_engine_worker(
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
         )
+        inbox = ErasureInbox(writer.engine, settings.worker_name, writer.offset_us)
+        inbox.look(port)
+        inbox.start(port, settings.erasure_poll_ms / 1000)
+        stack.callback(inbox.stop)
         worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
         _log.info(
             "worker started",

@@ -132,6 +132,11 @@ class Settings(BaseSettings):
         ge=1,
         description="Most residencies that one tenant may have; beyond it the oldest lapses.",
     )
+    erasure_poll_ms: int = Field(
+        250,
+        ge=10,
+        description="Milliseconds between looks into the ledger for erasures that others requested.",
+    )
     vllm_connectors_allowed: str = Field(
         "",
         description="vLLM KV connectors that may run beside ours, separated by commas: only those that passed the "

@@ -1,7 +1,8 @@
 """One engine process under governance: settings in, a Governor out, everything opened in order and closed in reverse.
 
 W1  Nothing is admitted before the worker and its policy are on record (foundation, N1), and before every block is zero.
-W2  `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
+W2  Erasures that this worker owes an answer for, after a crash too, take effect before the first request.
+W3  `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
     start of the same worker closes this one's custody as unproven.
 """
 
@@ -20,6 +21,7 @@ from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.erasure_inbox import ErasureInbox
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.pools import Pools
@@ -105,6 +107,10 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         governor = Governor(pools, table, keyring, writer, clock=clock)
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
+        inbox = ErasureInbox(writer.engine, settings.worker_name, writer.offset_us)
+        inbox.take_up(governor)
+        inbox.start(governor, settings.erasure_poll_ms / 1000)
+        stack.callback(inbox.stop)
         worker._stack = stack.pop_all()
         _log.info(
             "worker started",

@@ -1,0 +1,119 @@
+"""A worker's way to the erasures that others ask for: it looks into the ledger, and has its facade carry them out.
+
+B1  Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
+    was asked while it was away, and what a crash interrupted.
+B2  Looking never runs on the thread that owns the state, and a ledger that cannot be read is asked again later.
+B3  An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.erasures import Requested, names, pending
+from kvcustody.governance.erasure_run import Erased
+from kvcustody.governance.selector import Selector, selector_from
+
+_log = structlog.get_logger(__name__)
+
+
+class Erasing(Protocol):
+    """A `Governor` or an `EnginePort`."""
+
+    def erase(self, selector: Selector, **order: Any) -> Erased:
+        """Take effect now."""
+
+    def call(self, command: Any) -> Future[Any]:
+        """Run a command on the owning thread."""
+
+
+class ErasureInbox:
+    """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
+
+    def __init__(self, engine: Engine, worker: str, offset_us: int) -> None:
+        self._engine = engine
+        self._worker = worker
+        self._offset_us = offset_us
+        self._taken: set[str] = set()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take_up(self, facade: Erasing) -> int:
+        """On the owning thread: carry out what is owed; returns how many were new (B1)."""
+        orders = self._orders()
+        for selector, order in orders:
+            facade.erase(selector, **order)
+        return len(orders)
+
+    def look(self, facade: Erasing) -> int:
+        """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
+        orders = self._orders()
+        for selector, order in orders:
+            facade.call(_Command(selector, order))
+        return len(orders)
+
+    def start(self, facade: Erasing, every_seconds: float) -> None:
+        """Look again and again on a thread of its own, until `stop`."""
+        self._thread = threading.Thread(
+            target=self._run, args=(facade, every_seconds), name="kvcustody-erasures", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a second time changes nothing."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, facade: Erasing, every_seconds: float) -> None:
+        while not self._stop.wait(every_seconds):
+            try:
+                self.look(facade)
+            except SQLAlchemyError as problem:
+                _log.warning("erasures cannot be read", problem=type(problem).__name__)
+
+    def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
+        made = []
+        with self._engine.connect() as connection:
+            for asked in pending(connection, self._worker):
+                if asked.erasure in self._taken:
+                    continue
+                known = names(connection, asked)
+                if known is None:
+                    _log.error("an erasure's subject cannot be named any more", erasure=asked.erasure)
+                    continue
+                self._taken.add(asked.erasure)
+                made.append((_selector(asked, known.subject, known.session), self._order(asked)))
+        return made
+
+    def _order(self, asked: Requested) -> dict[str, Any]:
+        return {
+            "erasure": asked.erasure,
+            "actor": asked.actor,
+            "deadline_us": asked.deadline_us - self._offset_us,
+            "before_us": asked.at_us - self._offset_us,
+            "on_record": True,
+        }
+
+
+class _Command:
+    """An erasure as a command for the owning thread."""
+
+    def __init__(self, selector: Selector, order: dict[str, Any]) -> None:
+        self._selector = selector
+        self._order = order
+
+    def __call__(self, facade: Erasing) -> Erased:
+        return facade.erase(self._selector, **self._order)
+
+
+def _selector(asked: Requested, subject: str | None, session: str | None) -> Selector:
+    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
+    return parts._replace(tenant=asked.tenant, subject=subject, session=session)
