@@ -50,8 +50,12 @@ class WitnessServer:
         threading.Thread(target=self.serve, name="kvcustody-witness", daemon=True).start()
 
     def close(self) -> None:
-        """Stop, and let the address go."""
+        """Stop what `start` began, and let the address go."""
         self._server.shutdown()
+        self.release()
+
+    def release(self) -> None:
+        """Let the address go; for whoever called `serve` and is no longer in it."""
         self._server.server_close()
 
 

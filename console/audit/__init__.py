@@ -1,0 +1,1 @@
+"""`kvcustody audit`: what the ledger holds, shown, exported, checked and kept."""

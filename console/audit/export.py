@@ -1,0 +1,183 @@
+"""`kvcustody audit export` and `kvcustody audit verify`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.exports.chunks import Format
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.exports.verify import KeptHead, Progress, Verdict, verify_export
+from kvcustody.audit.exports.writer import Selection, pinned_size, write_export
+from kvcustody.audit.merkle import HASH_BYTES, TreeHead
+from kvcustody.audit.note import NoteError, decode_base64
+from kvcustody.audit.witness.status import newest_witnessed
+from kvcustody.console.audit.ledger import (
+    DEFAULT,
+    Keys,
+    Ledger,
+    Witnesses,
+    key_texts,
+    moment_us,
+    reading,
+    shown,
+)
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.errors import ConfigError
+
+EXIT_NOT_SOUND = 1
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
+    ledger: Ledger = DEFAULT,
+    form: Annotated[Format, typer.Option("--format", help="How leaves are written.")] = Format.NDJSON,
+    log: Annotated[
+        list[str] | None, typer.Option(help="Only this log (`system`, `tenant/NAME`); may be given again.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only leaves from this time on (ISO 8601, UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Only leaves before this time.")] = None,
+    as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
+    witnessed: Annotated[
+        bool, typer.Option("--witnessed", help="The newest checkpoint that a witness signed.")
+    ] = False,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Write leaves with everything that is needed to check them offline, and the program that does it.
+
+    The export is of one signed checkpoint. One that was interrupted goes on where it was when it is asked for again.
+    """
+    selection = Selection(tuple(sorted(log or ())), moment_us(since, "--since"), moment_us(until, "--until"))
+    with reading(ledger) as engine, progress_bar() as bar:
+        size = as_of if as_of is not None else pinned_size(folder)
+        if size is None and witnessed:
+            with engine.connect() as connection:
+                size = newest_witnessed(connection)
+            if size is None:
+                raise ConfigError("--witnessed: no witness has signed a checkpoint of this ledger yet")
+        made = write_export(
+            folder,
+            LedgerSource(engine, as_of=size),
+            selection,
+            form=form,
+            made_at_us=time.time_ns() // 1000,
+            progress=_progress(bar),
+        )
+    if as_json:
+        logs = {each.name: {"first": each.range.first, "end": each.range.end} for each in made.logs}
+        facts: dict[str, Any] = {"folder": str(folder), "origin": made.origin, "checkpoint": made.root.size}
+        print_json(
+            facts | {"leaves": made.leaves, "whole": made.openings, "logs": logs, "witnesses": made.witnesses}
+        )
+        return
+    table = make_table(
+        f"{made.leaves} leaves of {made.origin}, checkpoint {made.root.size}", "log", "from", "to", "of"
+    )
+    for each in made.logs:
+        table.add_row(each.name, str(each.range.first), str(each.range.end), str(each.head.size))
+    stdout().print(table)
+    print(f"exported: {folder}; check it with `kvcustody audit verify {folder} --key …`")
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="The export.")],
+    key: Keys,
+    witness: Witnesses = [],  # noqa: B006 - typer reads it
+    witnesses_min: Annotated[
+        int | None, typer.Option(help="How many of the witnesses must have signed (default: all).")
+    ] = None,
+    head: Annotated[
+        list[str] | None, typer.Option(help="A head that you kept, as `LOG SIZE ROOT`; may be given again.")
+    ] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Check an export offline, by public keys that you got from somebody you trust. Needs no ledger and no network.
+
+    Exit status 0: sound. 1: not sound, and why. What the verdict does not show is printed with it.
+    """
+    witnesses = key_texts(witness)
+    threshold = len(witnesses) if witnesses_min is None else witnesses_min
+    kept = [_kept(text) for text in head or ()]
+    began = time.monotonic()
+    with progress_bar() as bar:
+        found = verify_export(
+            folder,
+            key_texts(key),
+            witnesses=witnesses,
+            witness_threshold=threshold,
+            kept=kept,
+            progress=_progress(bar),
+        )
+    if as_json:
+        print_json(_facts(found))
+    else:
+        _print(found, time.monotonic() - began)
+    if not found.ok:
+        raise typer.Exit(EXIT_NOT_SOUND)
+
+
+def _facts(found: Verdict) -> dict[str, Any]:
+    logs = [
+        {"name": log.name, "size": log.size, "first": log.first, "end": log.end, "kinds": dict(log.kinds),
+         "first_us": log.first_us, "last_us": log.last_us}
+        for log in found.logs
+    ]  # fmt: skip
+    witnesses = {line.key.name: line.at_seconds for line in found.signed.witnesses} if found.signed else {}
+    return {
+        "sound": found.ok,
+        "origin": found.origin,
+        "checkpoint": found.root.size,
+        "leaves": found.leaves,
+        "whole": found.whole,
+        "witnesses": witnesses,
+        "problems": found.problems,
+        "not_shown": found.limits,
+        "logs": logs,
+    }
+
+
+def _print(found: Verdict, seconds: float) -> None:
+    table = make_table(
+        f"{found.origin}, checkpoint {found.root.size}", "log", "first", "last", "from", "to", "of", left=3
+    )
+    for log in found.logs:
+        table.add_row(
+            log.name, shown(log.first_us), shown(log.last_us), str(log.first), str(log.end), str(log.size)
+        )
+    stdout().print(table)
+    for problem in found.problems:
+        print(f"not sound: {problem}")
+    if found.ok:
+        print(f"sound: {found.leaves} leaves are what the ledger's key signed ({seconds:.1f} s)")
+    for line in found.signed.witnesses if found.signed else ():
+        print(f"witness {line.key.name} signed at {shown(line.at_seconds * 1_000_000)} UTC")
+    print("not shown:")
+    for limit in found.limits:
+        print(f"  - {limit}")
+
+
+def _kept(text: str) -> KeptHead:
+    parts = text.rsplit(" ", 2)
+    try:
+        root = decode_base64(parts[2], "root")
+        if len(parts) == 3 and len(root) == HASH_BYTES:
+            return KeptHead(parts[0], TreeHead(int(parts[1]), root))
+    except (IndexError, ValueError, NoteError):
+        pass
+    raise ConfigError(f"--head `{text[:80]}` is not `LOG SIZE ROOT`, as `audit prove` and exports show it")
+
+
+def _progress(bar: Any) -> Progress:
+    tasks: dict[str, Any] = {}
+
+    def show(log: str, done: int, total: int) -> None:
+        if log not in tasks:
+            tasks[log] = bar.add_task(log, total=total)
+        bar.update(tasks[log], completed=done)
+
+    return show

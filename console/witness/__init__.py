@@ -1,0 +1,1 @@
+"""`kvcustody witness`: a witness for ledgers of others."""
