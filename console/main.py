@@ -10,16 +10,20 @@ import typer
 import kvcustody
 from kvcustody.console import keys as keys_command
 from kvcustody.console import size as size_command
+from kvcustody.console.audit import command as audit_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage import command as coverage_command
 from kvcustody.console.plugins import add_commands
 from kvcustody.console.policy import command as policy_command
+from kvcustody.console.principal import command as principal_command
 from kvcustody.console.replay import command as replay_command
+from kvcustody.console.serve import command as serve_command
+from kvcustody.console.witness import command as witness_command
 
 app = typer.Typer(
     cls=CustodyGroup,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Custody of LLM key/value caches: who may reuse a block, for how long it may exist, "
@@ -31,6 +35,12 @@ app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
 
 app.add_typer(keys_command.app, name="keys")
 app.add_typer(policy_command.app, name="policy")
+app.command(name="init", epilog=serve_command.INIT_EPILOG)(serve_command.init)
+app.command(name="serve", epilog=serve_command.SERVE_EPILOG)(serve_command.serve)
+app.add_typer(principal_command.principals, name="principal")
+app.add_typer(principal_command.keys, name="apikey")
+app.add_typer(audit_command.app, name="audit")
+app.add_typer(witness_command.app, name="witness")
 app.add_typer(coverage_command.app, name="coverage")
 
 

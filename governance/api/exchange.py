@@ -8,7 +8,7 @@ E3 An answer that is given in one piece has an `ETag`; asked for again unchanged
 from __future__ import annotations
 
 import hashlib
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -48,7 +48,7 @@ class Exchange:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.request_id = uuid.uuid4().hex
+        self.request_id = secrets.token_hex(10)
         self.status = 0
         self.body = b""
         self.more: Headers = []

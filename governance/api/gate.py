@@ -205,7 +205,7 @@ class Gate:
             method=exchange.method,
             status=exchange.status,
             caller=caller.name if caller is not None else None,
-            credential_kind=caller.by if caller is not None else None,
+            authenticated_by=caller.by if caller is not None else None,
             milliseconds=round(seconds * 1000, 1),
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import structlog
-from sqlalchemy import Connection, Engine, Row, and_, insert, select, update
+from sqlalchemy import Connection, Engine, and_, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from kvcustody.audit.events import Event, PrincipalChanged
@@ -230,7 +230,7 @@ def _valid(connection: Connection, name: str, now_us: int) -> list[str]:
     return list(connection.scalars(select(table.prefix).where(where)))
 
 
-def _principal(row: Row[Any]) -> Principal:
+def _principal(row: Any) -> Principal:
     values = {name: getattr(row, name) for name in Principal._fields}
     values["roles"] = frozenset(map(Role, str(values["roles"]).split(",")))
     return Principal(**values)

@@ -53,7 +53,7 @@ class Service:
         self.stopping = threading.Event()  # long answers end when this is set
         self._stack = stack
         folder = settings.state_path
-        _private_folder(folder)
+        private_folder(folder)
         self.secret = open_secret(folder / "service.key")
         self.engine = _engine(settings, stack)
         self.reader = _engine(settings, stack, read_only=True)
@@ -165,7 +165,8 @@ def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = Fa
     return engine
 
 
-def _private_folder(path: Path) -> None:
+def private_folder(path: Path) -> None:
+    """Make a folder that only its user enters; raises `ConfigError` where others may."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode

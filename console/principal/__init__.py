@@ -1,0 +1,1 @@
+"""`kvcustody principal` and `kvcustody apikey`: who may ask a control plane."""

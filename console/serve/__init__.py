@@ -1,0 +1,1 @@
+"""`kvcustody serve` and `kvcustody init`: the control plane of one ledger."""

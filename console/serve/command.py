@@ -1,0 +1,90 @@
+"""`kvcustody init` and `kvcustody serve`.
+
+1. `init` prints a bootstrap key once: it can only enrol principals, and ends after hours.
+2. `serve` listens where only this machine reaches it, unless TLS is configured; nothing but health checks is open.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.console.command import Json, print_json
+from kvcustody.errors import ConfigError
+from kvcustody.governance.logs import configure
+from kvcustody.governance.service.administration import make_bootstrap, open_administration
+from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+
+INIT_EPILOG = "Examples:\n\n    kvcustody init\n\n    kvcustody init --config /etc/kvcustody/service.yaml --hours 2 --json"
+SERVE_EPILOG = (
+    "Examples:\n\n    kvcustody serve\n\n    kvcustody serve --listen 127.0.0.1:8443\n\n"
+    "    kvcustody serve --config /etc/kvcustody/service.yaml\n\n"
+    "docs/operations.md has every setting, and what to do about backups, upgrades and lost keys."
+)
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="KVCUSTODY_SERVICE_CONFIG",
+        help="Settings of the service: TOML or YAML; the environment is stronger.",
+        metavar="FILE",
+    ),
+]
+
+
+def init(
+    config: Config = None,
+    hours: Annotated[float, typer.Option(min=0.1, max=168.0, help="Hours until the key ends.")] = 24.0,
+    as_json: Json = False,
+) -> None:
+    """Prepare a ledger for a control plane, and print a bootstrap key that can only enrol principals.
+
+    The key is shown once. Enrol the people and workers with it (`kvcustody principal add --server …`), then let it end.
+    """
+    settings = _settings(config)
+    configure("warning", "console")
+    with open_administration(settings) as administration:
+        made = make_bootstrap(administration, hours=hours)
+    if as_json:
+        print_json({"key": made.key, "prefix": made.prefix, "expires_us": made.expires_us})
+    else:
+        print(made.key)
+        typer.echo(
+            f"a bootstrap key for {hours:g} hours, shown this once; it can only enrol principals:\n"
+            "  kvcustody principal add alice --role auditor --server … --api-key-file …",
+            err=True,
+        )
+
+
+def serve(
+    config: Config = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="`unix:PATH` or HOST:PORT; stronger than the settings.", metavar="WHERE"),
+    ] = None,
+    database_url: Annotated[
+        str | None,
+        typer.Option("--database", help="The ledger: sqlite:///FILE or postgresql://…", metavar="URL"),
+    ] = None,
+) -> None:
+    """Serve the control plane of one ledger until a signal ends it.
+
+    On SIGTERM or Ctrl-C it stops accepting, finishes what runs, and closes the ledger with nothing lost.
+    """
+    given = {"listen": listen, "database_url": database_url}
+    settings = _settings(config, **{name: value for name, value in given.items() if value is not None})
+    configure(settings.log_level, settings.log_format)
+    try:
+        from kvcustody.governance.api.server import serve as run
+    except ImportError as error:
+        raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[service]'") from None
+    from kvcustody.governance.service.service import open_service
+
+    with open_service(settings) as service:
+        run(service)
+
+
+def _settings(config: Path | None, **explicit: str) -> ServiceSettings:
+    return load_service_settings(config, **explicit)

@@ -1,0 +1,175 @@
+"""A connection to a control plane: one base, one key, answers or one-line errors.
+
+T1 The key comes from a file of mode 0600, and is sent to the one server that was named; redirects are not followed.
+T2 Without TLS only this machine is talked to.
+T3 Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with `unreachable`.
+"""
+
+from __future__ import annotations
+
+import ssl
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.governance.service.settings import is_local
+
+if TYPE_CHECKING:
+    import httpx
+
+_KEY_BYTES_MAX = 16_384
+
+
+class Connection:
+    """Requests to one control plane; thread-safe."""
+
+    def __init__(
+        self,
+        server: str,
+        key: str,
+        *,
+        authority: Path | None = None,
+        certificate: Path | None = None,
+        certificate_key: Path | None = None,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """`server`: `https://HOST[:PORT]`, `http://127.0.0.1:PORT` or `unix:PATH`. `authority`: PEM of its CA."""
+        self._client = _client(server, _tls(authority, certificate, certificate_key), timeout_seconds)
+        self._client.headers["Authorization"] = f"Bearer {key}"
+        self.server = server
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The JSON of an answer; None is left out of the query."""
+        given = {name: value for name, value in query.items() if value is not None}
+        return _json(self.request("GET", path, params=given))
+
+    def post(
+        self, path: str, body: Any = None, *, key: str | None = None, headers: dict[str, str] | None = None
+    ) -> Any:
+        """A mutating POST under an idempotency key, repeated once where the connection broke."""
+        sent = {"Idempotency-Key": key or uuid.uuid4().hex, **(headers or {})}
+        try:
+            return _json(self.request("POST", path, json=body, headers=sent))
+        except ServiceError as error:
+            if error.operands.get("problem") != "unreachable":
+                raise
+            return _json(self.request("POST", path, json=body, headers=sent))
+
+    def put(self, path: str, body: Any) -> Any:
+        """An idempotent PUT of JSON."""
+        return _json(self.request("PUT", path, json=body))
+
+    def put_bytes(self, path: str, body: bytes, media: str) -> Any:
+        """An idempotent PUT of bytes."""
+        return _json(self.request("PUT", path, content=body, headers={"Content-Type": media}))
+
+    def delete(self, path: str) -> None:
+        """An idempotent DELETE."""
+        self.request("DELETE", path)
+
+    def request(self, method: str, path: str, **how: Any) -> httpx.Response:
+        """Any request; raises `ServiceError` for whatever is not a success (T3)."""
+        import httpx
+
+        try:
+            answer = self._client.request(method, path, **how)
+        except httpx.HTTPError as error:
+            raise ServiceError(
+                f"control plane `{self.server}` cannot be reached ({type(error).__name__})",
+                problem="unreachable",
+            ) from None
+        if answer.is_success:
+            return answer
+        raise _refusal(answer)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_key_file(path: Path) -> str:
+    """The key in a file that only its owner reads; raises `ConfigError`."""
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb") as file:
+            content = file.read(_KEY_BYTES_MAX)
+    except OSError as error:
+        raise ConfigError(f"key file `{path}`: cannot be read ({error.strerror})", path=path) from None
+    if mode & 0o077:
+        raise ConfigError(f"key file `{path}`: is open to others; chmod 600 it", path=path)
+    key = content.decode("ascii", "replace").strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"key file `{path}`: holds no key", path=path)
+    return key
+
+
+def _client(server: str, verify: ssl.SSLContext, timeout_seconds: float) -> httpx.Client:
+    try:
+        import httpx
+    except ImportError:
+        raise ConfigError("httpx is not installed; pip install 'kvcustody[service]'") from None
+
+    limits = httpx.Limits(max_connections=16, max_keepalive_connections=8)
+    settings: dict[str, Any] = {"timeout": timeout_seconds, "trust_env": False, "follow_redirects": False}
+    if server.startswith("unix:"):
+        transport = httpx.HTTPTransport(uds=server.removeprefix("unix:"), limits=limits)
+        return httpx.Client(transport=transport, base_url="http://kvcustody", **settings)
+    parts = urlsplit(server)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or parts.path not in ("", "/")
+        or parts.query
+    ):
+        raise ConfigError(f"server `{server}`: must be https://HOST:PORT, http://127.0.0.1:PORT or unix:PATH")
+    if parts.scheme == "http" and not is_local(parts.hostname):
+        raise ConfigError(f"server `{server}`: without TLS only this machine is talked to")
+    return httpx.Client(base_url=server, verify=verify, limits=limits, **settings)
+
+
+def _tls(authority: Path | None, certificate: Path | None, certificate_key: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=None if authority is None else str(authority))
+        if certificate is not None:
+            context.load_cert_chain(certificate, certificate_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"TLS files cannot be used: {error.strerror or type(error).__name__}") from None
+    return context
+
+
+def _json(answer: httpx.Response) -> Any:
+    return orjson.loads(answer.content) if answer.content else None
+
+
+def _refusal(answer: httpx.Response) -> ServiceError:
+    try:
+        found = orjson.loads(answer.content)
+        name = str(found["type"]).rpartition(":")[2]
+        says = found.get("detail") or found["title"]
+        for item in found.get("errors", ())[:3]:
+            says += f"; `{item['at']}` {item['what']}"
+    except (ValueError, KeyError, TypeError):
+        found, name, says = {}, "unknown", f"answered {answer.status_code}"
+    retry = answer.headers.get("retry-after", "")
+    wait_seconds = float(retry) if retry.isdecimal() else 0.0
+    return ServiceError(
+        f"control plane: {says}",
+        problem=name,
+        status=answer.status_code,
+        wait_seconds=wait_seconds,
+        leaf=found.get("leaf") if isinstance(found, dict) else None,
+        request_id=answer.headers.get("x-request-id", ""),
+    )
