@@ -41,20 +41,18 @@ def launch(
     lists: tuple[torch.Tensor, ...],
     *,
     flags: torch.Tensor | None = None,
-    counter: torch.Tensor | None = None,
     programs_max: int = PROGRAMS_MAX,
 ) -> None:
-    """Launch `kernel(*lists, address, stride, bytes, flags | counter, blocks, tiles)`.
+    """Launch `kernel(*lists, address, stride, bytes, flags, blocks, tiles)`.
 
-    lists: int64 [listed] on the device. flags: int32 [listed], one for each listed block. counter: int64 [1].
+    lists: int64 [listed] on the device. flags: int32 [listed], one for each listed block.
     """
     tiles, listed = table.tiles, len(lists[0])
     step = max(1, programs_max // tiles.count)
     for start in range(0, listed, step):
         end = min(listed, start + step)
         output = [] if flags is None else [flags[start:end]]
-        output += [] if counter is None else [counter]
-        with _on(table.device):
+        with on_device(table.device):
             kernel[((end - start) * tiles.count,)](
                 *(one[start:end] for one in lists),
                 tiles.address,
@@ -69,5 +67,6 @@ def launch(
             )
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Launch on `device`, which need not be the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,9 +1,11 @@
 """Scrub: overwrite every byte of the listed blocks with zero, over all layer segments, in one launch.
 
 Z1 After it retires, every byte of every listed block is zero and no other byte has changed.
-Z2 The device counts what it wrote, tile by tile, in `table.counter`: a block counts once all its tiles are
-   written. The count is evidence independent of the host's own books.
+Z2 The device counts the bytes that it wrote, in `table.counter`. The count is evidence independent of the
+   host's own books.
 Z3 A block is listed once; listing it twice is refused, since it would be counted twice.
+Z4 A read-back of the same launch loads what it stored past the L1 cache: it shows what the L2 cache, or the
+   memory behind it, answers, never that DRAM cells have changed. Any non-zero byte raises its entry's flag.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals
@@ -17,13 +19,15 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.kernels import host
-from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
+from kvcustody.kernels.entry import entries_of
+from kvcustody.kernels.launch import HAS_TRITON, PROGRAMS_MAX, on_device, uses_triton
 from kvcustody.kernels.segment import SegmentTable, ascending, block_list, runs_of
+from kvcustody.kernels.strategy import Strategy, strategy_of
 
 RUN_BLOCKS_MIN = 8  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
 
 
-def scrub(table: SegmentTable, blocks: Any) -> int:
+def scrub(table: SegmentTable, blocks: Any, *, strategy: Strategy | None = None) -> int:
     """Zero `blocks` (int32 or int64, each once); returns the bytes written. On CUDA it only launches.
 
     Raises `DeviceError` on an index outside the pool or listed twice; an empty list launches nothing.
@@ -32,20 +36,62 @@ def scrub(table: SegmentTable, blocks: Any) -> int:
     if not len(ordered):
         return 0
     if uses_triton(table):
-        index = torch.from_numpy(ordered).to(table.device)
-        launch(scrub_kernel, table, (index,), counter=table.counter)
+        chosen = strategy or strategy_of(table)
+        entries = torch.from_numpy(entries_of(ordered, chosen.group)).to(table.device)
+        launch_scrub(table, entries, strategy=chosen)
     else:
         scrub_reference(table, ordered)
     return len(ordered) * table.bytes_per_block
 
 
+def launch_scrub(
+    table: SegmentTable,
+    entries: torch.Tensor,
+    *,
+    strategy: Strategy,
+    flags: torch.Tensor | None = None,
+    faulty: bool = False,
+    programs_max: int = PROGRAMS_MAX,
+) -> None:
+    """Launch the kernel for a work list that is on the device already; waits for nothing, allocates nothing.
+
+    entries: int64 [entries] of `kernels.entry`, contiguous. flags: int32 [entries], zero on entry; with it,
+    marked entries are read back, and raised where a byte is not zero. faulty: honour planted faults (tests).
+    """
+    tiles, listed = table.tiles, len(entries)
+    step = max(1, programs_max // tiles.count)
+    for start in range(0, listed, step):
+        end = min(listed, start + step)
+        pairs = (end - start) * tiles.count
+        programs = min(pairs, strategy.programs) if strategy.programs else pairs
+        with on_device(table.device):
+            scrub_kernel[(programs,)](
+                entries[start:end],
+                tiles.address,
+                tiles.stride,
+                tiles.bytes,
+                table.counter,
+                table.counter if flags is None else flags[start:end],
+                table.blocks,
+                tiles.count,
+                pairs,
+                ALIGNMENT=table.alignment_bytes,
+                SPAN_BYTES=tiles.bytes_max * strategy.group,
+                PERSISTENT=bool(strategy.programs),
+                READ_BACK=flags is not None,
+                FAULTY=faulty,
+                STREAMING=strategy.streaming,
+                num_warps=strategy.warps,
+            )
+
+
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
     """Without Triton: `ordered` ascending. On the host one system call writes many pieces of memory."""
     if table.device.type == "cpu" and host.available():
-        host.zero_pieces(table.pieces(ordered))
+        table.counter += host.zero_pieces(table.pieces(ordered))
     else:
         _scrub_torch(table, ordered)
-    table.counter += len(ordered) * table.tiles.count
+        table.counter += len(ordered) * table.bytes_per_block
 
 
 def _scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
@@ -71,35 +117,91 @@ if HAS_TRITON:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def scrub_kernel(  # type: ignore[no-untyped-def]
-        block_list,
+        entries,
         tile_address,
         tile_stride,
         tile_bytes,
         counter,
+        flags,
+        blocks,
+        tiles,
+        pairs,
+        ALIGNMENT: tl.constexpr,
+        SPAN_BYTES: tl.constexpr,
+        PERSISTENT: tl.constexpr,
+        READ_BACK: tl.constexpr,
+        FAULTY: tl.constexpr,
+        STREAMING: tl.constexpr,
+    ):
+        """Zero one tile of one entry, or, persistent, every n-th (entry, tile) pair.
+
+        entries int64 [entries]; tile_address, tile_stride, tile_bytes int64 [tiles]; counter int64 [1];
+        flags int32 [entries], read and written only with READ_BACK.
+        """
+        program = tl.program_id(0)
+        if PERSISTENT:
+            for pair in range(program, pairs, tl.num_programs(0)):
+                scrub_tile(
+                    pair, entries, tile_address, tile_stride, tile_bytes, counter, flags, blocks, tiles,
+                    ALIGNMENT, SPAN_BYTES, READ_BACK, FAULTY, STREAMING,
+                )  # fmt: skip
+        else:
+            scrub_tile(
+                program, entries, tile_address, tile_stride, tile_bytes, counter, flags, blocks, tiles,
+                ALIGNMENT, SPAN_BYTES, READ_BACK, FAULTY, STREAMING,
+            )  # fmt: skip
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def scrub_tile(  # type: ignore[no-untyped-def]
+        pair,
+        entries,
+        tile_address,
+        tile_stride,
+        tile_bytes,
+        counter,
+        flags,
         blocks,
         tiles,
         ALIGNMENT: tl.constexpr,
-        TILE_BYTES: tl.constexpr,
+        SPAN_BYTES: tl.constexpr,
+        READ_BACK: tl.constexpr,
+        FAULTY: tl.constexpr,
+        STREAMING: tl.constexpr,
     ):
-        """One program zeroes one tile of one listed block.
-
-        block_list int64 [listed]; tile_address, tile_stride, tile_bytes int64 [tiles]; counter int64 [1].
-        """
-        program = tl.program_id(0)
-        block = tl.load(block_list + program // tiles)
-        tile = program % tiles
-        if (block >= 0) & (block < blocks):
+        """One entry's share of one tile: store zeros, count them, and read them back where it is asked."""
+        position = pair // tiles
+        tile = pair % tiles
+        entry = tl.load(entries + position)
+        block = entry & 0xFFFFFFFF
+        count = (entry >> 32) & 0xFFFFFF
+        if block + count <= blocks:  # an idle entry's block is outside every pool
+            length = tl.load(tile_bytes + tile) * count
             address = tl.load(tile_address + tile) + block * tl.load(tile_stride + tile)
-            # 16-byte stores need two hints: on the pointer (one on the integer is lost in the cast), and on
+            # 16-byte accesses need two hints: on the pointer (one on the integer is lost in the cast), and on
             # the count that the mask compares with.
             if ALIGNMENT >= 4:
-                words = tl.multiple_of(tl.load(tile_bytes + tile) // 4, ALIGNMENT // 4)
-                offset = tl.arange(0, TILE_BYTES // 4)
+                offset = tl.arange(0, SPAN_BYTES // 4)
+                mask = offset < tl.multiple_of(length // 4, ALIGNMENT // 4)
                 pointer = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), ALIGNMENT)
-                tl.store(pointer + offset, tl.zeros([TILE_BYTES // 4], tl.int32), mask=offset < words)
+                zeros = tl.zeros([SPAN_BYTES // 4], tl.int32)
             else:  # odd strides or addresses: a byte at a time
-                count = tl.load(tile_bytes + tile)
-                narrow = tl.arange(0, TILE_BYTES)
-                byte = address.to(tl.pointer_type(tl.int8))
-                tl.store(byte + narrow, tl.zeros([TILE_BYTES], tl.int8), mask=narrow < count)
-            tl.atomic_add(counter, 1, sem="relaxed")
+                offset = tl.arange(0, SPAN_BYTES)
+                mask = offset < length
+                pointer = address.to(tl.pointer_type(tl.int8))
+                zeros = tl.zeros([SPAN_BYTES], tl.int8)
+            if STREAMING:
+                tl.store(pointer + offset, zeros, mask=mask, cache_modifier=".cs")
+            else:
+                tl.store(pointer + offset, zeros, mask=mask)
+            tl.atomic_add(counter, length, sem="relaxed")
+            if READ_BACK:
+                if FAULTY and ((entry >> 61) & 1) != 0:
+                    tl.debug_barrier()
+                    tl.store(address.to(tl.pointer_type(tl.int8)), 1)
+                    tl.debug_barrier()
+                if ((entry >> 62) & 1) != 0:
+                    value = tl.load(pointer + offset, mask=mask, other=0, volatile=True)
+                    if tl.max((value != 0).to(tl.int32), 0) != 0:
+                        tl.atomic_or(flags + position, 1, sem="relaxed")
+        elif READ_BACK and ((entry >> 62) & 1) != 0:
+            tl.atomic_or(flags + position, 1, sem="relaxed")  # an index outside the pool never verifies

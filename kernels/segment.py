@@ -82,7 +82,7 @@ class SegmentTable:
     """A cache's tensors, seen as blocks. Build with `from_tensors`; give to `scrub`, `verify` and `copy`.
 
     `words` holds one [blocks, words of a piece] view per segment for the torch path. `counter` is the
-    device's own count of tiles that the scrub kernel wrote; `scrubbed()` reads it as blocks.
+    device's own count of bytes that scrubs wrote; `scrubbed()` reads it as blocks.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], segments: Sequence[Segment], blocks: int) -> None:
@@ -129,7 +129,7 @@ class SegmentTable:
 
     def scrubbed(self) -> int:
         """Blocks that the device itself counted as written in full; waits for the current stream."""
-        return int(self.counter.item()) // self.tiles.count
+        return int(self.counter.item()) // self.bytes_per_block
 
     def pieces(self, ordered: NDArray[np.int64]) -> NDArray[np.int64]:
         """[pieces, 2] int64 (address, bytes) of the blocks of an ascending list; pieces that touch are one."""

@@ -22,10 +22,14 @@ from kvcustody.kernels.segment import WIDE_BYTES, tile_bytes_max
 
 CUDA_TARGETS = (80, 90, 100)
 HIP_TARGETS = ("gfx942",)
-KERNELS = ("scrub", "verify", "copy")
+KERNELS = ("scrub", "scrub_read_back", "scrub_persistent", "verify", "copy")
 
-_LISTS = {"scrub": ("block_list",), "verify": ("block_list",), "copy": ("source_list", "target_list")}
-_OUTPUT = {"scrub": {"counter": "*i64"}, "verify": {"flags": "*i32"}, "copy": {}}
+_LISTS = {"scrub": ("entries",), "verify": ("block_list",), "copy": ("source_list", "target_list")}
+_OUTPUT: dict[str, dict[str, str]] = {
+    "scrub": {"counter": "*i64", "flags": "*i32", "pairs": "i32"},
+    "verify": {"flags": "*i32"},
+    "copy": {},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,16 @@ def compile_kernel(
     from triton.compiler import compile as compile_triton
 
     tile_bytes = tile_bytes or tile_bytes_max(alignment_bytes)
-    function = _function(kernel)
-    pointers = (*_LISTS[kernel], "tile_address", "tile_stride", "tile_bytes")
-    types = dict.fromkeys(pointers, "*i64") | _OUTPUT[kernel] | {"blocks": "i32", "tiles": "i32"}
-    constants = {"ALIGNMENT": alignment_bytes, "TILE_BYTES": tile_bytes}
+    operation, _, variant = kernel.partition("_")
+    function = _function(operation)
+    pointers = (*_LISTS[operation], "tile_address", "tile_stride", "tile_bytes")
+    types = dict.fromkeys(pointers, "*i64") | _OUTPUT[operation] | {"blocks": "i32", "tiles": "i32"}
+    constants: dict[str, int | bool] = {"ALIGNMENT": alignment_bytes}
+    if operation == "scrub":
+        constants |= {"SPAN_BYTES": tile_bytes, "PERSISTENT": variant == "persistent"}
+        constants |= {"READ_BACK": variant == "read_back", "FAULTY": False, "STREAMING": False}
+    else:
+        constants["TILE_BYTES"] = tile_bytes
     signature = types | dict.fromkeys(constants, "constexpr")
     signature = {name: signature[name] for name in function.arg_names}
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
@@ -80,7 +90,7 @@ def _function(kernel: str) -> Any:
     return getattr(modules[kernel], f"{kernel}_kernel")
 
 
-_PTX = re.compile(r"\b(ld|st)\.global((?:\.[\w:]+)*?)(?:\.v(\d))?\.[bfsu](8|16|32|64)\b")
+_PTX = re.compile(r"\b(ld|st)(?:\.volatile)?\.global((?:\.[\w:]+)*?)(?:\.v(\d))?\.[bfsu](8|16|32|64)\b")
 
 
 def _nvidia(kernel: str, capability: int, alignment: int, ptx: str, cubin: bytes) -> Compiled:
@@ -135,13 +145,13 @@ def _amd(kernel: str, architecture: str, alignment: int, assembly: str) -> Compi
 
 def main() -> None:
     """Print one line for each kernel and target."""
-    print(f"{'kernel':8}{'target':9}{'stores':>10}{'loads':>10}{'registers':>11}{'stack':>7}{'spills':>8}")
+    print(f"{'kernel':18}{'target':9}{'stores':>10}{'loads':>10}{'registers':>11}{'stack':>7}{'spills':>8}")
     for kernel in KERNELS:
         for target in (*CUDA_TARGETS, *HIP_TARGETS):
             one = compile_kernel(kernel, target)
             stores, loads = (",".join(map(str, sorted(x))) for x in (one.stores_bytes, one.loads_bytes))
             print(
-                f"{one.kernel:8}{one.target:9}{stores or '-':>10}{loads or '-':>10}"
+                f"{one.kernel:18}{one.target:9}{stores or '-':>10}{loads or '-':>10}"
                 f"{one.registers:>11}{one.stack_bytes:>7}{one.spill_bytes:>8}"
             )
 

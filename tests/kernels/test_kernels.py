@@ -7,6 +7,7 @@ process that `test_interpreter.py` starts.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +17,12 @@ from hypothesis import strategies as st
 
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.copy import copy
-from kvcustody.kernels.launch import uses_triton
-from kvcustody.kernels.scrub import scrub
+from kvcustody.kernels.entry import FAULT, IDLE, READ_BACK, blocks_of, entries_of
+from kvcustody.kernels.launch import launch, uses_triton
+from kvcustody.kernels.scrub import launch_scrub, scrub, scrub_kernel
 from kvcustody.kernels.segment import Layout, SegmentTable, runs_of
-from kvcustody.kernels.verify import verify
+from kvcustody.kernels.strategy import Strategy, default_strategy, group_max
+from kvcustody.kernels.verify import verify, verify_kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EXAMPLES = 12 if INTERPRETED else 60
@@ -251,25 +254,23 @@ def test_sampling_follows_the_share_and_the_seed():
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the torch path cannot index outside a tensor")
-def test_the_kernel_itself_skips_an_index_outside_the_pool():
-    from kvcustody.kernels.launch import launch
-    from kvcustody.kernels.scrub import scrub_kernel
-    from kvcustody.kernels.verify import verify_kernel
-
+def test_the_kernels_themselves_skip_an_index_outside_the_pool():
     table = small()
-    index = torch.tensor([-1, 2, 10**12])
-    launch(scrub_kernel, table, (index,), counter=table.counter)
+    flags = torch.zeros(5, dtype=torch.int32)
+    entries = entries_of(np.array([2]), 1, read_back=True).tolist()
+    beyond = entries_of(np.array([15, 16]), 2, read_back=True).tolist()  # block 16 is one too many
+    far = entries_of(np.array([10**9]), 1, read_back=True).tolist()
+    listed = torch.tensor([-1, *entries, *far, *beyond, IDLE])
+    launch_scrub(table, listed, strategy=default_strategy(table), flags=flags)
     assert table.scrubbed() == 1
+    assert flags.tolist() == [1, 0, 1, 1, 0]  # what was asked for and not read is never called clean
     flags = torch.zeros(3, dtype=torch.int32)
-    launch(verify_kernel, table, (index,), flags=flags)
-    assert flags.tolist() == [1, 0, 1]  # what was not read is never called clean
+    launch(verify_kernel, table, (torch.tensor([-1, 2, 10**12]),), flags=flags)
+    assert flags.tolist() == [1, 0, 1]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="one launch is a Triton matter")
-def test_launches_are_split_only_at_the_grid_limit():
-    from kvcustody.kernels.launch import launch
-    from kvcustody.kernels.scrub import scrub_kernel
-
+def test_launches_are_split_only_at_the_grid_limit(monkeypatch):
     table, grids = small(), []
 
     class Spy:
@@ -277,7 +278,66 @@ def test_launches_are_split_only_at_the_grid_limit():
             grids.append(grid[0])
             return scrub_kernel[grid]
 
-    launch(Spy(), table, (torch.arange(7),), counter=table.counter)
-    launch(Spy(), table, (torch.arange(7),), counter=table.counter, programs_max=3 * table.tiles.count)
+    monkeypatch.setattr("kvcustody.kernels.scrub.scrub_kernel", Spy())
+    entries = torch.from_numpy(entries_of(np.arange(7), 1))
+    launch_scrub(table, entries, strategy=Strategy())
+    launch_scrub(table, entries, strategy=Strategy(), programs_max=3 * table.tiles.count)
     assert grids == [7 * table.tiles.count, *[n * table.tiles.count for n in (3, 3, 1)]]
     assert table.scrubbed() == 14
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="strategies are of the Triton path")
+@pytest.mark.parametrize("kind", ["kv_blocks", "separate", "padded", "scales"])
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(), Strategy(group=4), Strategy(programs=3), Strategy(group=2, programs=5, streaming=True)],
+    ids=["grid", "grouped", "persistent", "persistent-streaming"],
+)
+def test_a_strategy_changes_speed_only(kind, strategy):
+    tensors, layout, block_tokens, views = build(kind, torch.uint8, 24, 4, 2, 8)
+    table = SegmentTable.from_tensors(tensors, layout=layout, block_tokens=block_tokens)
+    strategy = replace(strategy, group=min(strategy.group, group_max(table)))
+    listed = np.array([0, 1, 2, 3, 4, 5, 9, 11, 12, 23])
+    flags = torch.zeros(len(entries_of(listed, strategy.group)), dtype=torch.int32)
+    entries = torch.from_numpy(entries_of(listed, strategy.group, read_back=True))
+    launch_scrub(table, entries, strategy=strategy, flags=flags)
+    assert table.scrubbed() == len(listed)
+    assert not flags.any()
+    for view in views:
+        for block in range(24):
+            inside = view[block].clone().reshape(-1).view(torch.uint8)
+            assert bool((inside == (0 if block in listed else 0xFF)).all()), block
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the read-back of a launch is of the Triton path")
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_planted_fault_is_seen_exactly_where_it_was_asked_to_look(group, asked):
+    table = small()
+    entries = entries_of(np.array([1, 2, 3, 8, 14]), group, read_back=asked)
+    entries[-2] |= FAULT
+    flags = torch.zeros(len(entries), dtype=torch.int32)
+    launch_scrub(table, torch.from_numpy(entries), strategy=Strategy(group), flags=flags, faulty=True)
+    expected = [0] * len(entries)
+    expected[-2] = int(asked)
+    assert flags.tolist() == expected
+    assert verify(table, [8]).dirty.tolist() == [8]
+
+
+@given(
+    listed=st.sets(st.integers(0, 300), max_size=60).map(sorted),
+    group=st.sampled_from([1, 2, 3, 8, 64]),
+    marked=st.sets(st.integers(0, 300), max_size=8),
+)
+def test_entries_name_each_block_once_and_mark_what_is_asked(listed, group, marked):
+    ordered = np.array(listed, dtype=np.int64)
+    asked = np.isin(ordered, list(marked))
+    entries = entries_of(ordered, group, read_back=asked)
+    named = [blocks_of(int(entry)) for entry in entries]
+    assert np.concatenate([*named, np.empty(0, dtype=np.int64)]).tolist() == listed
+    assert all(1 <= len(one) <= group for one in named)
+    assert [bool(entry & READ_BACK) for entry in entries.tolist()] == [
+        bool(set(one.tolist()) & marked) for one in named
+    ]
+    runs = runs_of(ordered) if len(ordered) else []
+    assert len(entries) == sum(-(-(last - first) // group) for first, last in runs)
