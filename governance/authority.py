@@ -53,6 +53,7 @@ class Authority(ABC):
         *,
         block_tokens: int,
         clock: Clock | None = None,
+        expires_utc_us: int | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._ledger = ledger
@@ -66,7 +67,7 @@ class Authority(ABC):
         self.tallies: dict[str, Tally] = {}
         self.table = table
         self.revoked = table.revoked
-        self._lease_until_us = self._expires_us = NEVER_US
+        self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
 

@@ -73,6 +73,7 @@ class EnginePort(Authority):
         ledger: Ledger,
         *,
         clock: Clock | None = None,
+        expires_utc_us: int | None = None,
         block_tokens: int,
         keep_last: bool = True,
         residencies_max: int = 100_000,
@@ -92,7 +93,9 @@ class EnginePort(Authority):
         self._active = ActiveLimits()
         self._catch_up: Callable[[], None] = _nothing
         self._epoch = 0  # moves with every change of standing: keys made before are looked up anew
-        super().__init__(table, keyring, ledger, block_tokens=block_tokens, clock=clock)
+        super().__init__(
+            table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
+        )
         self.erasures = Erasures(
             PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
@@ -260,11 +263,11 @@ class EnginePort(Authority):
     ) -> int:
         """How many leading blocks may be attached now: domain, deadline and ceiling are compared again (T3).
 
+        An adapter that tells late has told every release that is not certain to leave its blocks CACHED (`keeps`).
         `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
         """
         if not blocks or not residency.domain.is_open:
             return 0
-        self._catch_up()
         chain = residency.keys
         if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
             return 0  # decided under what no longer holds: looked up again, or computed
@@ -396,6 +399,18 @@ class EnginePort(Authority):
         forget += self.pool.over_residencies(account, now_us)
         self._obey(forget)
         return True
+
+    def keeps(self, residency: ForeignResidency, at_us: int, *, others: int = 0) -> bool:
+        """Its release at that instant, after `others` of its tenant, will take nothing out of the index."""
+        domain, account = residency.domain, residency.account
+        return (
+            residency.publishes
+            and not residency.is_mixed
+            and domain.cacheable
+            and domain.is_open
+            and at_us < min(residency.ceiling_us, residency.began_us + domain.absolute_us)
+            and len(account.residencies) + others < account.residency_cap
+        )
 
     def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | Refused:
         """A preempted, released request waits to run again: its successor, with every token it has by now.

@@ -59,12 +59,20 @@ class Governor(Authority):
         ledger: Ledger,
         *,
         clock: Clock | None = None,
+        expires_utc_us: int | None = None,
     ) -> None:
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
         self._live: dict[object, Running] = {}
         self._launch = 0
-        super().__init__(table, keyring, ledger, block_tokens=pools.options.block_tokens, clock=clock)
+        super().__init__(
+            table,
+            keyring,
+            ledger,
+            block_tokens=pools.options.block_tokens,
+            clock=clock,
+            expires_utc_us=expires_utc_us,
+        )
         self.erasures = Erasures(
             GovernorCustodian(self),
             self._clock,

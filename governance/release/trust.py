@@ -1,0 +1,107 @@
+"""The trust configuration file: whose signatures this deployment asks for. TOML, kept by whoever runs the workers.
+
+1. It alone demands signatures. A key has one name; a name has one key.
+2. One key never has the roles of author and approver, so whoever proposes cannot approve.
+3. A malformed, incomplete or ambiguous file is an error: there is no default trust.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvcustody.audit.note import KeyKind, NoteError, parse_vkey
+from kvcustody.errors import ConfigError
+from kvcustody.policies.bundle_trust import Role, Trust, TrustedKey
+
+SCHEMA = "kvcustody/trust@1"
+_FILE_BYTES_MAX = 1 << 20
+_FIELDS = {"schema", "audience", "break_glass_hours_max", "keys"}
+_KEY_FIELDS = {"key", "roles", "tenant"}
+
+
+def read_trust(path: Path) -> Trust:
+    """The trust configuration in a file; raises `ConfigError` with the reason."""
+    try:
+        data = path.read_bytes()
+        if len(data) > _FILE_BYTES_MAX:
+            raise ConfigError(f"trust file `{path}` is larger than 1 MiB", path=path)
+        found = tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigError(f"trust file `{path}`: cannot be read ({error.strerror})", path=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"trust file `{path}`: {' '.join(str(error).split())[:200]}", path=path) from None
+    try:
+        return trust_of(found)
+    except ConfigError as error:
+        raise ConfigError(f"trust file `{path}`: {error.message}", path=path) from None
+
+
+def trust_of(found: Mapping[str, Any]) -> Trust:
+    """The trust configuration that a parsed file holds; raises `ConfigError`."""
+    unknown = sorted(found.keys() - _FIELDS)
+    if unknown:
+        raise ConfigError(f"`{unknown[0]}` is not a field; the fields are {', '.join(sorted(_FIELDS))}")
+    if found.get("schema") != SCHEMA:
+        raise ConfigError(f"`schema` is not `{SCHEMA}`")
+    audience, hours = found.get("audience"), found.get("break_glass_hours_max", 4)
+    if not isinstance(audience, str) or not audience.isprintable() or not audience or " " in audience:
+        raise ConfigError("`audience` must name this deployment, without spaces")
+    if type(hours) is not int or not 1 <= hours <= 72:
+        raise ConfigError("`break_glass_hours_max` must be a number of hours from 1 to 72")
+    listed = found.get("keys")
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise ConfigError("`keys` must be a list of tables (`[[keys]]`)")
+    keys = [_key(item) for item in listed]
+    _check_keys(keys)
+    return Trust(audience, {key.name: key for key in keys}, hours * 3600)
+
+
+def write_trust(audience: str, keys: Iterable[tuple[str, str, str | None]], hours: int = 4) -> str:
+    """A trust file's text, of (vkey, role, tenant or None); raises `ConfigError` where it would be refused."""
+    lines = [f'schema = "{SCHEMA}"', f'audience = "{audience}"', f"break_glass_hours_max = {hours}"]
+    for vkey, role, tenant in keys:
+        lines += ["", "[[keys]]", f'key = "{vkey}"', f'roles = ["{role}"]']
+        if tenant is not None:
+            lines.append(f'tenant = "{tenant}"')
+    text = "\n".join(lines) + "\n"
+    try:
+        trust_of(tomllib.loads(text))
+    except tomllib.TOMLDecodeError:
+        raise ConfigError("a name has a character that a trust file cannot hold") from None
+    return text
+
+
+def _key(item: Mapping[str, Any]) -> TrustedKey:
+    unknown = sorted(item.keys() - _KEY_FIELDS)
+    if unknown:
+        raise ConfigError(f"`{unknown[0]}` is not a field of a key")
+    try:
+        vkey = parse_vkey(str(item.get("key", "")))
+    except NoteError as error:
+        raise ConfigError(error.message) from None
+    if vkey.kind is not KeyKind.ED25519:
+        raise ConfigError(f"key `{vkey.name}` is not an Ed25519 key")
+    names = item.get("roles")
+    known = {role.value: role for role in Role}
+    if not isinstance(names, list) or not names or any(name not in known for name in names):
+        raise ConfigError(f"key `{vkey.name}`: `roles` must list some of {', '.join(known)}")
+    roles = frozenset(known[name] for name in names)
+    tenant = item.get("tenant")
+    if (Role.OWNER in roles) != (isinstance(tenant, str) and tenant != ""):
+        raise ConfigError(f"key `{vkey.name}`: an owner, and nobody else, needs a `tenant`")
+    if {Role.AUTHOR, Role.APPROVER} <= roles:
+        raise ConfigError(f"key `{vkey.name}` is author and approver; nobody approves what they propose")
+    return TrustedKey(vkey.name, vkey.public, roles, tenant)
+
+
+def _check_keys(keys: list[TrustedKey]) -> None:
+    if len({key.name for key in keys}) != len(keys):
+        raise ConfigError("two keys have one name")
+    if len({key.public for key in keys}) != len(keys):
+        raise ConfigError("one key is listed under two names")
+    for role in (Role.AUTHOR, Role.APPROVER):
+        if not any(role in key.roles for key in keys):
+            raise ConfigError(f"no key has the role `{role.value}`")
