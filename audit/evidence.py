@@ -73,9 +73,9 @@ def _read(
     return made
 
 
-_POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools
+POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools
 
 
 def unit_keys(pools: Int64s, generations: Int64s) -> Int64s:
     """(pool, generation) as one sortable number: what names a custody inside an incarnation."""
-    return (pools << _POOL_SHIFT) | generations
+    return (pools << POOL_SHIFT) | generations

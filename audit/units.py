@@ -8,13 +8,13 @@ I2 A period takes a unit by its recomputed due time in UTC; by the recorded one 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from kvcustody.audit.as_of import AsOf, is_in
-from kvcustody.audit.evidence import Evidence, read
+from kvcustody.audit.evidence import POOL_SHIFT, Evidence, read
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.schema import custody_ends, events, incarnations
 from kvcustody.audit.uses import NEVER, Flags, Uses, read_models, read_receipts, read_uses, unit_keys_of
@@ -68,12 +68,25 @@ class Overdue(NamedTuple):
     """Units that are due and whose end nobody recorded."""
 
     keys: Int64s
+    blocks: Int64s
     due: Int64s
     writer: Int64s
 
     def kept(self, which: Flags) -> Overdue:
         """Those for which `which` is true."""
         return Overdue(*(column[which] for column in self))
+
+
+class Account(NamedTuple):
+    """What the leaves of an incarnation add up to, whatever was selected; counts of (block, generation).
+
+    `reached`: the highest generation of each pool, added up.
+    """
+
+    handed_out: int
+    ended: int
+    unended: int
+    reached: int
 
 
 class LifeUnits(NamedTuple):
@@ -83,6 +96,7 @@ class LifeUnits(NamedTuple):
     ends: Evidence
     units: Units
     overdue: Overdue
+    account: Account
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
 
 
@@ -98,6 +112,7 @@ def read_units(
             f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does",
             tier=chosen.tier,
         )
+    whole = chosen.tenant is None and chosen.classification is None
     table = incarnations.c
     query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
     for row in connection.execute(query).all():
@@ -105,13 +120,15 @@ def read_units(
         ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of))
         uses = read_uses(connection, life, as_of)
         units = assess(ends, uses, read_receipts(connection, life.id, ends, as_of), life.shards)
-        overdue = _overdue(connection, life, uses, now_us - life.offset_us, as_of)
+        ended = _ended(connection, life, ends if whole else None, as_of)
+        overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else read_models(connection, life.id, as_of)
         yield LifeUnits(
             life,
             ends,
             _picked(life, ends, units, chosen, models),
             _late(life, overdue, uses, chosen, models),
+            _account(uses, ended),
             uses.tenants,
         )
 
@@ -174,16 +191,29 @@ def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Fl
     )
 
 
-def _overdue(connection: Connection, life: Life, uses: Uses, now_boot_us: int, as_of: AsOf | None) -> Overdue:
-    """Custody that was handed out, is due, and whose end nobody recorded."""
-    column = custody_ends.c
-    ended: Any = read(
-        connection,
-        custody_ends,
-        (column.tenant,),
-        and_(column.incarnation == life.id, is_in(as_of, custody_ends)),
+def _ended(connection: Connection, life: Life, ends: Evidence | None, as_of: AsOf | None) -> Int64s:
+    """The keys of everything that ended in an incarnation."""
+    if ends is None:
+        column = custody_ends.c
+        here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
+        ends = read(connection, custody_ends, (column.tenant,), here)
+    return np.unique(unit_keys_of(ends))
+
+
+def _account(uses: Uses, ended: Int64s) -> Account:
+    handed_out = np.unique(uses.keys[uses.written])
+    every = np.concatenate((uses.keys, ended))
+    pools = every >> POOL_SHIFT
+    reached = sum(
+        int(every[pools == pool].max()) - (pool << POOL_SHIFT) for pool in np.unique(pools).tolist()
     )
-    open_uses = ~np.isin(uses.keys, unit_keys_of(ended))
+    unended = int((~np.isin(handed_out, ended)).sum())
+    return Account(len(handed_out), len(ended), unended, reached)
+
+
+def _overdue(uses: Uses, ended: Int64s, now_boot_us: int) -> Overdue:
+    """Custody that was handed out, is due, and whose end nobody recorded."""
+    open_uses = ~np.isin(uses.keys, ended)
     written = np.flatnonzero(open_uses & uses.written)
     written = written[np.lexsort((uses.residency[written], uses.keys[written]))]
     keys, first = np.unique(uses.keys[written], return_index=True)
@@ -194,4 +224,4 @@ def _overdue(connection: Connection, life: Life, uses: Uses, now_boot_us: int, a
         same = (keys[place] == uses.keys) & (uses.blocks == uses.blocks[writers][place])
         np.maximum.at(due, place[same], uses.hold_end[same])
     late = due < now_boot_us
-    return Overdue(keys[late], due[late], uses.residency[writers][late])
+    return Overdue(keys[late], uses.blocks[writers][late], due[late], uses.residency[writers][late])

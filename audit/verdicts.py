@@ -23,6 +23,7 @@ class Units(NamedTuple):
     """The custodies of one incarnation, laid flat, each with its verdict."""
 
     keys: Int64s
+    blocks: Int64s
     row: Int64s
     due: Int64s
     verdict: Int64s
@@ -92,6 +93,7 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
     lag = np.where(destroyed, np.maximum(0, found.ended - np.maximum(due, retired)), -1)
     return Units(
         keys=keys,
+        blocks=blocks,
         row=row,
         due=due,
         verdict=verdict,

@@ -5,12 +5,15 @@ F1 Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 
 class Judged(NamedTuple):
     """Custodies of consecutive generations that are alike: one verdict for each of `custodies` x `shards` units.
+
+    `blocks[i]` has generation `generation + i`.
 
     `verdict` is in_time, late, failed, missing, unproven or overdue; times are the incarnation's boot-time
     microseconds; `lag` and `level` are None and "" where nothing is destroyed with evidence; `bytes` are of all shards.
@@ -19,7 +22,7 @@ class Judged(NamedTuple):
     incarnation: str
     pool: int
     generation: int
-    custodies: int
+    blocks: Sequence[int]
     shards: int
     tenant: str
     classification: str
@@ -32,6 +35,11 @@ class Judged(NamedTuple):
     level: str
     bytes: int
     fence: int
+
+    @property
+    def custodies(self) -> int:
+        """How many custodies there are."""
+        return len(self.blocks)
 
 
 @dataclass(slots=True)

@@ -98,24 +98,24 @@ class _Judge:
     def run(self) -> Iterator[Judged]:
         for segment in segments(self._life.spans):
             if _agree(segment):
-                yield from self._look(segment, segment.end - segment.first)
+                yield from self._look(segment)
             else:  # the spans disagree about which block it is: one generation after the other
                 for generation in range(segment.first, segment.end):
                     here = [span for span in segment.spans if span.first <= generation < span.end]
-                    yield from self._look(Segment(segment.pool, generation, generation + 1, here), 1)
+                    yield from self._look(Segment(segment.pool, generation, generation + 1, here))
 
-    def _look(self, segment: Segment, count: int) -> Iterator[Judged]:
-        """The verdict on `count` custodies that are alike in everything."""
+    def _look(self, segment: Segment) -> Iterator[Judged]:
+        """The verdict on custodies that are alike in everything."""
         ends = [span for span in segment.spans if isinstance(span.fact, End)]
         mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
         if mine:
-            found = self._ended(min(mine, key=lambda span: span.fact.order), segment, count)
+            found = self._ended(min(mine, key=lambda span: span.fact.order), segment)
         else:
-            found = None if ends else self._unended(segment, count)
+            found = None if ends else self._unended(segment)
         if found is not None:
             yield found
 
-    def _ended(self, ended: Span, segment: Segment, count: int) -> Judged | None:
+    def _ended(self, ended: Span, segment: Segment) -> Judged | None:
         end: End = ended.fact
         block = ended.at(segment.first)
         claims = self._claims(segment, block)
@@ -128,7 +128,7 @@ class _Judge:
             self._life.uuid,
             segment.pool,
             segment.first,
-            count,
+            ended.part(segment.first, segment.end),
             self._life.shards or 1,
             end.tenant,
             end.classification,
@@ -143,7 +143,7 @@ class _Judge:
             max(0, end.retired - end.ended),
         )
 
-    def _unended(self, segment: Segment, count: int) -> Judged | None:
+    def _unended(self, segment: Segment) -> Judged | None:
         """Custody that was handed out and whose end nobody recorded: overdue once it is due."""
         writers = [span for span in segment.spans if isinstance(span.fact, Use) and span.fact.written]
         if not writers:
@@ -161,9 +161,23 @@ class _Judge:
         ):
             return None
         return Judged(
-            self._life.uuid, segment.pool, segment.first, count, self._life.shards or 1, tenant, classification,
-            "overdue", False, due, False, False, None, "", 0, 0,
-        )  # fmt: skip
+            self._life.uuid,
+            segment.pool,
+            segment.first,
+            writer.part(segment.first, segment.end),
+            self._life.shards or 1,
+            tenant,
+            classification,
+            "overdue",
+            False,
+            due,
+            False,
+            False,
+            None,
+            "",
+            0,
+            0,
+        )
 
     def _claims(self, segment: Segment, block: int) -> list[_Claim]:
         """Every use of this block and generation."""
