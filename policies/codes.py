@@ -1,5 +1,5 @@
 """The stable codes of policy problems: KVP1xx document, 2xx scalars, 3xx shape, 4xx references, 5xx
-obligations, 6xx profile.
+obligations, 6xx profile; and of lint findings: 7xx.
 
 A code never changes its meaning and is never given again. `docs/policy-codes.md` has a row for each.
 """
@@ -113,3 +113,38 @@ CODES: dict[str, Code] = {
     "KVP607": Code("sharing group in an isolating profile", "remove `share: true`, or use `profile: shared`"),
     "KVP608": Code("unbounded guarantees", "add `tenants_max`, or guarantee `0%`"),
 }
+
+LINT_CODES: dict[str, Code] = {
+    "KVP701": Code("rule that can never match", "correct its terms, or remove it"),
+    "KVP702": Code("shadowed rule", "remove it, or narrow the rule that covers it"),
+    "KVP703": Code("overridden permit", "remove it, or narrow the forbid: a forbid overrides every permit"),
+    "KVP704": Code("redundant permit", "remove it; nothing changes without it"),
+    "KVP705": Code(
+        "nothing is reused", "add a rule such as `{effect: permit, action: reuse, when: {reader: owner}}`"
+    ),
+    "KVP711": Code("ended grant, group or segment", "remove it, or set a new end after asking its owner"),
+    "KVP712": Code("grant, group or segment about to end", "renew it in time, or let it end knowingly"),
+    "KVP713": Code(
+        "grant or segment without effect", "remove it, or the rule or retention that rules it out"
+    ),
+    "KVP714": Code("redundant grant", "remove it; another one covers it"),
+    "KVP715": Code("unused grant or segment", "revoke it: what nobody uses need not be open"),
+    "KVP721": Code("tenant that the identity provider does not know", "correct its name, or remove it"),
+    "KVP722": Code(
+        "confusable identifiers", "rename one; they are compared byte for byte, but read by people"
+    ),
+    "KVP731": Code(
+        "retention longer than a parent's",
+        "a block ends with its parent; keep the segment as long, or the rest as short",
+    ),
+    "KVP732": Code(
+        "higher classification kept longer than a lower one", "shorten it, unless the order is really meant"
+    ),
+    "KVP741": Code("nothing left to share", "lower a guarantee, or guarantee the others something"),
+    "KVP751": Code(
+        "scrub deadline that cannot be met",
+        "allow more time, verify a smaller share, or lower the largest cap",
+    ),
+}
+"""What lint reports of sound policies."""
+CODES |= LINT_CODES

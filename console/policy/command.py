@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from kvcustody.console.policy import author, review
+from kvcustody.console.policy import ask, author, lint, review, write
 
 EPILOG = "Start with `kvcustody policy init`; docs/policy-language.md is the language, docs/policy-codes.md every code."
 
@@ -17,5 +17,5 @@ app = typer.Typer(
     help="Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
     epilog=EPILOG,
 )
-author.add_to(app)
-review.add_to(app)
+for _module in (write, author, lint, ask, review):
+    _module.add_to(app)

@@ -1,0 +1,140 @@
+"""`kvcustody policy lint`: what is sound and yet probably not meant."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.console.command import Json, print_json
+from kvcustody.console.policy.author import EXIT_NO, Files, Format, FormatOption
+from kvcustody.console.policy.formats import junit, problem_data, sarif
+from kvcustody.errors import ConfigError
+from kvcustody.policies.problems import Problem, quote
+from kvcustody.policies.workbench.lint import SOON_DAYS, ScrubRate, lint
+from kvcustody.policies.workbench.validate import load_table
+
+_SIZE = re.compile(r"([0-9]+)\s*([KMGT]i?)?B?\Z")
+_UNITS = {"": 1, **{f"{p}i": 1 << 10 * n for n, p in enumerate("KMGT", 1)},
+          **{p: 1000**n for n, p in enumerate("KMGT", 1)}}  # fmt: skip
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(name="lint", epilog=_EPILOG)(lint_command)
+
+
+_EPILOG = (
+    "Examples:\n\n    kvcustody policy lint policy.yaml --soon-days 60\n\n"
+    "    kvcustody policy lint policy.yaml --scrub-rate benchmarks/results/scrub-cpu.json --pool 64GiB"
+)
+Soon = Annotated[
+    int, typer.Option("--soon-days", min=0, help="Tell of grants that end within this many days.")
+]
+At = Annotated[
+    str | None, typer.Option("--at", help="The day to lint for, as 2027-03-31; today if left out.")
+]
+Tenants = Annotated[
+    Path | None, typer.Option("--tenants", help="A file with the tenants that exist, one a line.")
+]
+Used = Annotated[
+    Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")
+]
+Rate = Annotated[
+    Path | None,
+    typer.Option("--scrub-rate", help="What `benchmarks/scrub.py --json` measured on the device."),
+]
+Pool = Annotated[str | None, typer.Option("--pool", help="The bytes of the device's pool, such as 64GiB.")]
+Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
+
+
+def lint_command(
+    files: Files,
+    *,
+    style: FormatOption = Format.TEXT,
+    soon_days: Soon = SOON_DAYS,
+    at: At = None,
+    tenants: Tenants = None,
+    used: Used = None,
+    scrub_rate: Rate = None,
+    pool: Pool = None,
+    fail: Strict = False,
+    as_json: Json = False,
+) -> None:
+    """Tell what is sound and yet probably not meant: rules that do nothing, grants that end or that nobody needs.
+
+    Also names that look alike, tenants that the identity provider does not know (with --tenants), and scrub
+    deadlines that the measured rate cannot meet (with --scrub-rate and --pool). Exit 0, or with --fail 1 on findings.
+    """
+    known, seen = _lines(tenants), _lines(used)
+    rate, now_us = _rate(scrub_rate, pool), day_us(at)
+    found: dict[str, tuple[Problem, ...]] = {}
+    for path in files:
+        table = load_table(path)
+        found[str(path)] = lint(
+            table, now_us=now_us, soon_days=soon_days, used=seen, known_tenants=known, rate=rate
+        )
+    problems = [problem for each in found.values() for problem in each]
+    _show(found, problems, Format.JSON if as_json else style)
+    if fail and problems:
+        raise typer.Exit(EXIT_NO)
+
+
+def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style: Format) -> None:
+    if style is Format.JSON:
+        print_json([problem_data(problem) for problem in problems])
+    elif style is Format.SARIF:
+        print(sarif(problems, level="warning"))
+    elif style is Format.JUNIT:
+        print(junit("lint", list(found.items())))
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{len(problems)} findings in {len(found)} files")
+
+
+def _lines(path: Path | None) -> frozenset[str] | None:
+    if path is None:
+        return None
+    return frozenset(line.strip() for line in _read(path).splitlines() if line.strip())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"file `{path}` cannot be read: {type(error).__name__}", path=path) from error
+
+
+def day_us(at: str | None) -> int:
+    """The start of a UTC day, or now, in microseconds. Raises `ConfigError`."""
+    if at is None:
+        return int(datetime.now(tz=UTC).timestamp() * 1_000_000)
+    try:
+        day = datetime.strptime(at, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise ConfigError(f"`--at` {quote(at)} is not a date; write it as 2027-03-31", at=at) from None
+    return int(day.timestamp()) * 1_000_000
+
+
+def _rate(measured: Path | None, pool: str | None) -> ScrubRate | None:
+    """The slowest of the measured points: a deadline is kept on bad days too."""
+    if measured is None and pool is None:
+        return None
+    if measured is None or pool is None:
+        raise ConfigError("`--scrub-rate` and `--pool` go together: give both")
+    size = _SIZE.match(pool)
+    if size is None:
+        raise ConfigError(f"`--pool` {quote(pool)} is not a size; write it as 64GiB", pool=pool)
+    try:
+        points: list[dict[str, Any]] = json.loads(_read(measured))["points"]
+        overwrite = min(float(point["scrub_gbps"]) for point in points) * 1e9
+        read_back = min(float(point["verify_gbps"]) for point in points) * 1e9
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"file `{measured}` is not what `benchmarks/scrub.py --json` writes: {type(error).__name__}"
+        raise ConfigError(message, path=measured) from error
+    return ScrubRate(overwrite, read_back, int(size[1]) * _UNITS[size[2] or ""])

@@ -1,0 +1,212 @@
+"""Explain a decision: which rules, grants and segments decided it, and for a deny what stood nearest to a permit.
+
+1. The decision is the table's; what is said about it comes from the declarations, term by term.
+2. The nearest permit is the request with the fewest terms changed that the table permits; ties go to the term that a
+   caller changes most easily (scope, classification, way, time, action).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+from kvcustody.policies.ir import Action, Grant, RuleEffect, Scope, SegmentRule, Via
+from kvcustody.policies.problems import Mark
+from kvcustody.policies.table import Decision, DecisionTable
+from kvcustody.policies.workbench.declared import Declared
+from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
+
+NEAR_MAX = 5
+_TERMS = ("scope", "level", "via", "now_us", "action")
+
+
+class Considered(NamedTuple):
+    """A rule, grant or segment that speaks of the request, or nearly does: the terms that do not fit."""
+
+    kind: str
+    id: str
+    effect: str
+    failing: tuple[str, ...]
+    mark: Mark
+
+    @property
+    def fits(self) -> bool:
+        """True when every term fits."""
+        return not self.failing
+
+
+class Nearest(NamedTuple):
+    """The nearest permit: the request, what was changed (term, from, to), and what permits it."""
+
+    request: Request
+    changed: tuple[tuple[str, str, str], ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One decision, explained."""
+
+    request: Request
+    decision: Decision
+    considered: tuple[Considered, ...]
+    nearest: Nearest | None
+    summary: str
+    classifications: tuple[str, ...]
+
+    def data(self) -> dict[str, Any]:
+        """The explanation as JSON data."""
+        near = self.nearest
+        return {
+            "request": self.request.data(self.classifications),
+            "effect": self.decision.effect.value,
+            "reasons": list(self.decision.reasons),
+            "errors": list(self.decision.errors),
+            "summary": self.summary,
+            "considered": [
+                {"kind": c.kind, "id": c.id, "effect": c.effect, "fits": c.fits, "failing": list(c.failing),
+                 "line": c.mark.line}
+                for c in self.considered
+            ],
+            "nearest": None if near is None else {
+                "request": near.request.data(self.classifications),
+                "changed": [dict(zip(("term", "from", "to"), change, strict=True)) for change in near.changed],
+                "reasons": list(near.reasons),
+            },
+        }  # fmt: skip
+
+
+def explain(table: DecisionTable, request: Request) -> Explanation:
+    """Why the table answers as it does."""
+    decision = request.ask(table)
+    declared = Declared(table.policy, table.revoked)
+    considered = (*_rules(declared, request), *_sources(declared, request))
+    nearest = None if decision.permitted else _nearest(table, declared, request)
+    summary = _summary(table, declared, request, decision, nearest)
+    return Explanation(request, decision, considered, nearest, summary, table.policy.classifications)
+
+
+def _rules(declared: Declared, request: Request) -> Iterator[Considered]:
+    """Matching rules, and those that only one term keeps from matching."""
+    for rule in declared.policy.rules:
+        failing = declared.failing(rule, request)
+        if len(failing) <= 1:
+            yield Considered("rule", rule.id, rule.effect.value, tuple(failing), rule.mark)
+
+
+def _sources(declared: Declared, request: Request) -> list[Considered]:
+    """The grants and segments that fit best, at most `NEAR_MAX` of them."""
+    if request.via is Via.OWN:
+        return []
+    policy = declared.policy
+    found = [
+        Considered("grant", grant.id, "permit", _grant_failing(grant, request), grant.mark)
+        for grant in (*policy.grants, *policy.group_grants())
+    ]
+    found += [
+        Considered("segment", segment.id, "permit", _segment_failing(segment, request), segment.mark)
+        for segment in policy.segments
+    ]
+    near = [entry for entry in found if len(entry.failing) <= 2]
+    return sorted(near, key=lambda entry: (len(entry.failing), entry.id))[:NEAR_MAX]
+
+
+def _grant_failing(grant: Grant, request: Request) -> tuple[str, ...]:
+    fits = {
+        "via": request.via is Via.GRANT,
+        "reader": grant.reader == request.reader,
+        "owner": grant.owner == request.owner,
+        "action": request.action is Action.REUSE,
+        "scope": request.scope >= Scope.TENANT,
+        "classification": request.level <= grant.at_most,
+        "from": grant.from_us is None or grant.from_us <= request.now_us,
+        "until": grant.until_us is None or request.now_us < grant.until_us,
+        "id": request.source in (None, grant.id),
+    }
+    return tuple(term for term, fit in fits.items() if not fit)
+
+
+def _segment_failing(segment: SegmentRule, request: Request) -> tuple[str, ...]:
+    fits = {
+        "via": request.via is Via.SEGMENT,
+        "tenants": segment.tenants is None or request.reader in segment.tenants,
+        "owner": segment.owner == request.owner,
+        "action": request.action in DOMAIN_ACTIONS,
+        "scope": Scope.TENANT <= request.scope <= segment.scope,
+        "classification": request.level == segment.level,
+        "expires": segment.expires_us is None or request.now_us < segment.expires_us,
+        "id": request.source in (None, segment.id),
+    }
+    return tuple(term for term, fit in fits.items() if not fit)
+
+
+def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Nearest | None:
+    """The permitted request between the same two tenants with the fewest terms changed."""
+    edges = declared.instants(request.reader, request.owner)
+    instants = sorted({request.now_us, *edges, *(edge - 1 for edge in edges)})
+    levels = range(len(table.policy.classifications))
+    best: tuple[int, tuple[int, ...], Request, Decision] | None = None
+    for action, level, scope, via, now_us in product(Action, levels, Scope, Via, instants):
+        asked = request._replace(action=action, level=level, scope=scope, via=via, now_us=now_us, source=None)
+        changed = _changed(request, asked)
+        rank = (len(changed), tuple(_TERMS.index(term) for term in changed))
+        if best is not None and (*rank, _distance(request, asked)) >= (
+            *best[:2],
+            _distance(request, best[2]),
+        ):
+            continue
+        decision = asked.ask(table)
+        if decision.permitted:
+            best = (*rank, asked, decision)
+    if best is None:
+        return None
+    _, _, asked, decision = best
+    said = tuple(
+        (_word(term), _say(table, request, term), _say(table, asked, term))
+        for term in _changed(request, asked)
+    )
+    return Nearest(asked, said, decision.reasons)
+
+
+def _changed(request: Request, asked: Request) -> tuple[str, ...]:
+    return tuple(term for term in _TERMS if getattr(request, term) != getattr(asked, term))
+
+
+def _distance(request: Request, asked: Request) -> int:
+    return (
+        abs(request.level - asked.level)
+        + abs(request.scope - asked.scope)
+        + abs(request.now_us - asked.now_us)
+    )
+
+
+def _word(term: str) -> str:
+    return {"level": "classification", "now_us": "at"}.get(term, term)
+
+
+def _say(table: DecisionTable, request: Request, term: str) -> str:
+    return str(request.data(table.policy.classifications)[_word(term)])
+
+
+def _summary(
+    table: DecisionTable, declared: Declared, request: Request, decision: Decision, nearest: Nearest | None
+) -> str:
+    """One line: what decided."""
+    named = ", ".join(decision.reasons)
+    if decision.permitted:
+        return f"permitted by {named}"
+    for tenant in (request.reader, request.owner):
+        if table.tenant(tenant) is None and tenant not in FRESH:
+            return f"denied: tenant {tenant} is not in the policy, and there is no `tenants.default`"
+    if any(rule.id in decision.reasons for rule in declared.policy.rules if rule.effect is RuleEffect.FORBID):
+        return f"denied: forbidden by {named}"
+    if decision.reasons and ":" in decision.reasons[0]:
+        return f"denied: {named} leaves no room for it"
+    if nearest is None and request.reader != request.owner:
+        return f"denied: nothing opens any of {request.owner}'s domains to {request.reader}"
+    if nearest is None:
+        return "denied: nothing permits it, whatever is changed"
+    terms = ", ".join(f"{term} {old} (not {new})" for term, old, new in nearest.changed)
+    return f"denied by default; it fails by {terms or 'its source ' + instant(request.now_us)}"
