@@ -63,7 +63,7 @@ from kvcustody.audit.events.duties import (
     OrphanScanned,
 )
 from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
-from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SubjectUnlinked
+from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SinkChanged, SubjectUnlinked
 from kvcustody.audit.events.kinds import (
     KINDS,
     LEAF_KEYS,
@@ -130,6 +130,7 @@ __all__ = [
     "RetentionPurged",
     "Runs",
     "SigningKeyRecorded",
+    "SinkChanged",
     "SpillStarted",
     "SubjectUnlinked",
     "Withdrawn",

@@ -45,3 +45,14 @@ class SubjectUnlinked(NamedTuple):
     pseudonyms: int
     actor: str
     reason: str
+
+
+class SinkChanged(NamedTuple):
+    """A sink of leaves (a webhook, a collector's file) is about to be attached, detached, or sent its dead batches
+    again (class A). It is on record here and not in the sink, which may be the one that is dead."""
+
+    at_us: int
+    sink: str
+    action: str
+    actor: str
+    reason: str

@@ -31,7 +31,7 @@ from kvcustody.audit.events.custody import (
 )
 from kvcustody.audit.events.duties import ErasureCompleted, ErasureRequested, OrphanFound, OrphanScanned
 from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
-from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SubjectUnlinked
+from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SinkChanged, SubjectUnlinked
 from kvcustody.audit.events.observed import (
     ObservationGap,
     ObservationStarted,
@@ -57,6 +57,7 @@ Event = (
     | RetentionPurged
     | LegalHoldChanged
     | SubjectUnlinked
+    | SinkChanged
     | AccessRecorded
     | PrincipalChanged
     | DecisionRecorded
@@ -107,6 +108,7 @@ KINDS: dict[type, Kind] = {
     RetentionPurged: Kind("retention-purged", "A"),
     LegalHoldChanged: Kind("legal-hold", "A"),
     SubjectUnlinked: Kind("subject-unlinked", "A"),
+    SinkChanged: Kind("sink-changed", "A"),
     AccessRecorded: Kind("access", "A"),
     PrincipalChanged: Kind("principal-changed", "A"),
     DecisionRecorded: Kind("decision", "A"),

@@ -1,0 +1,147 @@
+"""Leaves as OCSF events (schema.ocsf.io 1.x), by a table: what each kind of leaf is there, and how severe.
+
+O1 Every kind has its row; a kind without one is an error here and in a test, never a guess.
+O2 The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
+O3 `metadata.uid` is log and idx: a receiver drops what it has seen by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvcustody.audit.event_query import EventRow
+from kvcustody.errors import LedgerError
+
+VERSION = "1.5.0"
+INFORMATIONAL, LOW, MEDIUM, HIGH = 1, 2, 3, 4
+SUCCESS, FAILURE, UNKNOWN = 1, 2, 0
+OTHER = 99
+
+LIFECYCLE, API, DATASTORE, EVENT_LOG, ENTITY, COMPLIANCE, DETECTION = 6002, 6003, 6005, 1008, 3004, 2003, 2004
+CREATE, READ, UPDATE, DELETE = 1, 2, 3, 4  # of API activity and entity management
+
+
+class Mapping(NamedTuple):
+    """A kind of leaf in OCSF: class, activity, its name, severity; `failed` names the outcomes that are failures."""
+
+    class_uid: int
+    activity_id: int
+    activity: str
+    severity: int = INFORMATIONAL
+    failed: tuple[str, ...] = ()
+
+
+TABLE: dict[str, Mapping] = {
+    "worker-started": Mapping(LIFECYCLE, 3, "Start"),
+    "worker-stopped": Mapping(LIFECYCLE, 4, "Stop"),
+    "worker-died": Mapping(LIFECYCLE, 4, "Stop", HIGH),
+    "policy-activated": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "policy-staged": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "release-step": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "grants-revoked": Mapping(ENTITY, DELETE, "Delete", MEDIUM),
+    "key-event": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "signing-key": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "principal-changed": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "access": Mapping(API, READ, "Read"),
+    "decision": Mapping(API, OTHER, "Decide", LOW, ("deny",)),
+    "hit-counted": Mapping(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
+    "hit-counters": Mapping(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
+    "residency-opened": Mapping(DATASTORE, 5, "Write"),
+    "blocks-attached": Mapping(DATASTORE, 1, "Read"),
+    "residency-released": Mapping(DATASTORE, OTHER, "Release"),
+    "blocks-released": Mapping(DATASTORE, OTHER, "Release"),
+    "custody-ended": Mapping(DATASTORE, 7, "Delete"),
+    "receipt": Mapping(DATASTORE, 7, "Delete", INFORMATIONAL, ("failed",)),
+    "erasure-requested": Mapping(COMPLIANCE, CREATE, "Create", MEDIUM),
+    "erasure-applied": Mapping(COMPLIANCE, 2, "Update", LOW),
+    "erasure-remaining": Mapping(COMPLIANCE, 2, "Update", MEDIUM),
+    "erasure-reread": Mapping(COMPLIANCE, 2, "Update", LOW),
+    "erasure-completed": Mapping(COMPLIANCE, 3, "Close", LOW, ("partial",)),
+    "orphan-scanned": Mapping(COMPLIANCE, OTHER, "Scan"),
+    "orphan-found": Mapping(DETECTION, CREATE, "Create", HIGH),
+    "observation-started": Mapping(LIFECYCLE, 3, "Start"),
+    "observed-stored": Mapping(DATASTORE, 5, "Write"),
+    "observed-removed": Mapping(DATASTORE, 7, "Delete"),
+    "observed-overdue": Mapping(COMPLIANCE, CREATE, "Create", HIGH),
+    "observation-gap": Mapping(EVENT_LOG, OTHER, "Gap", HIGH),
+    "spill-started": Mapping(EVENT_LOG, OTHER, "Spill", MEDIUM),
+    "replay-completed": Mapping(EVENT_LOG, OTHER, "Replay", LOW),
+    "gap": Mapping(EVENT_LOG, OTHER, "Gap", HIGH),
+    "withdrawn": Mapping(EVENT_LOG, OTHER, "Withdraw", MEDIUM),
+    "retention-purged": Mapping(EVENT_LOG, 2, "Delete", MEDIUM),
+    "legal-hold": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "subject-unlinked": Mapping(ENTITY, DELETE, "Delete", MEDIUM),
+    "sink-changed": Mapping(EVENT_LOG, OTHER, "Configure", MEDIUM),
+}
+_CATEGORIES = {
+    1: "System Activity",
+    2: "Findings",
+    3: "Identity & Access Management",
+    6: "Application Activity",
+}
+_OUTCOMES = ("outcome", "effect", "result")
+
+
+def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
+    """The OCSF event of a leaf; raises `LedgerError` for a kind that the table lacks (O1)."""
+    mapping = TABLE.get(row.kind)
+    if mapping is None:
+        raise LedgerError(f"event `{row.kind}` has no place in OCSF yet", kind=row.kind)
+    body = row.body
+    outcome = next((body[key] for key in _OUTCOMES if key in body), "")
+    failed = outcome in mapping.failed
+    made: dict[str, Any] = {
+        "class_uid": mapping.class_uid,
+        "category_uid": mapping.class_uid // 1000,
+        "category_name": _CATEGORIES[mapping.class_uid // 1000],
+        "activity_id": mapping.activity_id,
+        "activity_name": mapping.activity,
+        "type_uid": mapping.class_uid * 100 + mapping.activity_id,
+        "severity_id": max(mapping.severity, MEDIUM) if failed else mapping.severity,
+        "status_id": FAILURE if failed else SUCCESS if outcome else UNKNOWN,
+        "time": row.at_us // 1000,
+        "message": row.kind,
+        "metadata": {
+            "version": VERSION,
+            "uid": f"{row.log}:{row.idx}",
+            "log_name": row.log,
+            "sequence": row.idx,
+            "product": {"vendor_name": "kvcustody", "name": "kvcustody", "uid": origin},
+        },
+        "actor": _actor(body),
+        "unmapped": body,
+    }
+    tenant = body.get("tenant") or body.get("reader") or body.get("of_tenant")
+    if tenant:
+        made["metadata"]["tenant_uid"] = tenant
+    return made | _required(mapping.class_uid, row)
+
+
+def _actor(body: dict[str, Any]) -> dict[str, Any]:
+    if body.get("actor"):
+        return {"user": {"name": body["actor"]}}
+    return {"app_name": "kvcustody", "app_uid": body["incarnation"]}
+
+
+def _required(class_uid: int, row: EventRow) -> dict[str, Any]:
+    """What the class demands beyond the base event."""
+    body = row.body
+    source = {"uid": body["incarnation"]}
+    if class_uid == API:
+        return {
+            "api": {"operation": str(body.get("operation") or body.get("action") or row.kind)},
+            "src_endpoint": source,
+        }
+    if class_uid == DATASTORE:
+        return {"src_endpoint": source, "database": {"name": "kv-cache", "type_id": OTHER}}
+    if class_uid == ENTITY:
+        name = body.get("principal") or body.get("name") or body.get("hold") or row.kind
+        return {"entity": {"name": str(name), "type": row.kind}}
+    if class_uid == LIFECYCLE:
+        return {"app": {"name": "kvcustody", "uid": body["incarnation"], "vendor_name": "kvcustody"}}
+    if class_uid == EVENT_LOG:
+        return {"log_name": row.log, "device": {"type_id": OTHER, "uid": body["incarnation"]}}
+    finding = {"title": row.kind, "uid": f"{row.log}:{row.idx}"}
+    if class_uid == COMPLIANCE:
+        return {"finding_info": finding, "compliance": {"control": row.kind}}
+    return {"finding_info": finding}

@@ -1,0 +1,190 @@
+"""Where leaves are pushed to: a file that a collector reads, or a webhook. Each may fail without costing the others.
+
+S1 A sink is checked when it is opened: a folder that is not there or an address that cannot be one is an error at the
+start, not at the first event.
+S2 `deliver` returns when the other side has the batch; otherwise it raises within its deadline. `RejectedError` says
+that the batch itself was refused, so that trying again is of no use.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import http.client
+import os
+import ssl
+import time
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from kvcustody.errors import LedgerError
+
+_TOLERANCE_SECONDS = 300
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class SinkError(LedgerError):
+    """A sink is misconfigured, gone, or did not take a batch."""
+
+    code = "KVC640"
+
+
+class RejectedError(SinkError):
+    """The receiver refused this batch for good."""
+
+    code = "KVC641"
+
+
+class Sink(Protocol):
+    """Takes batches; the name is its own in status, files and events."""
+
+    name: str
+
+    def deliver(self, identity: str, body: bytes) -> None:
+        """Hand over a batch; `identity` is the same for every try of it."""
+
+
+class FileSink:
+    """Appends lines to a file, fsynced. The file is created at the start; one that vanishes is noticed (S1)."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._path = path
+        self._torn = False
+        try:
+            self._descriptor = os.open(
+                path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640
+            )
+        except OSError as problem:
+            raise SinkError(f"sink `{name}`: `{path}`: {problem.strerror}", name=name) from None
+
+    def deliver(self, identity: str, body: bytes) -> None:
+        """Append and fsync; a torn line of an earlier failure is ended first."""
+        try:
+            held = os.fstat(self._descriptor)
+            there = self._path.stat()
+            if (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino):
+                raise SinkError(f"sink `{self.name}`: `{self._path}` was replaced", name=self.name)
+            lines = b"\n" + body if self._torn else body
+            self._torn = True
+            while lines:
+                lines = lines[os.write(self._descriptor, lines) :]
+            os.fsync(self._descriptor)
+            self._torn = False
+        except FileNotFoundError:
+            raise SinkError(f"sink `{self.name}`: `{self._path}` was removed", name=self.name) from None
+        except OSError as problem:
+            raise SinkError(f"sink `{self.name}`: {problem.strerror}", name=self.name) from None
+
+    def close(self) -> None:
+        """Let the file go."""
+        os.close(self._descriptor)
+
+
+class WebhookSink:
+    """Posts batches, signed as Standard Webhooks says: HMAC-SHA-256 (`v1`) or Ed25519 (`v1a`) over id.time.body.
+
+    `https://`, or `http://` to loopback alone. Redirects are not followed. 2xx is taken; 4xx other than 408, 425 and
+    429 is `RejectedError`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        key: bytes | Ed25519PrivateKey,
+        *,
+        content_type: str,
+        deadline_seconds: float = 10.0,
+    ) -> None:
+        parts = urlsplit(url)
+        if not parts.hostname or not (
+            parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+        ):
+            raise SinkError(f"sink `{name}`: `{url}` is not https (http is for loopback alone)", name=name)
+        if isinstance(key, bytes) and len(key) < 24:
+            raise SinkError(f"sink `{name}`: an HMAC key of `{len(key)}` bytes is shorter than 24", name=name)
+        self.name = name
+        self._parts = parts
+        self._key = key
+        self._content_type = content_type
+        self._deadline_seconds = deadline_seconds
+
+    def deliver(self, identity: str, body: bytes) -> None:
+        """Post once (S2)."""
+        host, port = self._parts.hostname or "", self._parts.port
+        connection: http.client.HTTPConnection
+        if self._parts.scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(
+                host, port, timeout=self._deadline_seconds, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=self._deadline_seconds)
+        moment = str(int(time.time()))
+        headers = {
+            "Content-Type": self._content_type,
+            "webhook-id": identity,
+            "webhook-timestamp": moment,
+            "webhook-signature": sign_webhook(self._key, identity, moment, body),
+        }
+        target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
+        try:
+            connection.request("POST", target, body, headers)
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as problem:
+            reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+            raise SinkError(f"sink `{self.name}`: {reason}", name=self.name) from None
+        finally:
+            connection.close()
+        if 400 <= status < 500 and status not in (408, 425, 429):
+            raise RejectedError(
+                f"sink `{self.name}` refused the batch ({status})", name=self.name, status=status
+            )
+        if not 200 <= status < 300:
+            raise SinkError(f"sink `{self.name}` answered {status}", name=self.name, status=status)
+
+
+def sign_webhook(key: bytes | Ed25519PrivateKey, identity: str, moment: str, body: bytes) -> str:
+    """The `webhook-signature` header."""
+    message = f"{identity}.{moment}.".encode() + body
+    if isinstance(key, bytes):
+        return "v1," + base64.b64encode(hmac.digest(key, message, "sha256")).decode()
+    return "v1a," + base64.b64encode(key.sign(message)).decode()
+
+
+def check_webhook(
+    key: bytes | Ed25519PublicKey,
+    identity: str,
+    moment: str,
+    signature: str,
+    body: bytes,
+    *,
+    now_seconds: int,
+) -> None:
+    """For receivers: raise `SinkError` unless the batch is signed and its time within five minutes of now."""
+    try:
+        kind, encoded = signature.split(",", 1)
+        given = base64.b64decode(encoded, validate=True)
+        fresh = abs(now_seconds - int(moment)) <= _TOLERANCE_SECONDS
+    except ValueError:
+        raise SinkError("a webhook's headers are malformed") from None
+    message = f"{identity}.{moment}.".encode() + body
+    if isinstance(key, bytes):
+        good = kind == "v1" and hmac.compare_digest(hmac.digest(key, message, "sha256"), given)
+    else:
+        good = kind == "v1a" and _verifies(key, given, message)
+    if not good or not fresh:
+        raise SinkError("a webhook is not signed by the key, or is older than five minutes")
+
+
+def _verifies(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
+    try:
+        key.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
