@@ -1,0 +1,297 @@
+"""Leaves for monitoring: every kind maps (O1), none is lost (P1-P3), sinks fail alone (S1, S2, U1-U4)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import Engine
+
+from kvcustody.audit.event_query import EventRow
+from kvcustody.audit.events import KINDS, KeyEvent
+from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
+from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
+from kvcustody.audit.siem.pull import newest, pull, read_positions, write_positions
+from kvcustody.audit.siem.pump import Pump
+from kvcustody.audit.siem.sink import FileSink, RejectedError, SinkError, WebhookSink, check_webhook
+from kvcustody.errors import LedgerError
+
+KEY = b"k" * 32
+
+
+def row(kind: str, **body: Any) -> EventRow:
+    body = {"kind": kind, "incarnation": "a" * 32, "tenant": "acme", **body}
+    return EventRow("tenant/acme", 7, 1_700_000_000_123_456, kind, body, orjson.dumps(body))
+
+
+def fill(store: Engine, make_writer: Any, world: Any, steps: int = 60) -> Any:
+    writer = make_writer(store)
+    writer.submit(world(7).run(steps).events)
+    assert writer.flush()
+    return writer
+
+
+def lines(rows: Any) -> bytes:
+    return b"".join(orjson.dumps({"log": each.log, "idx": each.idx}) + b"\n" for each in rows)
+
+
+@pytest.mark.parametrize("kind", sorted(kind.name for kind in KINDS.values()))
+def test_every_kind_maps_to_both_forms(kind: str) -> None:
+    made = ocsf(row(kind))
+    assert made["type_uid"] == made["class_uid"] * 100 + made["activity_id"]
+    assert made["category_uid"] == made["class_uid"] // 1000 and 1 <= made["severity_id"] <= 4
+    assert made["time"] == 1_700_000_000_123 and made["metadata"]["uid"] == "tenant/acme:7"
+    assert made["unmapped"]["kind"] == kind and made["metadata"]["product"]["name"] == "kvcustody"
+    event = cloud_event(row(kind), origin="ledger.example/a")
+    assert event["type"] == f"kvcustody.{kind}.v1" and event["subject"] == "tenant/acme"
+    assert event["source"] == "urn:kvcustody:ledger.example%2Fa:tenant%2Facme" and event["id"] == "7"
+    assert event["time"] == "2023-11-14T22:13:20.123456+00:00"
+
+
+def test_the_table_has_no_kind_that_is_not_there_and_unknown_ones_are_refused() -> None:
+    assert set(TABLE) == {kind.name for kind in KINDS.values()}
+    with pytest.raises(LedgerError):
+        ocsf(row("invented"))
+
+
+def test_failures_are_seen_as_such() -> None:
+    assert ocsf(row("receipt", result="failed"))["status_id"] == FAILURE
+    assert ocsf(row("receipt", result="ok"))["status_id"] == SUCCESS
+    assert (
+        ocsf(row("receipt", result="failed"))["severity_id"]
+        > ocsf(row("receipt", result="ok"))["severity_id"]
+    )
+
+
+def test_pulling_gives_every_leaf_once_in_order(
+    any_store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    fill(any_store, make_writer, world)
+    path, seen = tmp_path / "positions", []
+    while True:
+        with any_store.connect() as connection:
+            found = pull(connection, read_positions(path), limit=13)
+            sizes = newest(connection)
+        if not found.rows:
+            break
+        assert len(found.rows) <= 13
+        seen += [(each.log, each.idx) for each in found.rows]
+        write_positions(path, found.positions)
+    assert read_positions(path) == sizes
+    for name, size in sizes.items():
+        assert [idx for log, idx in seen if log == name] == list(range(size))
+
+
+def test_a_damaged_position_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    for wrong in (b"", b"{}", b'{"schema":"kvcustody/positions@1","next":3}', b"[1]"):
+        path.write_bytes(wrong)
+        with pytest.raises(LedgerError, match="damaged"):
+            read_positions(path)
+
+
+class Flaky:
+    """A sink that fails as it is told, and remembers what it took."""
+
+    name = "flaky"
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.outcomes = list(outcomes)
+        self.taken: list[tuple[str, bytes]] = []
+        self.tried: list[str] = []
+
+    def deliver(self, identity: str, body: bytes) -> None:
+        self.tried.append(identity)
+        problem = self.outcomes.pop(0) if self.outcomes else None
+        if problem is not None:
+            raise problem
+        self.taken.append((identity, body))
+
+
+def test_a_failed_delivery_is_repeated_with_its_identity(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    fill(store, make_writer, world)
+    sink = Flaky(SinkError("no"), SinkError("no"))
+    pump = Pump(store, sink, tmp_path / "sink", lines, batch=20)
+    for _ in range(2):
+        with pytest.raises(SinkError):
+            pump.step()
+    assert pump.step() == 20 and len(set(sink.tried)) == 1
+    again = Pump(store, sink, tmp_path / "sink", lines, batch=20)  # a restart goes on after what was taken
+    while again.step():
+        pass
+    seen = [json.loads(line) for _, body in sink.taken for line in body.splitlines()]
+    with store.connect() as connection:
+        assert (
+            len(seen) == sum(newest(connection).values()) == len({(one["log"], one["idx"]) for one in seen})
+        )
+
+
+def test_what_is_refused_for_good_is_set_aside_and_can_be_sent_again(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    fill(store, make_writer, world)
+    sink = Flaky(RejectedError("sink refused the batch (400)"), None, SinkError("down"))
+    pump = Pump(store, sink, tmp_path / "sink", lines, batch=20)
+    assert pump.step() == 20 and pump.step() == 20
+    assert pump.status().dead == 1 and "400" in pump.status().problem and len(sink.taken) == 1
+    with pytest.raises(SinkError):
+        pump.retry_dead()
+    assert pump.status().dead == 1
+    assert pump.retry_dead() == 1 and pump.status().dead == 0
+    assert sink.taken[1][0] == sink.tried[0]
+
+
+def test_a_sink_that_never_answers_is_given_up_one_batch_at_a_time(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    fill(store, make_writer, world)
+    sink = Flaky(SinkError("down"))
+    pump = Pump(store, sink, tmp_path / "sink", lines, batch=20, give_up_seconds=0.0)
+    assert pump.step() == 20 and pump.status().dead == 1 and pump.step() == 20 and len(sink.taken) == 1
+
+
+def test_a_detached_sink_stays_detached(store: Engine, make_writer: Any, world: Any, tmp_path: Path) -> None:
+    fill(store, make_writer, world)
+    sink = Flaky()
+    Pump(store, sink, tmp_path / "sink", lines).detach()
+    pump = Pump(store, sink, tmp_path / "sink", lines)
+    assert pump.step() == 0 and not pump.status().attached
+    pump.attach()
+    assert pump.step() > 0
+
+
+def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
+    store: Engine, make_writer: Any, world: Any, tmp_path: Path
+) -> None:
+    writer = fill(store, make_writer, world)
+    hangs = threading.Event()
+
+    class Hanging(Flaky):
+        def deliver(self, identity: str, body: bytes) -> None:
+            hangs.wait(5)
+            raise SinkError("too late")
+
+    dead = Pump(store, Hanging(), tmp_path / "dead", lines, interval_seconds=0.01)
+    sink = Flaky()
+    alive = Pump(store, sink, tmp_path / "alive", lines, interval_seconds=0.01)
+    dead.start(), alive.start()
+    try:
+        for number in range(20):
+            began = time.monotonic()
+            writer.submit_durable(KeyEvent(1, None, "made", number, "operator"))
+            assert time.monotonic() - began < 1
+        until = time.monotonic() + 5
+        with store.connect() as connection:
+            total = sum(newest(connection).values())
+        while alive.status().delivered < total and time.monotonic() < until:
+            time.sleep(0.01)
+        assert alive.status().delivered == total and dead.status().delivered == 0
+    finally:
+        hangs.set()
+        dead.close(), alive.close()
+
+
+def test_a_file_sink_notices_when_its_file_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(SinkError):
+        FileSink("siem", tmp_path / "absent" / "out.ndjson")
+    sink = FileSink("siem", tmp_path / "out.ndjson")
+    sink.deliver("1", b"one\n")
+    (tmp_path / "out.ndjson").rename(tmp_path / "rotated")
+    with pytest.raises(SinkError, match="removed"):
+        sink.deliver("2", b"two\n")
+    (tmp_path / "out.ndjson").touch()
+    with pytest.raises(SinkError, match="replaced"):
+        sink.deliver("2", b"two\n")
+    sink.close()
+    assert (tmp_path / "rotated").read_bytes() == b"one\n"
+
+
+class Receiver(HTTPServer):
+    """Takes webhooks on loopback, with the status that it is told to give."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Receive)
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.status = 200
+
+
+class _Receive(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append(({key.lower(): value for key, value in self.headers.items()}, body))
+        self.send_response(self.server.status)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.mark.parametrize("ed25519", [False, True])
+def test_webhooks_are_signed_over_time_and_body(receiver: Receiver, ed25519: bool) -> None:
+    private = Ed25519PrivateKey.generate()
+    url = f"http://127.0.0.1:{receiver.server_port}/hook?x=1"
+    sink = WebhookSink("hook", url, private if ed25519 else KEY, content_type=BATCH_TYPE)
+    sink.deliver("batch-1", b"[]")
+    [(headers, body)] = receiver.got
+    assert headers["content-type"] == BATCH_TYPE and headers["webhook-id"] == "batch-1"
+    given = (headers["webhook-id"], headers["webhook-timestamp"], headers["webhook-signature"])
+    key = private.public_key() if ed25519 else KEY
+    now = int(given[1])
+    check_webhook(key, *given, body, now_seconds=now + 299)
+    wrong: list[Callable[[], None]] = [
+        lambda: check_webhook(key, *given, body + b" ", now_seconds=now),
+        lambda: check_webhook(key, "batch-2", *given[1:], body, now_seconds=now),
+        lambda: check_webhook(key, given[0], str(now + 1), given[2], body, now_seconds=now),
+        lambda: check_webhook(key, *given, body, now_seconds=now + 301),
+        lambda: check_webhook(b"x" * 32, *given, body, now_seconds=now),
+        lambda: check_webhook(key, given[0], given[1], "v1", body, now_seconds=now),
+    ]
+    for call in wrong:
+        with pytest.raises(SinkError):
+            call()
+
+
+def test_statuses_decide_between_again_and_never(receiver: Receiver) -> None:
+    sink = WebhookSink("hook", f"http://127.0.0.1:{receiver.server_port}/", KEY, content_type=BATCH_TYPE)
+    for status, problem in (
+        (500, SinkError),
+        (429, SinkError),
+        (302, SinkError),
+        (400, RejectedError),
+        (410, RejectedError),
+    ):
+        receiver.status = status
+        with pytest.raises(problem) as caught:
+            sink.deliver("1", b"[]")
+        assert isinstance(caught.value, RejectedError) == (problem is RejectedError)
+    assert len(receiver.got) == 5  # the redirect was not followed
+
+
+@pytest.mark.parametrize("url", ["http://example.org/", "ftp://127.0.0.1/", "https://", "nonsense"])
+def test_a_webhook_address_is_checked_at_the_start(url: str) -> None:
+    with pytest.raises(SinkError):
+        WebhookSink("hook", url, KEY, content_type=BATCH_TYPE)
+    with pytest.raises(SinkError, match="shorter"):
+        WebhookSink("hook", "https://example.org/", b"short", content_type=BATCH_TYPE)
