@@ -6,20 +6,34 @@ P1 `create_app(service)` is all that a server needs; `pages` are what a console 
 
 from __future__ import annotations
 
+from kvcustody.governance.api.audit import add_audit
 from kvcustody.governance.api.builder import Api
 from kvcustody.governance.api.custody import add_custody
 from kvcustody.governance.api.enrolment import add_enrolment
+from kvcustody.governance.api.erasures import add_erasures
 from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.api.health import add_health
+from kvcustody.governance.api.jobs import add_jobs
 from kvcustody.governance.api.self_service import add_self_service
 from kvcustody.governance.api.workers import add_workers
 from kvcustody.governance.service.service import Service
+
+_GROUPS = (
+    add_health,
+    add_self_service,
+    add_enrolment,
+    add_custody,
+    add_audit,
+    add_erasures,
+    add_jobs,
+    add_workers,
+)
 
 
 def create_api(service: Service) -> Api:
     """Every operation of version 1."""
     api = Api(service)
-    for add in (add_health, add_self_service, add_enrolment, add_custody, add_workers):
+    for add in _GROUPS:
         add(api)
     return api
 

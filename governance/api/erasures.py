@@ -1,0 +1,104 @@
+"""Operations on erasures: ask for one, watch it over all workers.
+
+Z1 A tenant's administrator erases that tenant's custody alone; the tenant comes from the credential.
+Z2 A request is durable in the ledger before it is answered; workers find it there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Path
+
+from kvcustody.audit import erasures as ledger
+from kvcustody.audit.erasures import Requested
+from kvcustody.errors import LedgerError
+from kvcustody.governance.api.builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
+from kvcustody.governance.api.models.custody import facts
+from kvcustody.governance.api.models.erasures import Erasure, ErasureRequest, Erasures, ErasureStatus
+from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.api.pages import page
+from kvcustody.governance.erasure_run import request_event
+from kvcustody.governance.identity import check_identifier
+from kvcustody.governance.selector import Selector, check_selector
+from kvcustody.governance.service.cursor import Question
+from kvcustody.governance.service.problems import not_found
+from kvcustody.governance.service.roles import Action, Reach
+
+READ = Action.READ_CUSTODY
+ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
+_read = partial(Operation, method="GET", action=READ, tag="erasures", recorded=True)
+
+
+def add_erasures(api: Api) -> None:
+    """Declare the operations."""
+    asking = Operation("requestErasure", "POST", "/v1/erasures", Action.ERASE, "erasures", keyed=True)
+    api.add(asking, request, answers=Erasure, status=202, problems=("not-found",))
+    listing = _read("listErasures", path="/v1/erasures")
+    api.add(listing, erasures, answers=Erasures, problems=("not-found", "cursor-invalid"))
+    api.add(
+        _read("getErasure", path="/v1/erasures/{erasure}"),
+        erasure_of,
+        answers=ErasureStatus,
+        problems=("not-found",),
+    )
+
+
+def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
+    """Ask that all custody of a selector end by a deadline, in every worker."""
+    mine = caller.tenant_of(Action.ERASE, what.tenant)
+    parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
+    for name, value in (*parts.items(), ("tenant", mine)):
+        if value is not None:
+            check_identifier(name, value)
+    model = None if what.model is None else bytes.fromhex(what.model)
+    selector = Selector(tenant=mine, model=model, **parts)
+    check_selector(selector)
+    now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
+    deadline_us = now_us + what.deadline_seconds * 1_000_000
+    service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))
+    offset_us = service.writer.offset_us
+    return {
+        "erasure": erasure,
+        "tenant": mine,
+        "selector": selector.kind,
+        "actor": caller.name,
+        "at_us": now_us + offset_us,
+        "deadline_us": deadline_us + offset_us,
+    }
+
+
+def erasures(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Erasures that were asked for, newest first."""
+    mine = caller.tenant_of(READ, tenant)
+    with service.reading(mine) as connection:
+        found = ledger.requests(connection, tenant=mine)
+    question = Question("listErasures", caller.name, {"tenant": mine})
+    return page(service, question, [_shown(item) for item in found], cursor, limit)
+
+
+def erasure_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str, Any]:
+    """One erasure: which workers have answered, which have not, and what each ended."""
+    with service.reading(caller.tenant) as connection:
+        try:
+            found = ledger.status(connection, erasure, service.clock.utc_us())
+        except LedgerError:
+            raise not_found() from None
+    if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
+        raise not_found()
+    standing = {
+        "outcome": found.outcome,
+        "waiting": list(found.waiting),
+        "unreachable": list(found.unreachable),
+    }
+    return _shown(found.request) | standing | {"answers": facts(found.answers)}
+
+
+def _shown(found: Requested) -> dict[str, Any]:
+    names = ("erasure", "tenant", "selector", "actor", "at_us", "deadline_us")
+    return {name: getattr(found, name) for name in names}

@@ -1,0 +1,90 @@
+"""The ledger, as the API shows it: leaves as they stand, and proofs in the C2SP forms that every verifier reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcustody.governance.api.models.base import Model, Utc, Whole, example
+
+_EVENT = {
+    "log": "tenant/acme",
+    "idx": 7,
+    "at_us": 1_780_000_000_000_000,
+    "kind": "residency-opened",
+    "leaf": {"schema": "kvcustody/event@1", "kind": "residency-opened", "tenant": "acme"},
+}
+_HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+class Event(Model):
+    """One leaf. Its canonical bytes are the JCS form (RFC 8785) of `leaf`."""
+
+    model_config = example(_EVENT)
+
+    log: str
+    idx: Whole
+    at_us: Utc
+    kind: str
+    leaf: dict[str, Any]
+
+
+class EventPage(Model):
+    """A page of leaves. A page may be short, even empty, and have a next one: the search is bounded."""
+
+    model_config = example({"items": [_EVENT], "next": None, "as_of": 4})
+
+    items: list[Event]
+    next: str | None
+    as_of: Whole | None
+
+
+class LogHead(Model):
+    """A sub-log: how many leaves it has, and the root of its tree."""
+
+    log: str
+    size: Whole
+    root: str
+
+
+class Logs(Model):
+    """Sub-logs, as of a checkpoint."""
+
+    model_config = example(
+        {"items": [{"log": "tenant/acme", "size": 12, "root": _HASH}], "next": None, "as_of": 4}
+    )
+
+    items: list[LogHead]
+    next: str | None
+    as_of: Whole
+
+
+class Checkpoint(Model):
+    """A checkpoint of the root log: `note` is the signed C2SP note that covers it, null while none does."""
+
+    model_config = example({"size": 4, "root": _HASH, "at_us": 1_780_000_000_000_000, "note": None})
+
+    size: Whole
+    root: str
+    at_us: Utc
+    note: str | None
+
+
+class LeafProof(Model):
+    """A leaf and the proof that a signed checkpoint covers it (C2SP tlog-proof, in the form of `kvcustody audit`)."""
+
+    model_config = example({"event": _EVENT, "canonical": '{"schema":"kvcustody/event@1"}', "proof": "…"})
+
+    event: Event
+    canonical: str
+    proof: str
+
+
+class Consistency(Model):
+    """Shows that a log of `size` leaves extends the one of `old_size`: RFC 6962 hashes, in hexadecimal."""
+
+    model_config = example({"log": "root", "old_size": 2, "size": 4, "path": [_HASH]})
+
+    log: str
+    old_size: Whole
+    size: Whole
+    path: list[str]

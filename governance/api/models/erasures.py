@@ -1,0 +1,72 @@
+"""Erasures, as the API shows them: people by pseudonym."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvcustody.audit.erasures import Answer
+from kvcustody.governance.api.models.base import Model, Name, Utc, example
+from kvcustody.governance.api.models.shown import shown
+
+_ERASURE = {
+    "erasure": "4f1c0e…",
+    "tenant": "acme",
+    "selector": "subject",
+    "actor": "acme-dpo",
+    "at_us": 1_780_000_000_000_000,
+    "deadline_us": 1_780_000_060_000_000,
+}
+AnswerOfWorker = shown(Answer, "AnswerOfWorker")
+
+
+class ErasureRequest(Model):
+    """What to erase: a tenant, narrowed by subject or session, by a domain's parts or by a model."""
+
+    model_config = example({"tenant": "acme", "subject": "user-17", "deadline_seconds": 60})
+
+    tenant: Name | None = None
+    subject: Name | None = None
+    session: Name | None = None
+    model: Annotated[
+        str | None, Field(pattern=r"^[0-9a-f]{64}$", description="A ModelIdentity's digest.")
+    ] = None
+    classification: Name | None = None
+    segment: Name | None = None
+    deadline_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] = 3600
+
+
+class Erasure(Model):
+    """A request that custody end."""
+
+    model_config = example(_ERASURE)
+
+    erasure: str
+    tenant: str | None
+    selector: str
+    actor: str
+    at_us: Utc
+    deadline_us: Utc
+
+
+class ErasureStatus(Erasure):
+    """An erasure over all workers: partial until every one that owes an answer has given it."""
+
+    model_config = example(
+        _ERASURE | {"outcome": "partial", "answers": [], "waiting": ["gpu-0"], "unreachable": []}
+    )
+
+    outcome: Literal["complete", "partial"]
+    answers: list[AnswerOfWorker]  # type: ignore[valid-type]
+    waiting: list[str]
+    unreachable: list[str]
+
+
+class Erasures(Model):
+    """A page of erasures, newest first."""
+
+    model_config = example({"items": [_ERASURE], "next": None})
+
+    items: list[Erasure]
+    next: str | None
