@@ -1,0 +1,446 @@
+"""A released policy in a running worker: what it narrows at once, what a lost control plane costs, what becomes of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import pytest
+from release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release, policy
+
+from kvcustody.audit.events import CustodyEnded, GrantsRevoked, PolicyActivated, PolicyStaged, ReceiptRecorded
+from kvcustody.clock import MICROSECONDS
+from kvcustody.governance.domain import tenant_owner
+from kvcustody.governance.identity import identify
+from kvcustody.governance.outcome import Admission
+from kvcustody.governance.plan import Plan
+from kvcustody.governance.release.mark import RevisionMark
+from kvcustody.governance.release.record import ReleaseError, digest_of
+from kvcustody.governance.release.staged import Stage, StagedTable
+from kvcustody.governance.reuse import Reuse
+from kvcustody.governance.segments import declare
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.ir import Action, Scope, Via
+from kvcustody.policies.loader import load_policy
+
+HIT = 64
+NOW_UTC = 1_767_225_600 * MICROSECONDS
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    return Release(tmp_path)
+
+
+def opened(release: Release, **options: float) -> Follower:
+    """A worker in which the reader hits the owner's blocks through the grant."""
+    release.release_reads()
+    worker = Follower(release, **options)  # type: ignore[arg-type]
+    worker.ask("holder")
+    assert worker.glance("reader") == HIT
+    return worker
+
+
+def test_a_revoked_grant_stops_within_one_step_and_stays_stopped(release: Release) -> None:
+    worker = opened(release)
+    release.desk.revoke(["reads"], release.people.holger, reason="over")
+    assert worker.feed.poll()
+    worker.governor.step()
+    assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
+    assert (
+        worker.ledger.counts["GrantsRevoked"]
+        == 1
+        == sum(isinstance(event, GrantsRevoked) for event in [GrantsRevoked(0, (), 0, "")])
+    )
+    release.desk.rollback(1, release.people.ada, note="back")
+    release.approve(2)
+    release.desk.activate(2, release.people.grace)
+    worker.follow()
+    assert worker.governor.table.revision == 2 and worker.glance("reader") == 0
+
+
+def test_a_revocation_holds_under_a_table_that_does_not_know_it(release: Release) -> None:
+    """Tombstones are the Governor's own; its control is a Governor that forgets them."""
+    worker = opened(release)
+    worker.governor.revoke(["reads"], actor="brock")
+    again = compile_policy(load_policy(policy(READS), name="x"), revision=9)
+    worker.governor.activate(again, actor="grace")
+    assert worker.glance("reader") == 0
+    worker.governor.revoked = frozenset()
+    worker.governor.activate(compile_policy(load_policy(policy(READS), name="x"), revision=10), actor="grace")
+    assert worker.glance("reader") == HIT
+
+
+def test_revoking_does_not_wait_for_the_ledger(release: Release) -> None:
+    worker = opened(release)
+    worker.ledger.failing = True
+    worker.governor.revoke(["reads"], actor="brock")
+    assert worker.glance("reader") == 0
+
+
+# -- the lease ----------------------------------------------------------------------------------------------------
+
+
+class Away:
+    """A store that cannot be reached while told so."""
+
+    def __init__(self, store: object) -> None:
+        self.store = store
+        self.is_away = False
+
+    def read(self) -> list[bytes]:
+        if self.is_away:
+            raise ReleaseError("the control plane is away")
+        return self.store.read()  # type: ignore[no-any-return,attr-defined]
+
+    def append(self, number: int, data: bytes) -> None:
+        self.store.append(number, data)  # type: ignore[attr-defined]
+
+
+def test_without_the_control_plane_only_the_own_scope_is_reused(release: Release) -> None:
+    store = Away(release.store)
+    release.store = store
+    worker = opened(release, lease_seconds=60)
+    worker.follow()
+    store.is_away = True
+    for _ in range(59):
+        worker.clock.advance(MICROSECONDS)
+        assert not worker.feed.poll()
+        worker.governor.step()
+    assert worker.glance("reader") == HIT and worker.glance("holder") == HIT
+    worker.clock.advance(MICROSECONDS)
+    worker.clock.step_utc(-3600 * MICROSECONDS)  # deadlines run on boot time
+    assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
+    assert worker.governor.tallies["reader"].denials["policy-lease"] == 2
+    store.is_away = False
+    worker.follow()
+    assert worker.glance("reader") == HIT, "void: heard again, the grant must serve again"
+
+
+def test_a_store_that_cannot_be_verified_is_as_good_as_none(release: Release) -> None:
+    worker = opened(release)
+    release.release(policy(READS, rules=FORBID), consents=())
+    record = release.folder / "release" / "000007.json"
+    record.write_bytes(record.read_bytes().replace(b'"revision":2', b'"revision":1', 1))
+    assert not worker.feed.poll() and worker.feed.problem
+    worker.governor.step()
+    assert worker.governor.table.revision == 1
+    worker.clock.advance(60 * MICROSECONDS)
+    assert worker.glance("reader") == 0
+
+
+def test_a_lease_counts_from_before_the_question(release: Release) -> None:
+    """An answer that took long renews nothing beyond the moment at which it was asked for."""
+    worker = opened(release, lease_seconds=60)
+    slow = worker.reader.read
+
+    def read() -> object:
+        worker.clock.advance(50 * MICROSECONDS)
+        return slow()
+
+    worker.reader.read = read  # type: ignore[method-assign,assignment]
+    worker.follow()
+    worker.clock.advance(9 * MICROSECONDS)
+    assert worker.glance("reader") == HIT
+    worker.clock.advance(MICROSECONDS)
+    assert worker.glance("reader") == 0
+
+
+def test_an_expired_revision_reuses_nothing_but_the_own_scope(release: Release) -> None:
+    revision = release.desk.propose(policy(READS), release.people.ada, note="x", seconds=600).revision
+    release.desk.consent(revision, "reads", release.people.holger)
+    release.approve(revision)
+    release.desk.activate(revision, release.people.grace)
+    worker = Follower(release, lease_seconds=10_000)
+    worker.ask("holder")
+    assert worker.glance("reader") == HIT
+    worker.clock.advance(600 * MICROSECONDS)
+    assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
+    worker.clock.step_utc(-300 * MICROSECONDS)
+    assert worker.glance("reader") == 0  # no step of a clock reopens it
+    release.release(policy(READS, rules=FORBID))  # narrower: nothing to consent to
+    worker.follow()
+    assert worker.glance("reader") == HIT
+
+
+def test_a_broken_glass_ends_with_its_time_box(release: Release) -> None:
+    release.release_reads()
+    release.release(policy(rules=FORBID))
+    worker = Follower(release, lease_seconds=100_000)
+    release.desk.break_glass(release.people.brock, reason="wrong revision", seconds=900, restores=1)
+    worker.follow()
+    worker.ask("holder")
+    assert worker.glance("reader") == HIT
+    worker.clock.advance(900 * MICROSECONDS)
+    assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
+
+
+# -- restarts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_release_that_was_cut_or_swapped_is_refused_after_a_restart(release: Release) -> None:
+    worker = opened(release)
+    release.release(policy())
+    worker.follow()
+    last = release.folder / "release" / f"{len(release.store.read()):06}.json"
+    kept = last.read_bytes()
+    last.unlink()
+    with pytest.raises(ReleaseError, match="was cut, or an old copy came back"):
+        Follower(release)
+    assert Follower(release, mark="another").governor.table.revision == 1, (
+        "void: without the mark it is believed"
+    )
+    last.write_bytes(kept)
+    assert Follower(release).governor.table.revision == 2
+    mark = RevisionMark(release.folder / "mark")
+    with pytest.raises(ReleaseError, match="lower than `2`"):
+        mark.check_revision(release.desk.state().proposal(1).manifest)
+    with pytest.raises(ReleaseError, match="not the one that was in effect"):
+        mark.check_revision(replace(release.desk.state().proposal(2).manifest, name="other"))
+    assert digest_of(kept) == mark.mark.head
+
+
+# -- stages -------------------------------------------------------------------------------------------------------
+
+
+def table(revision: int, *grants: str, rules: str = "", idle: str = "1h"):
+    return compile_policy(load_policy(policy(*grants, rules=rules, idle=idle), name="x"), revision=revision)
+
+
+@pytest.mark.parametrize("in_base", [False, True])
+@pytest.mark.parametrize("in_candidate", [False, True])
+@pytest.mark.parametrize("staged", ["reader", "holder", "reader+holder", "third"])
+def test_a_staged_crossing_needs_both_revisions(in_base: bool, in_candidate: bool, staged: str) -> None:
+    grants = [READS] if in_base else [], [READS] if in_candidate else []
+    both = StagedTable(table(1, *grants[0]), table(2, *grants[1]), Stage(frozenset(staged.split("+"))))
+    decision = both.decide(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT, NOW_UTC, "reads")
+    assert decision.permitted == (in_base and in_candidate)
+    assert bool(both.grants_for("reader", 0, NOW_UTC)) == (in_base and in_candidate)
+
+
+def test_a_tenant_in_the_stage_has_the_new_revision_for_itself(release: Release) -> None:
+    both = StagedTable(table(1), table(2, rules=FORBID, idle="1m"), Stage(frozenset({"third"})))
+
+    def own(name: str) -> bool:
+        return both.decide(Action.REUSE, name, name, 1, Scope.TENANT, Via.OWN, NOW_UTC).permitted
+
+    assert (own("third"), own("holder")) == (False, True)
+    assert both.obligations("third", 0).idle_us == 60 * MICROSECONDS
+    assert both.obligations("holder", 0).idle_us == 3600 * MICROSECONDS
+
+
+def test_random_staged_tables_permit_across_only_what_both_do() -> None:
+    random = Random(5)
+    levels = {"low": READS, "high": READS.replace("at_most: low", "at_most: high"), "none": ""}
+    crossings = 0
+    for first, second, names in product(levels, levels, range(8)):
+        stage = Stage(frozenset(n for bit, n in enumerate(("holder", "reader", "third")) if names >> bit & 1))
+        base, candidate = (
+            table(at, *filter(None, [levels[kind], THIRD if random.random() < 0.5 else ""]))
+            for at, kind in ((1, first), (2, second))
+        )
+        both = StagedTable(base, candidate, stage)
+        for reader, owner, level, scope, via in product(
+            ("holder", "reader", "third"), ("holder", "reader", "third"), (0, 1), Scope, Via
+        ):
+            asked = (Action.REUSE, reader, owner, level, scope, via, NOW_UTC)
+            permitted = both.decide(*asked).permitted
+            if reader != owner:
+                assert permitted == (base.decide(*asked).permitted and candidate.decide(*asked).permitted)
+                crossings += permitted
+            else:
+                assert permitted == both.of(reader).decide(*asked).permitted
+    assert crossings > 50, "void: nothing crossed"
+
+
+def test_a_share_grows_and_is_near_what_it_says() -> None:
+    names = [f"tenant-{number}" for number in range(2000)]
+    covered = [
+        {name for name in names if Stage(share=Fraction(share, 100)).covers(name, "sha256:x")}
+        for share in (0, 10, 50, 100)
+    ]
+    assert covered[0] == set() and covered[3] == set(names)
+    assert covered[0] <= covered[1] <= covered[2] <= covered[3]
+    assert 140 <= len(covered[1]) <= 260 and 900 <= len(covered[2]) <= 1100
+
+
+def test_a_stage_in_a_running_worker_opens_nothing_until_it_is_whole(release: Release) -> None:
+    release.release(policy())
+    worker = Follower(release)
+    worker.ask("holder")
+    revision = release.desk.propose(policy(READS), release.people.ada, note="x").revision
+    release.desk.consent(revision, "reads", release.people.holger)
+    release.approve(revision)
+    for stage in (Stage(frozenset({"reader"})), Stage(share=Fraction(1))):
+        release.desk.activate(revision, release.people.olive, stage=stage)
+        worker.follow()
+        assert isinstance(worker.governor.table, StagedTable) and worker.glance("reader") == 0
+    release.desk.activate(revision, release.people.grace)
+    worker.follow()
+    assert worker.glance("reader") == HIT
+    kinds = [
+        type(event) for event in worker.ledger.durable if isinstance(event, PolicyActivated | PolicyStaged)
+    ]
+    assert kinds == [PolicyStaged, PolicyStaged, PolicyActivated]
+    assert worker.governor.check() == []
+
+
+# -- blocks -------------------------------------------------------------------------------------------------------
+
+
+def _segment(worker: Follower, tenants: str) -> str:
+    declared = declare(
+        worker.governor._keyring, tenant_owner("idp", "holder"), PROMPT, model=MODEL.digest, block_tokens=16
+    )
+    return (
+        f"segments:\n  - {{id: shared-prompt, owner: holder, tenants: {tenants}, digest: hmac:{declared.digest}, "
+        f"tokens: {declared.tokens}, classification: low, expires: 2027-01-01}}\n"
+    )
+
+
+UNREACHABLE = ("segment gone", "segment revoked", "labels", "scope", "forbidden", "key")
+
+
+@pytest.mark.parametrize("how", UNREACHABLE)
+def test_what_nobody_can_reach_is_scrubbed_within_its_deadline(
+    release: Release, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swept, scrubbed and receipted within `scrub.within` of the change, though nobody comes for it any more."""
+    assert _left_behind(release, how) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["segment gone", "labels", "scope", "forbidden"])
+def test_unswept_it_stays(release: Release, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: where every domain counts as reachable, it is CACHED until its idle time."""
+    monkeypatch.setattr("kvcustody.governance.narrowing.is_reachable", lambda *facts: True)
+    assert _left_behind(release, how)[0] > 0
+
+
+def _left_behind(release: Release, how: str) -> tuple[int, int]:
+    """Blocks still CACHED, and ended blocks without a timely receipt, one second after the change."""
+    release.release(policy())
+    worker = Follower(release, lease_seconds=10_000)
+    governor, events = worker.governor, []
+    plain = worker.ledger.submit
+    worker.ledger.submit = lambda some: (events.extend(some), plain(some))[1]  # type: ignore[method-assign]
+    worker.ask("holder", [1, 2, 3])
+    sharing = _segment(worker, '["holder", "reader"]') if how.startswith("segment") else ""
+    governor.activate(_revised(2, sharing), actor="grace")
+    worker.glance("holder")
+    worker.ask("holder")
+    assert governor.stats().pools[0].by_state["cached"] > 0
+    if how == "segment revoked":
+        governor.revoke(["shared-prompt"], actor="brock")
+    elif how == "key":
+        governor._keyring.rotate(tenant_owner("idp", "holder"))
+        governor.reload_keys()
+    elif how == "segment gone":
+        governor.activate(_revised(3, ""), actor="grace")
+    else:
+        governor.activate(_revised(3, "", how), actor="grace")
+    changed_us = worker.clock.now_us()
+    for _ in range(10):
+        worker.clock.advance(100_000)
+        governor.step()
+    ended = sum(sum(len(run.blocks) for run in e.runs) for e in events if isinstance(e, CustodyEnded))
+    scrubbed = sum(
+        sum(len(run.blocks) for run in e.runs)
+        for e in events
+        if isinstance(e, ReceiptRecorded) and e.ended_us <= changed_us + MICROSECONDS
+    )
+    assert ended > 0 or governor.stats().pools[0].by_state["cached"]
+    assert governor.check() == [] and governor.scan() == []
+    return governor.stats().pools[0].by_state["cached"], max(0, ended - scrubbed)
+
+
+def _revised(revision: int, sharing: str, how: str = ""):
+    text = policy(
+        rules="  - {id: none, effect: forbid, action: reuse, when: {owner: holder}}"
+        if how == "forbidden"
+        else ""
+    )
+    text = text.replace("rules:\n", sharing + "rules:\n", 1)
+    if how == "labels":
+        text = text.replace("classify:\n", "labels: {region: [eu]}\nclassify:\n").replace(
+            "holder: {quota", "holder: {labels: {region: eu}, quota"
+        )
+    if how == "scope":
+        text = text.replace("scope: tenant", "scope: subject")
+    return compile_policy(load_policy(text, name="x"), revision=revision)
+
+
+@pytest.mark.parametrize(
+    ("idle", "wait_seconds", "hit"), [("10m", 601, 0), ("10m", 599, HIT), ("4h", 3601, 0)]
+)
+def test_retention_that_shortens_binds_what_is_there_and_retention_that_lengthens_does_not(
+    release: Release, idle: str, wait_seconds: int, hit: int
+) -> None:
+    release.release(policy(idle="1h"))
+    worker = Follower(release, lease_seconds=100_000)
+    worker.ask("holder")
+    release.release(policy(idle=idle))
+    worker.follow()
+    worker.clock.advance(wait_seconds * MICROSECONDS)
+    answer = worker.admit("holder", PROMPT)
+    assert answer.hit_tokens == hit
+
+
+# -- under load ---------------------------------------------------------------------------------------------------
+
+
+def _served(release: Release, requests: int, documents: list[str]) -> tuple[int, int, int]:
+    """Requests that failed, hits, and revisions taken over, while the policy changes under load."""
+    worker = Follower(release, lease_seconds=100_000)
+    random, failed, hits = Random(7), 0, 0
+    running: list[Admission] = []
+    prompts = [[random.randrange(30_000) for _ in range(64 + 3)] for _ in range(8)]
+    for at in range(requests):
+        if at % (requests // len(documents)) == 5:
+            tables = documents[at // (requests // len(documents))]
+            coming = compile_policy(
+                load_policy(tables, name="x"), revision=worker.governor.table.revision + 1
+            )
+            worker.governor.call(lambda governor, new=coming: governor.activate(new, actor="grace"))
+        tenant = random.choice(["holder", "reader", "third"])
+        answer = worker.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, random.choice(prompts))
+        if not isinstance(answer, Admission):
+            failed += 1
+            continue
+        hits += answer.hit_tokens > 0
+        running.append(answer)
+        if len(running) > 6:
+            done = running.pop(random.randrange(len(running)))
+            worker.governor.commit([done.request_id], [64])
+            worker.governor.extend_many([done.request_id], [1])
+            worker.governor.release(done.request_id)
+        worker.clock.advance(2_000)
+        worker.governor.step()
+    assert worker.governor.check() == []
+    return failed, hits, worker.governor.table.revision
+
+
+def test_hot_reload_under_load_fails_no_request(release: Release) -> None:
+    """2,000 requests, 40 revisions, requests in flight at each."""
+    release.release_reads()
+    kinds = [policy(READS), policy(), policy(READS, THIRD), policy(idle="1s"), policy(READS, rules=FORBID)]
+    failed, hits, revision = _served(release, 2_000, [kinds[at % 5] for at in range(40)])
+    assert revision == 41 and hits > 500, "void: no load"
+    assert failed == 0
+
+
+def test_a_reload_that_stops_admitting_a_tenant_does_fail_requests(release: Release) -> None:
+    """The control: the same load notices a policy without one of its tenants."""
+    release.release_reads()
+    without = policy().replace("  third: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n", "")
+    assert _served(release, 400, [policy(), without])[0] > 0
+
+
+def test_the_lease_is_one_comparison_a_source(release: Release) -> None:
+    """A plan's reuse is decided by the Reuse in force, which carries the lease: none is consulted per block."""
+    worker = opened(release)
+    worker.governor.renew_lease(5)
+    assert isinstance(worker.governor._reuse, Reuse) and worker.governor._reuse.until_us == 5
+    assert all(isinstance(plan, Plan) for plan in worker.governor._book._by_key.values())
