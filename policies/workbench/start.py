@@ -7,17 +7,20 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from kvcustody.errors import PolicyError
 from kvcustody.policies import library
 from kvcustody.policies.loader import load_policy
 from kvcustody.policies.workbench.fmt import WIDTH, fmt
 
+_WORDS = frozenset({"yes", "off", "true", "false", "null"})
 _TENANT_SECTIONS = ("groups", "segments", "grants")
 
 
@@ -33,7 +36,7 @@ def start(template: str, *, name: str | None = None, tenants: Sequence[str] = ()
     yaml.indent(mapping=2, sequence=4, offset=2)
     document = yaml.load(text)
     if name is not None:
-        document["name"] = name
+        document["name"] = _written(name)
     if tenants:
         _rename(document, tenants)
     out = io.StringIO()
@@ -56,8 +59,9 @@ def _rename(document: Any, tenants: Sequence[str]) -> None:
         share = f"{min(20, room // (2 * len(tenants)))}%"
         quota = CommentedMap({"guaranteed": share, "cap": share if strict else "60%"})
         quota.fa.set_flow_style()
-        entries[tenant] = CommentedMap({"quota": quota})
-        entries[tenant].fa.set_flow_style()
+        entry = CommentedMap({"quota": quota})
+        entry.fa.set_flow_style()
+        entries[_written(tenant)] = entry
     if default is not None:
         entries["default"] = default
     document["tenants"] = entries
@@ -69,6 +73,12 @@ def _rename(document: Any, tenants: Sequence[str]) -> None:
         rules.remove(rule)
     for rule in [rule for rule in document.get("rules", []) if _names(rule, examples)]:
         document["rules"].remove(rule)
+
+
+def _written(name: str) -> str:
+    """Quoted, unless every YAML version reads it as the same word."""
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{2,}", name) and name.lower() not in _WORDS
+    return name if plain else DoubleQuotedScalarString(name)
 
 
 def _percent(default: Any) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.loader import load_policy
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # the tests are no package, and share generators
 
 
 @pytest.fixture(scope="session")

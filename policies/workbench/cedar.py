@@ -1,0 +1,157 @@
+"""A policy in Cedar: the same decisions, said in another language, for reviewers and as an independent oracle.
+
+1. Every statement carries the id that our decision would name; the effect of any well-formed request is the same.
+2. Written from the declarations, not from the table. Principal is the reader, resource the owner; level, scope, way,
+   instant and source are context. Tenants are entities, unlisted ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from kvcustody.policies.digest import digest
+from kvcustody.policies.ir import (
+    Action,
+    Grant,
+    Policy,
+    Relation,
+    Rule,
+    RuleEffect,
+    Scope,
+    SegmentRule,
+    TenantPolicy,
+    Via,
+)
+from kvcustody.policies.obligations import obligations_of
+from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, Request
+
+_OWN = 'context.via == "own" && principal == resource && principal.admitted'
+_SECTIONS = {Action.PUBLISH: "kept", Action.RETAIN: "kept", Action.OFFLOAD: "offloads"}
+
+
+class CedarPolicy(NamedTuple):
+    """The statements, and the entities of the listed tenants (the same for every request)."""
+
+    text: str
+    entities: tuple[dict[str, Any], ...]
+
+
+def to_cedar(policy: Policy, *, revoked: frozenset[str] = frozenset()) -> CedarPolicy:
+    """The policy as Cedar statements and entities; revoked grants and segments are left out."""
+    statements = [f"// {policy.name} {digest(policy)}"]
+    statements += _own_sections()
+    statements += (_rule(rule) for rule in policy.rules)
+    grants = (*policy.grants, *policy.group_grants())
+    statements += (_grant(g) for g in grants if g.id not in revoked and g.group not in revoked)
+    for segment in policy.segments:
+        if segment.id not in revoked:
+            statements += _segment(segment)
+    entities = tuple(cedar_entity(policy, tenant.id) for tenant in policy.tenants)
+    return CedarPolicy("\n".join(statements) + "\n", entities)
+
+
+def cedar_entity(policy: Policy, tenant: str) -> dict[str, Any]:
+    """A tenant as an entity; an unlisted one as `tenants.default` describes it."""
+    listed = {entry.id: entry for entry in policy.tenants}
+    entry: TenantPolicy | None = listed.get(tenant, policy.default)
+    owed = () if entry is None else obligations_of(policy, entry)
+    attributes: dict[str, Any] = {
+        "admitted": entry is not None,
+        "scope": int(Scope.SESSION if entry is None else entry.scope),
+        "kept": [level for level, duties in enumerate(owed) if duties.cacheable],
+        "offloads": [level for level, duties in enumerate(owed) if duties.tiers],
+    }
+    if tenant in listed and listed[tenant].group is not None:
+        attributes["group"] = listed[tenant].group
+    return {"uid": {"type": "Tenant", "id": tenant}, "attrs": attributes, "parents": []}
+
+
+def cedar_request(request: Request) -> dict[str, Any]:
+    """A request as Cedar takes it."""
+    return {
+        "principal": {"type": "Tenant", "id": request.reader},
+        "action": {"type": "Action", "id": request.action.name.lower()},
+        "resource": {"type": "Tenant", "id": request.owner},
+        "context": {
+            "level": request.level,
+            "scope": int(request.scope),
+            "via": request.via.name.lower(),
+            "now": request.now_us,
+            "source": request.source or "",
+        },
+    }
+
+
+def _statement(
+    effect: str, name: str, actions: Iterable[Action], when: Iterable[str], head: str = "principal|resource"
+) -> str:
+    principal, resource = head.split("|")
+    listed = ", ".join(f'Action::"{action.name.lower()}"' for action in actions)
+    body = " && ".join(when) or "true"
+    return f'@id("{name}")\n{effect} ({principal}, action in [{listed}], {resource}) when {{ {body} }};'
+
+
+def _own_sections() -> Iterator[str]:
+    """What a tenant may do by its entry and its obligations, without a rule."""
+    yield _statement("permit", "tenants", [Action.ADMIT], [_OWN, "context.scope <= 2"])
+    for action, attribute in _SECTIONS.items():
+        terms = [_OWN, "context.scope <= principal.scope", f"principal.{attribute}.contains(context.level)"]
+        yield _statement("permit", f"{attribute}:{action.name.lower()}", [action], terms)
+
+
+def _rule(rule: Rule) -> str:
+    terms = []
+    if rule.effect is RuleEffect.PERMIT:
+        terms.append(_OWN)
+        reach = 'if action == Action::"reuse" then context.scope <= principal.scope else context.scope <= 2'
+        terms.append(f"({reach})")
+    if rule.relation is Relation.OWNER:
+        terms.append("principal == resource")
+    if rule.relation is Relation.SAME_GROUP:
+        family = "principal has group && resource has group && principal.group == resource.group"
+        terms.append(f"(principal == resource || ({family}))")
+    for side, tenants in (("principal", rule.readers), ("resource", rule.owners)):
+        if tenants is not None:
+            terms.append(f"[{_tenants(tenants)}].contains({side})")
+    if rule.levels is not None:
+        terms.append(f"{list(rule.levels)}.contains(context.level)")
+    if rule.via is not None:
+        ways = ", ".join(f'"{via.name.lower()}"' for via in rule.via)
+        terms.append(f"[{ways}].contains(context.via)")
+    return _statement(rule.effect.value, rule.id, rule.actions, terms)
+
+
+def _tenants(names: Iterable[str]) -> str:
+    return ", ".join(f'Tenant::"{name}"' for name in names)
+
+
+def _grant(grant: Grant) -> str:
+    terms = [
+        f'context.via == "{Via.GRANT.name.lower()}"',
+        "context.scope >= 2",
+        f"context.level <= {grant.at_most}",
+    ]
+    terms += [] if grant.from_us is None else [f"context.now >= {grant.from_us}"]
+    terms += [] if grant.until_us is None else [f"context.now < {grant.until_us}"]
+    terms.append(f'(context.source == "" || context.source == "{grant.id}")')
+    head = f'principal == Tenant::"{grant.reader}"|resource == Tenant::"{grant.owner}"'
+    return _statement("permit", grant.id, [Action.REUSE], terms, head)
+
+
+def _segment(segment: SegmentRule) -> Iterator[str]:
+    """One statement for reuse, one for each action that the owner's obligations bound."""
+    terms = [f'context.via == "{Via.SEGMENT.name.lower()}"', f"context.level == {segment.level}"]
+    terms += ["context.scope >= 2", f"context.scope <= {int(segment.scope)}"]
+    readers = (
+        "principal.admitted"
+        if segment.tenants is None
+        else f"[{_tenants(segment.tenants)}].contains(principal)"
+    )
+    terms.append(readers)
+    terms += [] if segment.expires_us is None else [f"context.now < {segment.expires_us}"]
+    terms.append(f'(context.source == "" || context.source == "{segment.id}")')
+    for action in DOMAIN_ACTIONS:
+        bound = [f"resource.{_SECTIONS[action]}.contains(context.level)"] if action in _SECTIONS else []
+        head = f'principal|resource == Tenant::"{segment.owner}"'
+        yield _statement("permit", segment.id, [action], [*terms, *bound], head)
