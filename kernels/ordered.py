@@ -1,0 +1,177 @@
+"""Scrubs on a stream of their own, ordered against the engine's streams by events, never by the host.
+
+    engine    ... last use | .......................... | next writer ...
+    scrub                  └─ wait ─ upload, zero, read back ─ event ─┘ wait
+
+D1 A launch starts, on the device, after every use that `used` recorded before it.
+D2 What a stream does after `order_before` starts, on the device, after every launch made before it.
+D3 Nothing here waits on the host, but `settle` and a launch that finds every staging slot in flight.
+D4 A launch's answer is given only when its event has retired: a receipt never speaks of what is still running.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.kernels.entry import FAULT, blocks_of, entries_of
+from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.scrub import launch_scrub, scrub_reference
+from kvcustody.kernels.segment import SegmentTable, ascending, block_list
+from kvcustody.kernels.staging import CAPACITY_ENTRIES, Event, Slot, Staging
+from kvcustody.kernels.strategy import Strategy, strategy_of
+from kvcustody.kernels.streams import CudaStreams, Streams
+from kvcustody.kernels.verify import verify_reference
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One launch, retired: its number, and the blocks that were read back and are not zero."""
+
+    number: int
+    dirty: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    number: int
+    event: Event
+    slots: tuple[Slot, ...]
+    raised: list[int]  # entries that did not verify; slots add theirs before they are used again
+
+
+class OrderedScrub:
+    """One shard's scrubs in stream order."""
+
+    def __init__(
+        self,
+        table: SegmentTable,
+        *,
+        streams: Streams | None = None,
+        strategy: Strategy | None = None,
+        capacity: int = CAPACITY_ENTRIES,
+    ) -> None:
+        self.table = table
+        self._streams = streams or CudaStreams(table.device)
+        self._strategy = strategy
+        self._stream = self._streams.side()
+        self._staging = Staging(table.device, capacity=capacity, event=self._streams.event)
+        self._uses: dict[Any, Event] = {}
+        self._last: Event | None = None
+        self._flights: deque[_Flight] = deque()
+        self._numbers = 0
+
+    @property
+    def waits(self) -> int:
+        """How often a launch found every staging slot in flight."""
+        return self._staging.full
+
+    @property
+    def in_flight(self) -> int:
+        """Launches without an answer yet."""
+        return len(self._flights)
+
+    def used(self, stream: Any = None) -> None:
+        """Everything put on `stream` until now may read or write blocks that end later (D1)."""
+        stream = self._streams.current() if stream is None else stream
+        event = self._uses.get(stream)
+        if event is None:
+            event = self._uses[stream] = self._streams.event()
+        event.record(stream)
+
+    def order_before(self, stream: Any = None) -> None:
+        """Let later work of `stream` find every block zero that was launched until now (D2)."""
+        if self._last is not None:
+            self._streams.wait(self._streams.current() if stream is None else stream, self._last)
+
+    def launch(
+        self,
+        blocks: NDArray[np.int64],
+        read_back: NDArray[np.int64],
+        *,
+        faults: NDArray[np.int64] | None = None,
+    ) -> int:
+        """Zero `blocks` on the scrub stream and read `read_back` of them back; returns the launch's number.
+
+        faults: blocks that are spoilt after they were zeroed, in tests. Raises `DeviceError` on bad lists.
+        """
+        ordered = ascending(block_list(self.table, blocks))
+        strategy = self._strategy or strategy_of(self.table)
+        entries = entries_of(ordered, strategy.group, read_back=np.isin(ordered, read_back))
+        if faults is not None and len(faults):
+            entries = _spoilt(entries, faults)
+        for event in self._uses.values():
+            self._streams.wait(self._stream, event)
+        raised: list[int] = []
+        size, marked = self._staging.capacity, len(read_back) > 0
+        parts = (entries[at : at + size] for at in range(0, len(entries), size))
+        slots = [self._send(part, strategy, raised if marked else None, faults is not None) for part in parts]
+        last = self._streams.event()
+        last.record(self._stream)
+        self._last = last
+        self._numbers += 1
+        self._flights.append(_Flight(self._numbers, last, tuple(slots), raised))
+        return self._numbers
+
+    def answered(self) -> list[Answer]:
+        """The launches that have retired since the last call, oldest first; waits for nothing."""
+        found = []
+        while self._flights and self._flights[0].event.query():
+            found.append(self._answer(self._flights.popleft()))
+        return found
+
+    def settle(self) -> list[Answer]:
+        """Wait until every launch has retired; their answers."""
+        if self._flights:
+            self._flights[-1].event.synchronize()
+        return self.answered()
+
+    def _send(
+        self, entries: NDArray[np.int64], strategy: Strategy, raised: list[int] | None, faulty: bool
+    ) -> Slot:
+        slot = self._staging.take(entries)
+        read_back = raised is not None
+
+        def work() -> None:
+            slot.upload()
+            _zero(self.table, slot, strategy, read_back, faulty)
+            if read_back:
+                slot.download()
+
+        self._streams.run(self._stream, work)
+        slot.sent(self._stream, raised)
+        return slot
+
+    @staticmethod
+    def _answer(flight: _Flight) -> Answer:
+        """Which blocks did not verify: an entry's flag speaks for its whole run."""
+        for slot in flight.slots:
+            if slot.owned_by(flight.raised):
+                slot.harvest()
+        doubted = [blocks_of(entry) for entry in flight.raised]
+        return Answer(flight.number, np.concatenate(doubted) if doubted else np.empty(0, dtype=np.int64))
+
+
+def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, faulty: bool) -> None:
+    """The work itself, when the stream comes to it: the list is read from the device's half of the slot."""
+    if uses_triton(table):
+        flags = slot.flags[: slot.entry_count] if read_back else None
+        launch_scrub(table, slot.entries, strategy=strategy, flags=flags, faulty=faulty)
+        return
+    for position, entry in enumerate(slot.entries.tolist()):
+        blocks = blocks_of(entry)
+        scrub_reference(table, blocks)
+        if faulty and entry & FAULT:
+            table.words[-1][int(blocks[0]), -1] = 1
+        if read_back and verify_reference(table, blocks).any():
+            slot.flags[position] = 1
+
+
+def _spoilt(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The entries that name a block of `faults`, marked."""
+    marked = [bool(np.isin(blocks_of(int(entry)), faults).any()) for entry in entries]
+    return entries | np.where(marked, FAULT, 0)

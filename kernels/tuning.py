@@ -1,0 +1,131 @@
+"""Measure how a device scrubs best, once, and keep the answer in a file.
+
+`tune` times every candidate on scratch memory with the table's geometry, in turns, and keeps the fastest
+median. Answers are kept by device name, geometry and versions, so another driver or torch measures again.
+
+N1 A file that cannot be read, or is of another version, is measured again; it never changes what is written,
+   only how fast.
+N2 Only CUDA and ROCm devices are tuned: on the host there is one way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvcustody.errors import ConfigError
+from kvcustody.kernels.entry import entries_of
+from kvcustody.kernels.scrub import launch_scrub
+from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.strategy import Strategy, candidates, choose, key_of
+
+SCRATCH_BYTES = 256 << 20
+ROUNDS = 7
+
+Timer = Callable[[Callable[[], None]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was measured: the winner, and microseconds of each candidate's median round."""
+
+    chosen: Strategy
+    measured: tuple[tuple[Strategy, float], ...]
+    from_file: bool
+
+
+def tune(table: SegmentTable, *, file: Path | None = None, scratch_bytes: int = SCRATCH_BYTES) -> Tuning:
+    """Choose the strategy for this table's device and geometry, from `file` or by measuring; then use it.
+
+    Raises `ConfigError` for a table on the host.
+    """
+    if table.device.type != "cuda":
+        raise ConfigError(f"there is nothing to tune on `{table.device}`", device=str(table.device))
+    name = _name(table)
+    kept = load(file).get(name) if file is not None else None
+    if kept is not None:
+        tuning = Tuning(kept, (), True)
+    else:
+        tuning = measure(_scratch(table, scratch_bytes), candidates(table), _event_timer(table.device))
+        if file is not None:
+            save(file, name, tuning.chosen)
+    choose(table, tuning.chosen)
+    return tuning
+
+
+def measure(scratch: SegmentTable, strategies: Sequence[Strategy], timer: Timer) -> Tuning:
+    """The fastest by median of `ROUNDS` turns over half of the scratch blocks, scattered and adjacent alike."""
+    generator = np.random.default_rng(1)
+    half = max(1, scratch.blocks // 2)
+    listed = np.sort(generator.permutation(scratch.blocks)[:half])
+    listed = np.unique(np.concatenate([listed[: half // 2], np.arange(half // 2)]))
+    lists = {
+        group: torch.from_numpy(entries_of(listed, group)).to(scratch.device)
+        for group in {one.group for one in strategies}
+    }
+    times: dict[Strategy, list[float]] = {one: [] for one in strategies}
+    for turn in range(ROUNDS + 1):
+        for one in strategies:
+            spent = timer(lambda one=one: launch_scrub(scratch, lists[one.group], strategy=one))  # type: ignore[misc]
+            if turn:  # the first turn compiles
+                times[one].append(spent)
+    medians = tuple((one, statistics.median(spent)) for one, spent in times.items())
+    return Tuning(min(medians, key=lambda pair: pair[1])[0], medians, False)
+
+
+def load(file: Path) -> dict[str, Strategy]:
+    """The kept answers; empty where the file is missing or unreadable (N1)."""
+    try:
+        rows = json.loads(file.read_text())
+        return {name: Strategy(**row) for name, row in rows.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def save(file: Path, name: str, strategy: Strategy) -> None:
+    """Keep one answer beside the others; replaces the file in one step."""
+    rows = {key: one.describe() for key, one in load(file).items()} | {name: strategy.describe()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    draft.replace(file)
+
+
+def _name(table: SegmentTable) -> str:
+    """Device, versions and geometry in one line."""
+    import triton
+
+    device = torch.cuda.get_device_name(table.device)
+    geometry = ",".join(map(str, key_of(table)[1:]))
+    return f"{device} | torch {torch.__version__} triton {triton.__version__} | {geometry}"
+
+
+def _scratch(table: SegmentTable, scratch_bytes: int) -> SegmentTable:
+    """Memory of the table's geometry, within `scratch_bytes` and the pool's own size."""
+    blocks = max(2, min(table.blocks, scratch_bytes // table.bytes_per_block))
+    tensors = [
+        torch.empty(blocks, one.piece_bytes, dtype=torch.uint8, device=table.device) for one in table.segments
+    ]
+    return SegmentTable.from_tensors(tensors)
+
+
+def _event_timer(device: torch.device) -> Timer:
+    def timer(work: Callable[[], None]) -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.device(device):
+            first.record()
+            work()
+            last.record()
+            last.synchronize()
+        spent: Any = first.elapsed_time(last)
+        return float(spent) * 1000
+
+    return timer
