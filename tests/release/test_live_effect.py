@@ -1,4 +1,4 @@
-"""A released policy in a running worker: what it narrows at once, what a lost control plane costs, what becomes of blocks."""
+"""A released policy in a running worker: what it narrows at once, what a lost lease costs, what becomes of blocks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from random import Random
 import pytest
 from release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release, policy
 
-from kvcustody.audit.events import CustodyEnded, GrantsRevoked, PolicyActivated, PolicyStaged, ReceiptRecorded
+from kvcustody.audit.events import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.domain import tenant_owner
 from kvcustody.governance.identity import identify
 from kvcustody.governance.outcome import Admission
-from kvcustody.governance.plan import Plan
 from kvcustody.governance.release.mark import RevisionMark
 from kvcustody.governance.release.record import ReleaseError, digest_of
 from kvcustody.governance.release.staged import Stage, StagedTable
-from kvcustody.governance.reuse import Reuse
 from kvcustody.governance.segments import declare
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Action, Scope, Via
@@ -50,11 +48,7 @@ def test_a_revoked_grant_stops_within_one_step_and_stays_stopped(release: Releas
     assert worker.feed.poll()
     worker.governor.step()
     assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
-    assert (
-        worker.ledger.counts["GrantsRevoked"]
-        == 1
-        == sum(isinstance(event, GrantsRevoked) for event in [GrantsRevoked(0, (), 0, "")])
-    )
+    assert worker.ledger.counts["GrantsRevoked"] == 1
     release.desk.rollback(1, release.people.ada, note="back")
     release.approve(2)
     release.desk.activate(2, release.people.grace)
@@ -305,9 +299,7 @@ UNREACHABLE = ("segment gone", "segment revoked", "labels", "scope", "forbidden"
 
 
 @pytest.mark.parametrize("how", UNREACHABLE)
-def test_what_nobody_can_reach_is_scrubbed_within_its_deadline(
-    release: Release, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_can_reach_is_scrubbed_within_its_deadline(release: Release, how: str) -> None:
     """Swept, scrubbed and receipted within `scrub.within` of the change, though nobody comes for it any more."""
     assert _left_behind(release, how) == (0, 0)
 
@@ -358,7 +350,7 @@ def _left_behind(release: Release, how: str) -> tuple[int, int]:
 
 def _revised(revision: int, sharing: str, how: str = ""):
     text = policy(
-        rules="  - {id: none, effect: forbid, action: reuse, when: {owner: holder}}"
+        rules="  - {id: nothing, effect: forbid, action: reuse, when: {owner: holder}}"
         if how == "forbidden"
         else ""
     )
@@ -436,11 +428,3 @@ def test_a_reload_that_stops_admitting_a_tenant_does_fail_requests(release: Rele
     release.release_reads()
     without = policy().replace("  third: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n", "")
     assert _served(release, 400, [policy(), without])[0] > 0
-
-
-def test_the_lease_is_one_comparison_a_source(release: Release) -> None:
-    """A plan's reuse is decided by the Reuse in force, which carries the lease: none is consulted per block."""
-    worker = opened(release)
-    worker.governor.renew_lease(5)
-    assert isinstance(worker.governor._reuse, Reuse) and worker.governor._reuse.until_us == 5
-    assert all(isinstance(plan, Plan) for plan in worker.governor._book._by_key.values())
