@@ -50,7 +50,6 @@ class Appender:
             batch = self._unknown(connection, batch)
         if not batch.data:
             return Appended(0, given)
-        hashes = leaf_hashes(batch)  # before the logs are locked
         held, logs, places = self._places(connection, batch)
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
         recorders = [lives[uuid].id for uuid in batch.incarnations]
@@ -66,6 +65,7 @@ class Appender:
                 _live(connection, group, about)
         for table, rows in projections.items():
             insert_rows(connection, table, chain.from_iterable(rows))
+        hashes = leaf_hashes(batch)
         by_id = {log.id: hashes[log.name] for log in held}
         self._trees.grow(connection, held, by_id, max(batch.at_us))
         return Appended(len(batch.data), given - len(batch.data))
@@ -133,7 +133,7 @@ class Appender:
 def leaf_hashes(batch: Batch) -> dict[str, list[bytes]]:
     """The RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
     hashes: dict[str, list[bytes]] = {}
-    for log, hash_ in zip(batch.logs, merkle.leaf_hashes(batch.data), strict=True):
+    for log, hash_ in zip(batch.logs, batch.hashes, strict=True):
         hashes.setdefault(log, []).append(hash_)
     return hashes
 

@@ -3,7 +3,7 @@
 K1 `write` returned means committed. When it raises, the commit may have arrived all the same, so the next
 transaction skips the names that are there.
 K2 A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
-K3 What runs during a commit (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
+K3 What runs during a transaction (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kvcustody.audit.events.batch import Batch
 from kvcustody.audit.merkle import TreeError
 from kvcustody.audit.pseudonyms import Row, SubjectDirectory, store_names
 from kvcustody.audit.store import GONE, WRITE, StoreGoneError, check_store, file_identity
+from kvcustody.audit.wal import WalCopier
 
 Call = Callable[[], None]
 
@@ -35,33 +36,40 @@ class Committer:
         self._identity = file_identity(engine)
         self._uncertain = False
         self._aside = _Aside()
+        self._wal = WalCopier(engine)
 
     def write(self, batch: Batch, *, skip_known: bool = False, meanwhile: Call | None = None) -> int:
         """Commit a batch, and return how many of its leaves were new; raises what the database raises."""
         names = self._directory.fresh()
-        uncertain = self._uncertain
+        added: list[int] = []
+
+        def act() -> None:
+            added.append(self._transaction(batch, names, skip_known))
+
+        try:
+            if meanwhile is None:
+                act()
+            else:
+                self._aside.run(act, meanwhile)
+        except BaseException:
+            if not added:  # else it is `meanwhile` that failed
+                self._appender.forget()
+                self._uncertain = True
+            raise
+        finally:
+            if added:
+                self._uncertain = False
+                self._directory.settle(names)
+        self._wal.committed(added[0])
+        return added[0]
+
+    def _transaction(self, batch: Batch, names: list[Row], skip_known: bool) -> int:
+        """One transaction from its begin to its commit; leaves that were new."""
         if file_identity(self._engine) != self._identity:
             raise StoreGoneError("the ledger's file was removed or replaced")
-        try:
-            with self._engine.connect().execution_options(**WRITE) as connection:
-                transaction = connection.begin()
-                try:
-                    store_names(connection, names, skip_known=uncertain)
-                    added = self._appender.append(connection, batch, skip_known=skip_known).added
-                    if meanwhile is None:
-                        transaction.commit()
-                    else:
-                        self._aside.run(transaction.commit, meanwhile)
-                except BaseException:
-                    transaction.close()
-                    raise
-        except BaseException:
-            self._appender.forget()
-            self._uncertain = True
-            raise
-        self._uncertain = False
-        self._directory.settle(names)
-        return added
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            store_names(connection, names, skip_known=self._uncertain)
+            return self._appender.append(connection, batch, skip_known=skip_known).added
 
     def write_names(self, rows: list[Row]) -> None:
         """Commit names of a replay; those that are there already are skipped."""
@@ -76,8 +84,9 @@ class Committer:
         check_store(self._engine)
 
     def close(self) -> None:
-        """End the thread of commits; may be called again."""
+        """End the threads of commits; may be called again."""
         self._aside.close()
+        self._wal.close()
 
 
 def refused(problem: Exception) -> bool:

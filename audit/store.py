@@ -22,6 +22,7 @@ from kvcustody.errors import LedgerError
 
 SCHEMA_REVISION = "0009"
 VERSION_TABLE = "kvcustody_schema"
+WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 
 _SQLITE_REASONS = {
@@ -61,6 +62,7 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
         if not read_only:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_MAX}")
         connection.execute("PRAGMA cache_size=-16384")
 
     @event.listens_for(engine, "begin")

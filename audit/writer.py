@@ -286,7 +286,7 @@ class EventWriter:
         return work
 
     def _encode_ahead(self) -> None:
-        """While a commit runs: the next batch, when there is a whole one."""
+        """While a transaction runs: the next batch, when there is a whole one."""
         if len(self._intake) >= self._settings.batch and not self._outage.held:
             self._ahead = self._encode()
 

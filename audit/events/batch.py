@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.audit.events.canonical_leaf import Leaf
 from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, TOTALS, field_types
+from kvcustody.audit.merkle import leaf_hashes
 from kvcustody.audit.run_texts import Extents
 
 Columns = Mapping[str, Sequence[Any]]
@@ -47,9 +48,10 @@ class Batch(NamedTuple):
     data: Sequence[bytes]
     groups: Sequence[Group]
     founders: Mapping[str, Founder]
+    hashes: Sequence[bytes]  # RFC 6962, of `data`
 
 
-EMPTY = Batch((), (), (), (), (), (), (), (), (), (), {})
+EMPTY = Batch((), (), (), (), (), (), (), (), (), (), {}, ())
 
 
 def _integer_keys(kind: type) -> frozenset[str]:
@@ -85,6 +87,7 @@ def batch_of(leaves: Sequence[Leaf]) -> Batch:
         [leaf.data for leaf in leaves],
         [_group(kind, places, [bodies[place] for place in places]) for kind, places in by_kind.items()],
         founders,
+        leaf_hashes(leaf.data for leaf in leaves),
     )
 
 

@@ -19,6 +19,7 @@ from kvcustody.audit.events.canonical_leaf import LEAF_BYTES_MAX, Context, Leaf,
 from kvcustody.audit.events.control import DecisionRecorded
 from kvcustody.audit.events.form import Form, Item, Texts, Written
 from kvcustody.audit.events.kinds import KINDS, Event
+from kvcustody.audit.merkle import leaf_hashes
 from kvcustody.audit.run_texts import NotPlainError
 
 _CHUNK = 128  # events of one kind between offers of the interpreter lock
@@ -163,6 +164,7 @@ class _Draft:
             self._data if whole else [self._data[place] for place in places],
             self._groups,
             {context.incarnation: Founder("unknown", context.offset_us, at_us[0])} if count else {},
+            leaf_hashes(self._data if whole else [self._data[place] for place in places]),
         )
 
     def _merged(self, context: Context) -> Encoded:
@@ -182,9 +184,9 @@ class _Draft:
             group._replace(places=[moved[place] for place in group.places]) for group in self._groups
         ] + [group._replace(places=[of_second[place] for place in group.places]) for group in second.groups]
         order = sorted(range(starts[-1]), key=[*of_first, *of_second].__getitem__)
-        columns = [[*a, *b] for a, b in zip(first[:9], second[:9], strict=True)]
-        batch = first._replace(groups=groups, founders={**second.founders, **first.founders})
-        placed = [[column[place] for place in order] for column in columns]
-        batch = Batch._make((*placed, *batch[9:]))
+        founders = {**second.founders, **first.founders}
+        pairs = zip((*first[:9], first.hashes), (*second[:9], second.hashes), strict=True)
+        *placed, hashes = [[both[place] for place in order] for both in ([*a, *b] for a, b in pairs)]
+        batch = Batch._make((*placed, groups, founders, hashes))
         kept = [(item, width) for item, width in zip(self.items, widths, strict=True) if width]
         return Encoded([item for item, _ in kept], [width for _, width in kept], batch, self._refused)
