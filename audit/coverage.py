@@ -21,7 +21,7 @@ time in UTC (`units`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import add
 from typing import Any, NamedTuple
 
@@ -110,7 +110,7 @@ def coverage(
     """
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
     chosen = Selection(since_us, until_us, tenant, classification, model, tier)
-    return _summary(read_units(connection, chosen, now_us=now_us, as_of=as_of))
+    return summary(read_units(connection, chosen, now_us=now_us, as_of=as_of))
 
 
 def coverage_by_period(
@@ -148,7 +148,8 @@ def periods_of(
     return tuple((start, add_rows(found[start])) for start in starts)
 
 
-def _summary(lives: Iterator[LifeUnits]) -> Coverage:
+def summary(lives: Iterable[LifeUnits]) -> Coverage:
+    """Coverage of units that were read."""
     found: dict[tuple[str, str], list[CoverageRow]] = {}
     lags: list[Int64s] = [np.empty(0, np.int64)]
     for each in lives:

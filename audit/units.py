@@ -87,6 +87,7 @@ class Account(NamedTuple):
     ended: int
     unended: int
     reached: int
+    pools: int
 
 
 class LifeUnits(NamedTuple):
@@ -203,12 +204,11 @@ def _ended(connection: Connection, life: Life, ends: Evidence | None, as_of: AsO
 def _account(uses: Uses, ended: Int64s) -> Account:
     handed_out = np.unique(uses.keys[uses.written])
     every = np.concatenate((uses.keys, ended))
-    pools = every >> POOL_SHIFT
-    reached = sum(
-        int(every[pools == pool].max()) - (pool << POOL_SHIFT) for pool in np.unique(pools).tolist()
-    )
+    of = every >> POOL_SHIFT
+    pools = np.unique(of).tolist()
+    reached = sum(int(every[of == pool].max()) - (pool << POOL_SHIFT) for pool in pools)
     unended = int((~np.isin(handed_out, ended)).sum())
-    return Account(len(handed_out), len(ended), unended, reached)
+    return Account(len(handed_out), len(ended), unended, reached, len(pools))
 
 
 def _overdue(uses: Uses, ended: Int64s, now_boot_us: int) -> Overdue:

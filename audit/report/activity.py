@@ -1,0 +1,151 @@
+"""What was recorded in the period: leaves by kind, decisions, erasures, orphan findings.
+
+T1 Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
+
+from kvcustody.audit.as_of import AsOf
+from kvcustody.audit.schema import (
+    decisions,
+    erasure_results,
+    erasures,
+    events,
+    hit_counters,
+    logs,
+    orphan_findings,
+)
+
+
+class Kind(NamedTuple):
+    """Leaves of one kind."""
+
+    kind: str
+    leaves: int
+
+
+class Decided(NamedTuple):
+    """Reuse that was permitted or denied, by rule, as counted and as recorded one by one."""
+
+    effect: str
+    rule: str
+    requests: int
+
+
+class Erased(NamedTuple):
+    """One erasure that was asked for; subject and session are pseudonyms. `outcome` is the last that was recorded."""
+
+    erasure: str
+    tenant: str | None
+    selector: str
+    pseudonym: str | None
+    actor: str
+    at_us: int
+    outcome: str
+    blocks: int
+    remaining: int
+    reason: str
+
+
+class Found(NamedTuple):
+    """Orphan findings of one class and outcome."""
+
+    orphan: str
+    outcome: str
+    findings: int
+
+
+class Activity(NamedTuple):
+    """All of it."""
+
+    kinds: tuple[Kind, ...]
+    decisions: tuple[Decided, ...]
+    erasures: tuple[Erased, ...]
+    findings: tuple[Found, ...]
+
+
+def read_activity(
+    connection: Connection, as_of: AsOf, since_us: int, until_us: int, *, tenant: str | None
+) -> Activity:
+    """The activity of a period."""
+    own = _own_log(connection, tenant)
+
+    def within(table: Table) -> ColumnElement[bool]:
+        log = true() if own is None else table.c.log == own
+        return and_(as_of.has(table), table.c.at_us >= since_us, table.c.at_us < until_us, log)
+
+    kinds = select(events.c.kind, func.count()).where(within(events)).group_by(events.c.kind)
+    return Activity(
+        tuple(sorted(Kind(*row) for row in connection.execute(kinds))),
+        tuple(sorted(_decisions(connection, within(hit_counters), within(decisions)))),
+        tuple(_erasures(connection, within(erasures), as_of)),
+        _findings(connection, within(orphan_findings)),
+    )
+
+
+def _own_log(connection: Connection, tenant: str | None) -> int | None:
+    if tenant is None:
+        return None
+    return connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}")) or -1
+
+
+def _decisions(
+    connection: Connection, counted: ColumnElement[bool], single: ColumnElement[bool]
+) -> list[Decided]:
+    totals: dict[tuple[str, str], int] = {}
+    queries: tuple[Any, ...] = (
+        select(hit_counters.c.effect, hit_counters.c.rule, func.sum(hit_counters.c.requests))
+        .where(counted)
+        .group_by(hit_counters.c.effect, hit_counters.c.rule),
+        select(decisions.c.effect, decisions.c.rule, func.count())
+        .where(single)
+        .group_by(decisions.c.effect, decisions.c.rule),
+    )
+    for query in queries:
+        for effect, rule, requests in connection.execute(query):
+            totals[effect, rule] = totals.get((effect, rule), 0) + int(requests)
+    return [Decided(*key, number) for key, number in totals.items()]
+
+
+def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) -> list[Erased]:
+    result = erasure_results.c
+    outcomes = {
+        row.erasure: row
+        for row in connection.execute(
+            select(result.erasure, result.outcome, result.blocks, result.remaining, result.reason)
+            .where(as_of.has(erasure_results))
+            .order_by(result.at_us, result.log, result.idx)
+        )
+    }
+    made = []
+    for row in connection.execute(select(erasures).where(within)).all():
+        last = outcomes.get(row.erasure)
+        made.append(
+            Erased(
+                row.erasure,
+                row.tenant,
+                row.selector,
+                row.session or row.subject,
+                row.actor,
+                row.at_us,
+                last.outcome if last else "nothing recorded",
+                last.blocks if last else 0,
+                last.remaining if last else 0,
+                last.reason if last else "",
+            )
+        )
+    return sorted(made, key=lambda item: (item.at_us, item.erasure))
+
+
+def _findings(connection: Connection, within: ColumnElement[bool]) -> tuple[Found, ...]:
+    column = orphan_findings.c
+    query = (
+        select(column.orphan, column.outcome, func.count())
+        .where(within)
+        .group_by(column.orphan, column.outcome)
+    )
+    return tuple(sorted(Found(*row) for row in connection.execute(query)))

@@ -1,0 +1,190 @@
+"""Makes a report: one reading of the ledger as a checkpoint left it, every section from that reading.
+
+U1 Nothing of another tenant is in a tenant's own report: its custody, its log, counts of its own, and of what all
+share (workers, policies, the root log) only what names nobody.
+U2 Every section is made in a fixed order from sorted facts, so that SQLite and PostgreSQL give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from sqlalchemy import Connection, func, select
+
+import kvcustody
+from kvcustody.audit.agreement import differences
+from kvcustody.audit.as_of import AsOf, as_of_sizes
+from kvcustody.audit.coverage import Coverage, periods_of, summary
+from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.recompute import Chosen, judge, read_history, recount, unaccounted
+from kvcustody.audit.recompute.sources import leaves_in_database
+from kvcustody.audit.report.activity import read_activity
+from kvcustody.audit.report.balance import balances
+from kvcustody.audit.report.boundary import read_boundary
+from kvcustody.audit.report.contents import (
+    Asked,
+    Bin,
+    Lag,
+    PolicyProof,
+    PopulationFacts,
+    Recounted,
+    Report,
+    Timeliness,
+    utc_text,
+)
+from kvcustody.audit.report.exceptions import exceptions
+from kvcustody.audit.report.framework import load_framework
+from kvcustody.audit.report.limitations import limitations
+from kvcustody.audit.report.losses import read_losses
+from kvcustody.audit.report.population import Population, recompute_digest
+from kvcustody.audit.report.sample import draw_sample
+from kvcustody.audit.schema import events
+from kvcustody.audit.units import LifeUnits, Selection, last_event_us, read_units
+from kvcustody.errors import ConfigError
+
+Progress = Callable[[str], None]
+LAG_LIMITS_US = (1_000, 10_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000, 300_000_000)
+_BINS_MAX = 32
+_BIN_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
+QUERY = """\
+custody = for each (incarnation, pool, generation) that a custody-ended leaf names, its first end;
+          and each that a leaf lists as handed out, that is due, and that no custody-ended leaf names
+due_at  = max(last release, min(ceiling, end of the last hold, erasure)), from the residencies' own leaves
+taken   = leaves with idx < size of their log under the checkpoint
+where   {since} <= due_at < {until}{tenant}
+order   incarnation, ended before overdue, pool, generation
+again   kvcustody coverage recompute --as-of {checkpoint} --since {since} --until {until}{option}"""
+
+
+def newest_checkpoint(connection: Connection) -> int:
+    """The newest signed checkpoint; raises `ProofError` where none is signed."""
+    return LedgerProofs(connection).signed().size
+
+
+def period(
+    connection: Connection, checkpoint: int, since_us: int | None, until_us: int | None
+) -> tuple[int, int]:
+    """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
+    state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
+    if since_us is None:
+        first = connection.scalar(select(func.min(events.c.at_us)).where(state.has(events))) or 0
+        since_us = first // 1_000_000 * 1_000_000
+    if until_us is None:
+        until_us = (last_event_us(connection, state) // 1_000_000 + 1) * 1_000_000
+    if since_us >= until_us:
+        raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
+    return since_us, until_us
+
+
+def build_report(
+    connection: Connection,
+    asked: Asked,
+    *,
+    proof: PolicyProof | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """The report that was asked for.
+
+    Raises `ConfigError` for an unknown framework, `ProofError` where the checkpoint is not signed.
+    """
+    tell = progress or (lambda _: None)
+    framework = load_framework(asked.framework)
+    state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
+    tell("boundary")
+    boundary = read_boundary(connection, asked.checkpoint, state, tenant=asked.tenant, extends=asked.extends)
+    now_us = last_event_us(connection, state)
+    tell("custody")
+    chosen = Selection(asked.since_us, asked.until_us, asked.tenant)
+    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
+    found, population = summary(lives), Population(lives)
+    digest = population.digest()
+    recounted = None
+    if asked.recount:
+        tell("recount from leaves")
+        recounted = _recounted(connection, asked, state, now_us, found)
+    tell("sample and proofs")
+    sample = draw_sample(
+        connection,
+        population,
+        seed=asked.seed,
+        size=asked.sample,
+        checkpoint=asked.checkpoint,
+        as_of=state,
+        tenant=asked.tenant,
+    )
+    tell("activity and losses")
+    listed, left_out = exceptions(lives)
+    facts = PopulationFacts(
+        _query(asked),
+        population.custodies,
+        population.units,
+        digest,
+        balances(connection, lives, boundary, found.total, population.units, state, tenant=asked.tenant),
+    )
+    made = Report(
+        version=kvcustody.__version__,
+        asked=asked,
+        framework=framework,
+        boundary=boundary,
+        proof=_checked(proof, boundary.policies),
+        population=facts,
+        coverage=found.rows,
+        total=found.total,
+        timeline=_timeline(lives, asked),
+        timeliness=_timeliness(lives, found),
+        recount=recounted,
+        sample=sample,
+        exceptions=listed,
+        exceptions_left_out=left_out,
+        activity=read_activity(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
+        losses=read_losses(connection, state, tenant=asked.tenant),
+        limitations=(),
+    )
+    return made._replace(limitations=limitations(made))
+
+
+def _query(asked: Asked) -> str:
+    tenant = f" and owner = {asked.tenant}" if asked.tenant else ""
+    option = f" --tenant {asked.tenant}" if asked.tenant else ""
+    return QUERY.format(
+        since=utc_text(asked.since_us),
+        until=utc_text(asked.until_us),
+        tenant=tenant,
+        checkpoint=asked.checkpoint,
+        option=option,
+    )
+
+
+def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyProof | None:
+    if proof is None:
+        return None
+    return proof._replace(is_active=any(getattr(item, "digest", "") == proof.digest for item in policies))
+
+
+def _recounted(connection: Connection, asked: Asked, state: AsOf, now_us: int, found: Coverage) -> Recounted:
+    """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
+    history = read_history(leaves_in_database(connection, state))
+    chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
+    again = recount(history, chosen, as_of_us=now_us)
+    digest = recompute_digest(judge(history, chosen, as_of_us=now_us))
+    missing = unaccounted(history) if asked.tenant is None else (0, 0, 0)
+    leaves = history.leaves
+    if asked.tenant is not None:  # how much others recorded is theirs to know
+        leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)
+    return Recounted(leaves, digest, *missing, differences(found, again))
+
+
+def _timeline(lives: Sequence[LifeUnits], asked: Asked) -> tuple[Bin, ...]:
+    span = asked.until_us - asked.since_us
+    width = next((s for s in _BIN_SECONDS if s * 1_000_000 * _BINS_MAX >= span), _BIN_SECONDS[-1]) * 1_000_000
+    rows = periods_of(lives, asked.since_us, asked.until_us, width)
+    return tuple(Bin(start, row.due, row.covered, row.due - row.covered) for start, row in rows)
+
+
+def _timeliness(lives: Sequence[LifeUnits], found: Coverage) -> Timeliness:
+    lags = np.concatenate([np.empty(0, np.int64), *(each.units.lag[each.units.lag >= 0] for each in lives)])
+    places = np.searchsorted(np.array(LAG_LIMITS_US), lags, side="left")
+    counts = np.bincount(places, minlength=len(LAG_LIMITS_US) + 1).tolist()
+    bins = tuple(Lag(limit, count) for limit, count in zip((*LAG_LIMITS_US, 0), counts, strict=True))
+    return Timeliness(found.lag_us_p50, found.lag_us_p99, found.lag_us_max, bins)

@@ -1,0 +1,55 @@
+"""Limitations: what the evidence of a report does not show. Always some, and more where something is missing."""
+
+from __future__ import annotations
+
+from kvcustody.audit.report.contents import Report
+from kvcustody.audit.witness.status import UNWITNESSED
+
+ALWAYS = (
+    "The log shows that nothing recorded was altered. That everything was recorded rests on the identities under "
+    "Reconciliation.",
+    "A leaf shows what was written and when it was sealed, and not that it is true.",
+    "Outside the boundary: attackers with the engine's own user id or root, code execution in the engine, DMA and RDMA "
+    "peers without confidential computing, residue in L2, registers and shared memory, virtual machine snapshots, "
+    "memorisation by a model, packet sizes.",
+    "KV caches only: prompts, outputs, logs and backups elsewhere are not covered.",
+    "A due time and a ceiling that were recorded falsely, both and in accord with every hold, cannot be told from true "
+    "ones.",
+    "Review, risk assessment and response are acts of the organisation and are not shown here.",
+)
+
+
+def limitations(report: Report) -> tuple[str, ...]:
+    """Those that always hold, and those that this report's own facts bring."""
+    made = list(ALWAYS)
+    total, boundary = report.total, report.boundary
+    unread = total.launched_bytes + total.retired_bytes
+    if unread:
+        made.append(
+            f"{unread:,} bytes were overwritten without being read back (levels launched and retired)."
+        )
+    if total.sampled_bytes:
+        made.append(
+            f"{total.sampled_bytes:,} bytes were verified by samples; the blocks not read are not verified."
+        )
+    if boundary.witnessed.age_us is None:
+        made.append(f"{UNWITNESSED[:1].upper()}{UNWITNESSED[1:]}.")
+    if report.proof is None:
+        made.append("No policy proof was supplied: isolation by policy is shown by decisions alone.")
+    elif not report.proof.is_active:
+        made.append("The policy that was proved is none that this ledger activated.")
+    if any(worker.allocated is None for worker in boundary.workers) and report.asked.tenant is None:
+        made.append(
+            "Workers that still run, or died, left no counters of their own in the ledger: their blocks are reconciled "
+            "with the generation counter alone."
+        )
+    if report.losses.gaps:
+        made.append(f"{report.losses.gaps:,} gaps: what they would have said is unknown.")
+    if report.recount is None:
+        made.append("Coverage was not recomputed from leaves for this report.")
+    if report.asked.tenant is not None:
+        made.append(
+            "This is one tenant's own report: totals over all tenants, counters of workers and other tenants' leaves "
+            "are left out. The size of the root log shows how many batches all tenants had together."
+        )
+    return tuple(made)
