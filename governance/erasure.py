@@ -4,7 +4,8 @@ Z1  Requests of the selector, and readers of what only it owns, are aborted, or 
     leave no hold, and what they alone use is found by nobody. Their blocks are on the way to CLEAN when they end.
 Z2  A block that another lawful holder still holds or uses stays, and is counted with the reason.
 Z3  The owner tenant's erasure overrides readers that came through a grant: their continuations become unreachable.
-Z4  What ended before and is not CLEAN yet is covered too, and awaited.
+Z4  What ended before, may be theirs and is not CLEAN yet is covered too, and awaited: who wrote a block of a wider
+    domain is known to the ledger, not to the pool.
 Z5  The next request of the selector starts with an empty domain: no plan keeps a closed one.
 """
 
@@ -24,7 +25,13 @@ from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.governance.erasure_run import Effect, Erased, Reread, Standing, Units, unique_units
 from kvcustody.governance.plan import DomainLabel, Plan
-from kvcustody.governance.selector import Selector, check_selector, matches_label, matches_plan
+from kvcustody.governance.selector import (
+    Selector,
+    check_selector,
+    matches_label,
+    matches_plan,
+    may_hold,
+)
 
 if TYPE_CHECKING:
     from kvcustody.governance.governor import Governor
@@ -163,7 +170,7 @@ class _Covered:
         for node in nodes.values():
             parts += [node.blocks, *node.windows]
         for custody in _on_their_way(pool.partitions):
-            if custody.domain is not None and matches_label(selector, _label(custody.domain)):
+            if custody.domain is not None and may_hold(selector, _label(custody.domain)):
                 parts.append(custody.blocks)
         return unique_units(self.manager.number, parts, pool.generation)
 

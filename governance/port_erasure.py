@@ -18,7 +18,7 @@ from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.allocator.foreign_residency import ForeignResidency
 from kvcustody.governance.erasure_run import Effect, Reread, Standing, Units, unique_units
 from kvcustody.governance.plan import DomainLabel, Plan
-from kvcustody.governance.selector import Selector, matches_label, matches_plan
+from kvcustody.governance.selector import Selector, matches_label, matches_plan, may_hold
 
 if TYPE_CHECKING:
     from kvcustody.governance.engine_port import EngineControl, EnginePort
@@ -133,7 +133,7 @@ class _Covered:
         """And what ended before and has no receipt yet; its block may be somebody else's by now (Z4)."""
         blocks, generations = [present.blocks], [present.generations]
         for custody in pool.queue.custodies():
-            if custody.domain is not None and matches_label(selector, _label(custody.domain)):
+            if custody.domain is not None and may_hold(selector, _label(custody.domain)):
                 blocks.append(custody.blocks)
                 generations.append(custody.generations)
         every, first = np.unique(np.concatenate(generations), return_index=True)

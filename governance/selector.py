@@ -99,6 +99,16 @@ def matches_label(selector: Selector, label: DomainLabel) -> bool:
     )
 
 
+def may_hold(selector: Selector, label: DomainLabel) -> bool:
+    """Whether a domain may have blocks that somebody inside the selector wrote: theirs, or a wider one."""
+    wider = selector._replace(subject=None, session=None)
+    return (
+        (label.subject is None or selector.subject in (None, label.subject))
+        and (label.session is None or selector.session in (None, label.session))
+        and (wider == Selector() or matches_label(wider, label))
+    )
+
+
 def _matches_parts(selector: Selector, label: DomainLabel) -> bool:
     spec = label.spec
     return (
