@@ -24,6 +24,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.engine_port import EngineControl, EnginePort
 from kvcustody.governance.erasure_inbox import ErasureInbox
 from kvcustody.governance.foundation import open_foundation
+from kvcustody.governance.release.feed import follow
 from kvcustody.governance.settings import Settings
 
 _log = structlog.get_logger(__name__)
@@ -105,7 +106,7 @@ def open_engine_worker(
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        table, keyring, writer, signer = open_foundation(
+        standing, keyring, writer, signer = open_foundation(
             settings,
             clock,
             stack,
@@ -124,10 +125,11 @@ def open_engine_worker(
         port = EnginePort(
             pool,
             engine,
-            table,
+            standing.table,
             keyring,
             writer,
             clock=clock,
+            expires_utc_us=standing.expires_utc_us,
             block_tokens=plan.block_tokens,
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
@@ -136,11 +138,12 @@ def open_engine_worker(
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
+        follow(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
         worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
         _log.info(
             "worker started",
             worker=settings.worker_name,
-            policy=table.policy.name,
-            policy_digest=table.digest,
+            policy=standing.table.policy.name,
+            policy_digest=standing.table.digest,
         )
         return worker

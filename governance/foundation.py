@@ -13,26 +13,24 @@ from sqlalchemy import Engine
 
 import kvcustody
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.events import PolicyActivated, WorkerStarted
+from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError
 from kvcustody.governance.checkpoint_keys import open_signing_key
 from kvcustody.governance.key_store import FileKeyStore
 from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.release.standing import Standing, activations, open_standing
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.wrapping import open_wrapping
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
 from kvcustody.policies.table import DecisionTable
 
 
 class Foundation(NamedTuple):
     """An open policy, keyring and ledger; `signer` is None where another process signs the checkpoints."""
 
-    table: DecisionTable
+    standing: Standing
     keyring: Keyring
     writer: EventWriter
     signer: CheckpointSigner | None
@@ -49,13 +47,14 @@ def open_foundation(
     device: str,
 ) -> Foundation:
     """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
-    table = _table(settings)
     port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)
     engine = open_store(settings.database_url)
     stack.callback(engine.dispose)
     upgrade(engine)
+    standing = open_standing(settings, engine, clock)
+    table = standing.table
     sizes = WriterSettings(spill_bytes=int(settings.spill_bytes_max))
     settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     writer = EventWriter(
@@ -82,7 +81,7 @@ def open_foundation(
         signer.start()
         stack.callback(signer.close)
         stack.callback(writer.flush)  # what is written by then is signed
-    return Foundation(table, keyring, writer, signer)
+    return Foundation(standing, keyring, writer, signer)
 
 
 def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:
@@ -96,33 +95,8 @@ def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Cloc
     return CheckpointSigner(engine, [key], memory=memory, clock=clock, interval_seconds=seconds)
 
 
-def _table(settings: Settings) -> DecisionTable:
-    path = settings.policy_path
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"policy `{path}`: {error.strerror}", path=path) from error
-    policy = load_policy(text, name=str(path))
-    if policy.profile.value != settings.profile:
-        raise ConfigError(
-            f"policy `{path}` has the profile `{policy.profile.value}`, this deployment promises `{settings.profile}`",
-            path=path,
-            profile=settings.profile,
-        )
-    return compile_policy(policy, revision=1)
-
-
 def _announce(writer: EventWriter, settings: Settings, table: DecisionTable, started: WorkerStarted) -> None:
     """The worker and its policy, on record before the first request (N1)."""
     writer.submit([started])
-    policy = table.policy
-    writer.submit_durable(
-        PolicyActivated(
-            started.at_us,
-            table.revision,
-            policy.name,
-            policy.profile.value,
-            table.digest,
-            settings.worker_name,
-        )
-    )
+    for event in activations(table, started.at_us, settings.worker_name):
+        writer.submit_durable(event)

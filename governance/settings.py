@@ -49,6 +49,26 @@ class Settings(BaseSettings):
         Path("policies/library/regulated-saas.yaml"),
         description="The policy document to compile and activate.",
     )
+    policy_trust: str = Field(
+        "",
+        description="The trust configuration (docs/policy-release.md): with it nothing unsigned is started with, and "
+        "`policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
+    )
+    policy_release: str = Field(
+        "",
+        description="Where released revisions come from: a release folder, or `ledger` for the ledger's database; "
+        "needs `policy_trust`. Empty: nothing changes while the worker runs.",
+    )
+    policy_lease_seconds: int = Field(
+        60,
+        ge=1,
+        le=86_400,
+        description="Seconds without word from `policy_release` after which nothing but the own scope is reused.",
+    )
+    policy_mark_path: Path = Field(
+        Path("kvcustody-policy.mark"),
+        description="How far this worker has followed its policy, so that nothing older is taken after a restart.",
+    )
     database_url: str = Field(
         "sqlite:///kvcustody.db",
         repr=False,
@@ -200,6 +220,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 "root_key_source: `environment` is refused in the strict profile; use a 0600 file"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _trusted_release(self) -> Settings:
+        if self.policy_release and not self.policy_trust:
+            raise ValueError("policy_release: needs `policy_trust`, which says whose signatures count")
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from kvcustody.governance.erasure_inbox import ErasureInbox
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.pools import Pools
+from kvcustody.governance.release.feed import follow
 from kvcustody.governance.settings import Settings
 
 _log = structlog.get_logger(__name__)
@@ -89,7 +90,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        table, keyring, writer, signer = open_foundation(
+        standing, keyring, writer, signer = open_foundation(
             settings,
             clock,
             stack,
@@ -104,13 +105,17 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             _options(settings, memory.blocks),
             residencies_max=settings.residencies_per_tenant_max,
         )
-        governor = Governor(pools, table, keyring, writer, clock=clock)
+        table = standing.table
+        governor = Governor(
+            pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us
+        )
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
         inbox = ErasureInbox(writer.engine, settings.worker_name, writer.offset_us)
         inbox.take_up(governor)
         inbox.start(governor, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
+        follow(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)
         worker._stack = stack.pop_all()
         _log.info(
             "worker started",

@@ -11,62 +11,22 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
 
 from kvcustody.clock import Clock
-from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.errors import CustodyError
 from kvcustody.governance.authority import Authority
 from kvcustody.governance.release import gates
-from kvcustody.governance.release.gates import Gate
-from kvcustody.governance.release.mark import RevisionMark
-from kvcustody.governance.release.state import Proposal, ReleaseState, fold
-from kvcustody.governance.release.store import ReleaseStore
-from kvcustody.policies.bundle_trust import Trust
+from kvcustody.governance.release.reader import ReleaseReader, expiry_of
+from kvcustody.governance.release.standing import Standing
+from kvcustody.governance.release.state import ReleaseState
 from kvcustody.policies.table import DecisionTable
 
 LEASE_SECONDS = 60
 _log = structlog.get_logger(__name__)
-
-
-class ReleaseReader:
-    """The release as one worker may believe it."""
-
-    def __init__(
-        self, store: ReleaseStore, trust: Trust, mark: RevisionMark, *, gate: Gate = gates.check
-    ) -> None:
-        self._store = store
-        self._trust = trust
-        self._mark = mark
-        self._gate = gate
-        self._passed: set[str] = set()
-
-    def read(self) -> ReleaseState:
-        """The verified state, what is in effect in it past the gates, and the mark moved; raises `CustodyError`."""
-        records = self._store.read()
-        self._mark.check_records(records)
-        state = fold(records, self._trust)
-        for proposal in (state.active, state.staged):
-            if proposal is not None and proposal.manifest.id not in self._passed:
-                self._gate(state, proposal)
-                self._passed.add(proposal.manifest.id)
-        self._mark.advance(None if state.active is None else state.active.manifest, records)
-        return state
-
-    def first(self, profile: str) -> tuple[DecisionTable, int]:
-        """The table to start with, and when its revision expires (UTC); raises `CustodyError` where there is none."""
-        state = self.read()
-        table = gates.tables_of(state)
-        if table is None or state.active is None:
-            raise ConfigError("nothing is in effect in the release yet; activate a revision first")
-        if table.policy.profile.value != profile:
-            raise ConfigError(
-                f"revision `{table.revision}` has the profile `{table.policy.profile.value}`, "
-                f"this deployment promises `{profile}`",
-                profile=profile,
-            )
-        return table, expiry_of(state)
 
 
 class PolicyFeed:
@@ -158,10 +118,16 @@ class PolicyFeed:
             _log.error("activation failed", problem=str(error))
 
 
-def expiry_of(state: ReleaseState) -> int:
-    """When what is in effect expires, UTC microseconds: with a stage, when the first of the two does."""
-    proposals: list[Proposal | None] = [state.active, state.staged]
-    return min(proposal.manifest.expires_us for proposal in proposals if proposal is not None)
+def follow(
+    standing: Standing, authority: Authority, clock: Clock, stack: ExitStack, *, lease_seconds: int
+) -> PolicyFeed | None:
+    """Start following the release that a worker began with; `stack` ends it. None where there is none to follow."""
+    if standing.reader is None:
+        return None
+    feed = PolicyFeed(standing.reader, authority, clock, lease_seconds=lease_seconds)
+    feed.start(min(10.0, lease_seconds / 6))
+    stack.callback(feed.close)
+    return feed
 
 
 def _stage_of(table: DecisionTable) -> str:

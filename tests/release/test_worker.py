@@ -1,0 +1,161 @@
+"""A real worker under a trust configuration: what it starts with, follows, and refuses to go back to."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from release_world import MODEL, PROMPT, READS, Release, policy
+
+from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.audit.store import open_store
+from kvcustody.clock import SystemClock
+from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.governance.identity import identify
+from kvcustody.governance.outcome import Admission
+from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.release.store import FolderStore, SqlStore
+from kvcustody.governance.release.trust import write_trust
+from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.worker import MemoryPlan, Worker, open_worker
+from kvcustody.migrations.upgrade import upgrade
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("KVCUSTODY_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    """A release on the machine's own clock, with its trust file beside it."""
+    made = Release(tmp_path)
+    made.desk = ReleaseDesk(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)
+    people = made.people
+    keys = [
+        (str(signer.key.verifier), role, tenant)
+        for signer, role, tenant in (
+            (people.ada, "author", None),
+            (people.grace, "approver", None),
+            (people.holger, "owner", "holder"),
+            (people.brock, "break-glass", None),
+        )
+    ]
+    (tmp_path / "trust.toml").write_text(write_trust("prod", keys))
+    return made
+
+
+def settings(folder: Path, **fields: object) -> Settings:
+    return load_settings(
+        database_url=f"sqlite:///{folder}/ledger.db",
+        spill_path=folder / "spill",
+        root_key_path=folder / "root.key",
+        keyring_path=folder / "keys.json",
+        policy_trust=str(folder / "trust.toml"),
+        policy_mark_path=folder / "mark",
+        **fields,
+    )
+
+
+def opened(asked: Settings) -> Worker:
+    plan = MemoryPlan(lambda blocks: UnbackedMemory(blocks, 1, clock=SystemClock()), 128, 1, 1024)
+    return open_worker(asked, plan)
+
+
+def hit(worker: Worker, tenant: str) -> int:
+    for _ in range(2):
+        answer = worker.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, PROMPT)
+        assert isinstance(answer, Admission), answer
+        if tenant == "holder":
+            worker.governor.commit([answer.request_id], [len(PROMPT)])
+        worker.governor.release(answer.request_id)
+        worker.governor.settle()
+        worker.governor.step()
+    return answer.hit_tokens
+
+
+def until(worker: Worker, revision: int) -> None:
+    """Step the engine until the worker has taken a revision over."""
+    deadline = time.monotonic() + 20
+    while worker.governor.table.revision != revision:
+        assert time.monotonic() < deadline, "the worker did not follow"
+        worker.governor.step()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("where", ["folder", "ledger"])
+def test_a_worker_follows_its_release(release: Release, tmp_path: Path, where: str) -> None:
+    asked = settings(
+        tmp_path,
+        policy_release="ledger" if where == "ledger" else str(tmp_path / "release"),
+        policy_lease_seconds=1,
+    )
+    if where == "ledger":
+        engine = open_store(asked.database_url)
+        upgrade(engine)
+        release.store = SqlStore(engine)
+        release.desk = ReleaseDesk(
+            release.store, release.people.trust, clock=SystemClock(), ledger=release.ledger
+        )
+    with pytest.raises(ConfigError, match="nothing is in effect"):
+        opened(asked)
+    release.release_reads()
+    with opened(asked) as worker:
+        assert hit(worker, "holder") == hit(worker, "reader") == 64
+        release.release(policy())
+        until(worker, 2)
+        assert (hit(worker, "holder"), hit(worker, "reader")) == (64, 0)
+
+
+def test_a_worker_starts_from_a_signed_bundle_and_from_nothing_older(
+    release: Release, tmp_path: Path
+) -> None:
+    release.desk.propose(policy(READS), release.people.ada, note="x")
+    release.approve(1)
+    release.desk.propose(policy(), release.people.ada, note="y")
+    release.approve(2)
+    asked = settings(tmp_path, policy_path=tmp_path / "policy.bundle")
+    for revision in (1, 2):
+        asked.policy_path.write_bytes(release.desk.bundle(revision))
+        with opened(asked) as worker:
+            assert worker.governor.table.revision == revision
+    asked.policy_path.write_bytes(release.desk.bundle(1))
+    with pytest.raises(CustodyError, match="`2` was in effect here already"):
+        opened(asked)
+    (tmp_path / "mark").unlink()
+    with opened(asked) as worker:  # the control: without the mark, the old bundle is as good as new
+        assert worker.governor.table.revision == 1
+
+
+@pytest.mark.parametrize("what", ["a plain document", "a stripped bundle"])
+def test_a_worker_with_trust_starts_from_nothing_unsigned(
+    release: Release, tmp_path: Path, what: str
+) -> None:
+    release.desk.propose(policy(), release.people.ada, note="x")
+    release.approve(1)
+    text = policy().encode()
+    if what == "a stripped bundle":
+        text = release.desk.bundle(1)
+        start = text.index(b'"signatures":[') + len(b'"signatures":[')
+        text = text[:start] + text[text.index(b"]", start) :]
+    asked = settings(tmp_path, policy_path=tmp_path / "policy.bundle")
+    asked.policy_path.write_bytes(text)
+    with pytest.raises(CustodyError, match="bundle"):
+        opened(asked)
+    if what == "a plain document":  # the control: the same file is taken where nobody asked for signatures
+        with opened(asked.model_copy(update={"policy_trust": ""})) as worker:
+            assert worker.governor.table.revision == 1
+
+
+def test_a_release_without_trust_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs `policy_trust`"):
+        load_settings(policy_release="somewhere")
+
+
+def test_a_folder_store_needs_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(CustodyError, match="No such file"):
+        FolderStore(tmp_path / "none").read()
