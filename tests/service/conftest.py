@@ -1,0 +1,129 @@
+"""A service on a ledger of its own, people in every role, and a client that speaks to it without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvcustody.governance.api.app import create_app
+from kvcustody.governance.service.roles import OF_TENANTS, Role
+from kvcustody.governance.service.service import Service, open_service
+from kvcustody.governance.service.settings import ServiceSettings
+
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # the tests are no package; `service_world` is beside this file
+TENANTS = ("acme", "labs")
+
+
+def settings_in(folder: Path, **explicit: Any) -> ServiceSettings:
+    given = {
+        "database_url": f"sqlite:///{folder}/ledger.db",
+        "state_path": folder / "state",
+        "listen": f"unix:{folder}/api.sock",
+        "signing_key_path": folder / "signing.key",
+        "checkpoint_seconds": 0.02,
+        "requests_per_second": 1e6,
+        "requests_burst": 1_000_000,
+        "failures_per_minute": 1_000_000,
+    }
+    return ServiceSettings(**{**given, **explicit})
+
+
+class Client:
+    """Requests to a gate, each on an event loop of this client's own."""
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+        self._keys = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._http = httpx.AsyncClient(transport=httpx.ASGITransport(app=gate), base_url="http://testserver")
+
+    def __call__(self, method: str, path: str, key: str | None = None, **how: Any) -> httpx.Response:
+        headers = dict(how.pop("headers", {}))
+        if key is not None:
+            headers.setdefault("Authorization", f"Bearer {key}")
+        if method == "POST" and how.pop("keyed", True):
+            headers.setdefault("Idempotency-Key", f"test-{next(self._keys)}")
+        answer = self.run(self._http.request(method, path, headers=headers, **how))
+        self._http.cookies.clear()  # a cookie is sent by those tests that mean to
+        return answer
+
+    def run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(work)
+
+    def close(self) -> None:
+        self.run(self._http.aclose())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+class People:
+    """A principal with a key for each role; tenants' roles for each tenant."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.keys: dict[str, str] = {}
+        for role in Role:
+            for tenant in TENANTS if role in OF_TENANTS else (None,):
+                self.add(role.value if tenant is None else f"{role}@{tenant}", role, tenant)
+
+    def add(self, name: str, role: Role, tenant: str | None = None) -> str:
+        self.service.principals.enrol(name, [role], tenant=tenant, by="test")
+        self.keys[name] = self.service.principals.issue_key(name, days=1, by="test").key
+        return self.keys[name]
+
+    def __getitem__(self, name: str) -> str:
+        return self.keys[name]
+
+
+@pytest.fixture
+def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    made: list[Service] = []
+
+    def make(**explicit: Any) -> Service:
+        made.append(open_service(settings_in(tmp_path, **explicit)))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with open_service(settings_in(tmp_path_factory.mktemp("service"))) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def people(service: Service) -> People:
+    return People(service)
+
+
+@pytest.fixture
+def make_client() -> Iterator[Callable[..., Client]]:
+    """A client of any service: `make_client(service)`."""
+    made: list[Client] = []
+
+    def make(service: Service) -> Client:
+        made.append(Client(create_app(service)))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[Client]:
+    made = Client(create_app(service))
+    yield made
+    made.close()

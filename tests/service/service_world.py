@@ -1,0 +1,114 @@
+"""A worker's ledger in a service: residencies, releases and ends of two tenants, shipped as a worker ships them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvcustody.audit.events import (
+    Context,
+    CustodyEnded,
+    Event,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    WorkerStarted,
+    leaves,
+)
+from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.runs import gather
+from kvcustody.governance.service.leaf_check import write_batch
+
+OFFSET_US = 1_790_000_000_000_000
+MEDIA = {"Content-Type": "application/x-ndjson"}
+
+
+class Batch(NamedTuple):
+    """A batch as it travels."""
+
+    body: bytes
+    leaves: list[bytes]
+    first: int
+    last: int
+
+
+class Worker:
+    """Makes the events of one incarnation, and their batches."""
+
+    def __init__(self, name: str = "worker", incarnation: str = "") -> None:
+        self.name = name
+        self.incarnation = incarnation or uuid.uuid4().hex
+        self.directory = SubjectDirectory()
+        self.context = Context(self.incarnation, OFFSET_US, self.directory)
+        self.sequence = 0
+        self.now_us = 1_000_000
+        self.residency = 0
+
+    @property
+    def path(self) -> str:
+        return f"/v1/worker/incarnations/{self.incarnation}"
+
+    def started(self) -> Event:
+        return WorkerStarted(self.now_us, self.name, 1000, 1, 4096, "cpu", "test")
+
+    def request(self, tenant: str, subject: str | None = "user-1", blocks: int = 2) -> list[Event]:
+        """One request from its opening to the receipt of its end."""
+        self.residency += 1
+        self.now_us += 1000
+        now, first = self.now_us, 10 * self.residency
+        runs = gather(np.arange(blocks, dtype=np.int64), np.arange(first, first + blocks, dtype=np.int64))
+        opened = ResidencyOpened(
+            now,
+            self.residency,
+            tenant,
+            subject,
+            None,
+            False,
+            "internal",
+            (),
+            (),
+            ("own-scope",),
+            1,
+            now + 10**7,
+            runs,
+        )
+        return [
+            opened,
+            ResidencyReleased(now + 10, self.residency, tenant, "finish", (), 0),
+            CustodyEnded(
+                now + 20,
+                tenant,
+                "internal",
+                runs,
+                "expired",
+                now + 10,
+                now + 20,
+                now + 10,
+                10**6,
+                now + 10**7,
+            ),
+            ReceiptRecorded(
+                *(now + 30, self.residency, 0, tenant, "memset", "cpu:0", 8192, now + 20, now + 25),
+                *("full", 1.0, blocks, "ok", runs),
+            ),
+        ]
+
+    def batch(self, events: list[Event]) -> Batch:
+        first = self.sequence + 1
+        made: list[bytes] = []
+        for event in events:
+            self.sequence += 1
+            made += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
+        names = self.directory.fresh()
+        self.directory.settle(names)
+        return Batch(write_batch(names, made), made, first, self.sequence)
+
+
+def ship(client: Any, key: str, worker: Worker, batch: Batch) -> Any:
+    return client("PUT", f"{worker.path}/batches/{batch.first}", key, content=batch.body, headers=MEDIA)
+
+
+def register(client: Any, key: str, worker: Worker) -> Any:
+    return client("PUT", worker.path, key, json={"offset_us": OFFSET_US})
