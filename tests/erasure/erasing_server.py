@@ -1,0 +1,63 @@
+"""Forks processes that erase without end, so that a test can kill -9 them: `go FOLDER NUMBER` forks, `wait` reaps.
+
+FOLDER/erasing-NUMBER is there when the first erasure began.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "robust"))
+
+import structlog
+import torch
+from custody_world import TENANTS, CustodyWorld
+
+from kvcustody.audit.store import open_store
+from kvcustody.audit.writer import WriterSettings
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.selector import Selector
+
+
+def child(folder: Path, number: int) -> None:
+    """Work and erase until killed."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    world = CustodyWorld(
+        open_store(folder / "ledger.db"),
+        folder,
+        seed=number,
+        worker="victim",
+        clock=VirtualClock(utc_us=time.time_ns() // 1000),
+        settings=WriterSettings(batch=50, interval_seconds=0.001),
+    )
+    world.run(20)
+    acts = 0
+    while True:
+        world.act()
+        acts += 1
+        if acts % 3 == 0:
+            world.governor.erase(Selector(TENANTS[acts % 3]))
+            world.lengths = {one: n for one, n in world.lengths.items() if one in world.governor.running}
+            world.writer.flush()
+            (folder / f"erasing-{number}").touch()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "go":
+            found = os.fork()
+            if not found:
+                child(Path(arguments[0]), int(arguments[1]))
+            print(found, flush=True)
+        else:
+            os.wait()
+            print("dead", flush=True)
+
+
+if __name__ == "__main__":
+    main()
