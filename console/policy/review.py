@@ -48,7 +48,7 @@ def diff_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json =
     if as_json:
         print_json(found.data())
     else:
-        _print_diff(found)
+        print_diff(found)
 
 
 _CHECK = (
@@ -62,7 +62,7 @@ def check_command(old: Old, new: New, *, revoked: Revoked = None, as_json: Json 
     if as_json:
         print_json({"new_access": found.widens, "verdict": found.verdict.value, **found.widening()})
     elif found.widens:
-        _print_diff(found)
+        print_diff(found)
     else:
         print(f"no new access: the new policy is {found.verdict}")
     if found.widens:
@@ -74,7 +74,8 @@ def _diff(old: Path, new: Path, revoked: list[str] | None) -> PolicyDiff:
     return diff(load_table(old, revoked=tombstones), load_table(new, revoked=tombstones))
 
 
-def _print_diff(found: PolicyDiff) -> None:
+def print_diff(found: PolicyDiff) -> None:
+    """A difference as tables, and the digest of what widens."""
     out = stdout()
     print(f"verdict: {found.verdict}")
     for title, entries in (("opens", found.openings), ("closes", found.closings)):
