@@ -5,6 +5,7 @@ it.
 P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction or
 spill.
 P3 A session's row also names its subject, so that erasing a subject unlinks its sessions too.
+P4 With subject keys (`subject_keys`) rows hold tags instead of names, under a key of each subject that is elsewhere.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, delete, select
 
 from kvcustody.audit.events import KINDS, Event
 from kvcustody.audit.schema import subjects
+from kvcustody.audit.subject_keys import SubjectKeys, owner_of
 from kvcustody.errors import LedgerError
 
 Who = tuple[str, str, str]  # tenant, subject, session
@@ -39,9 +41,13 @@ _INSERT = "INSERT INTO subjects (pseudonym, tenant, subject, session) VALUES (?,
 
 
 class SubjectDirectory:
-    """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes when told."""
+    """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes when told.
 
-    def __init__(self) -> None:
+    In memory people go by their names; in rows, where there are subject keys, by tags (P4).
+    """
+
+    def __init__(self, keys: SubjectKeys | None = None) -> None:
+        self._keys = keys
         self._known: dict[Who, str] = {}
         self._fresh: dict[Who, str] = {}
 
@@ -57,17 +63,21 @@ class SubjectDirectory:
 
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
         """Have the names that these events need: read where they are known, new ones where they are not."""
-        if len(self._known) > _CACHED_MAX:
+        if len(self._known) > _CACHED_MAX or (self._keys is not None and self._keys.refresh()):
             self._known = dict(self._fresh)
         wanted = [who for who in _named(events) if who not in self._known]
         if not _storable(chain.from_iterable(wanted)):  # one of them; `__call__` will name it
             wanted = [who for who in wanted if _storable(who)]
-        for start in range(0, len(wanted), _LOOKUP_ROWS):
-            chunk = wanted[start : start + _LOOKUP_ROWS]
+        if self._keys is not None and wanted:
+            self._keys.prepare(owner_of(*who) for who in wanted)
+        stored = {self._stored(who): who for who in wanted}
+        places = list(stored)
+        for start in range(0, len(places), _LOOKUP_ROWS):
+            chunk = places[start : start + _LOOKUP_ROWS]
             chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
             values = tuple(chain.from_iterable(chunk))
-            for name, *who in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
-                self._known[(who[0], who[1], who[2])] = name
+            for name, *place in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
+                self._known[stored[(place[0], place[1], place[2])]] = name
         missing = [who for who in wanted if who not in self._known]
         chance = secrets.token_hex(_NAME_BYTES * len(missing))
         names = map("".join, zip(*[iter(chance)] * (2 * _NAME_BYTES), strict=True))
@@ -77,12 +87,32 @@ class SubjectDirectory:
 
     def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session) not known to be durable yet."""
-        return [(name, *who) for who, name in self._fresh.items()]
+        return [(name, *self._stored(who)) for who, name in self._fresh.items()]
 
     def settle(self, rows: Iterable[Row]) -> None:
         """These rows are durable."""
-        for _, *who in rows:
-            self._fresh.pop((who[0], who[1], who[2]), None)
+        if self._keys is None:
+            for _, *place in rows:
+                self._fresh.pop((place[0], place[1], place[2]), None)
+            return
+        durable = {row[0] for row in rows}
+        for who in [who for who, name in self._fresh.items() if name in durable]:
+            del self._fresh[who]
+
+    def _stored(self, who: Who) -> Who:
+        """How a row names somebody."""
+        return who if self._keys is None else tags_of(self._keys, who)
+
+
+def tags_of(keys: SubjectKeys, who: Who) -> Who:
+    """Tenant, and the tags of subject and session under the subject's key (P4)."""
+    tenant, subject, session = who
+    owner = owner_of(*who)
+    return (
+        tenant,
+        keys.tag(owner, "subject", subject) if subject else "",
+        keys.tag(owner, "session", session) if session else "",
+    )
 
 
 def store_names(connection: Connection, rows: list[Row], *, skip_known: bool = False) -> None:
@@ -98,16 +128,25 @@ def store_names(connection: Connection, rows: list[Row], *, skip_known: bool = F
         connection.exec_driver_sql(_marked(connection, _INSERT), rows)
 
 
-def names_of(connection: Connection, tenant: str, subject: str) -> list[str]:
+def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
     """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
-    where = (subjects.c.tenant == tenant) & (subjects.c.subject == subject)
-    return sorted(connection.scalars(select(subjects.c.pseudonym).where(where)))
+    return sorted(connection.scalars(select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys))))
 
 
-def unlink(connection: Connection, tenant: str, subject: str) -> int:
-    """Destroy the link between a subject and its pseudonyms; every leaf stays as it is."""
-    where = (subjects.c.tenant == tenant) & (subjects.c.subject == subject)
-    return connection.execute(delete(subjects).where(where)).rowcount
+def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> int:
+    """Destroy the link between a subject and its pseudonyms; every leaf stays as it is.
+
+    `redaction.unlink_subject` does so on record, destroys the key too, and sees to what a database keeps of it.
+    """
+    return connection.execute(delete(subjects).where(_named_so(tenant, subject, keys))).rowcount
+
+
+def _named_so(tenant: str, subject: str, keys: SubjectKeys | None) -> ColumnElement[bool]:
+    """Rows of a subject: by its name, from before there were keys, and by its tag."""
+    stored = [subject]
+    if keys is not None and keys.known(tenant, subject):
+        stored.append(tags_of(keys, (tenant, subject, ""))[1])
+    return (subjects.c.tenant == tenant) & subjects.c.subject.in_(stored)
 
 
 def _marked(connection: Connection, statement: str) -> str:

@@ -1,0 +1,326 @@
+"""Redaction (D1-D3, K1-K4), retention of the ledger's content and legal holds (R1-R4)."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, func, select
+
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.exports.verify import verify_export
+from kvcustody.audit.exports.writer import write_export
+from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.pseudonyms import SubjectDirectory, names_of
+from kvcustody.audit.redaction import NO_KEYS, unlink_subject
+from kvcustody.audit.retention import (
+    LIFTED,
+    RetentionError,
+    active_holds,
+    lift_hold,
+    place_hold,
+    plan_purge,
+    purge,
+)
+from kvcustody.audit.root_log import check_leaf
+from kvcustody.audit.schema import events, residencies, subjects
+from kvcustody.audit.signing import SigningKey
+from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.clock import SystemClock
+from kvcustody.errors import LedgerError
+
+KEY = SigningKey.generate("ledger.example/keeping")
+ALICE = "alice@example.org-4711"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> SubjectKeys:
+    return SubjectKeys.open(tmp_path / "subjects.db")
+
+
+def opening(
+    number: int, subject: str | None, session: str | None = None, tenant: str = "acme"
+) -> ResidencyOpened:
+    return ResidencyOpened(number, number, tenant, subject, session, False, "internal", (), (), (), 1, 9)
+
+
+def sign(store: Engine, folder: Path) -> None:
+    CheckpointSigner(store, [KEY], memory=folder / "signed", clock=SystemClock()).sign_once()
+
+
+def use_keys(writer: Any, keys: SubjectKeys) -> Any:
+    """A writer whose directory has subject keys from its first event on."""
+    directory = SubjectDirectory(keys)
+    writer._directory = writer._committer._directory = writer._outage._directory = directory
+    writer._context = writer._context._replace(pseudonym=directory)
+    from kvcustody.audit.events.encoder import BatchEncoder
+
+    writer._encoder = BatchEncoder(writer._context)
+    return writer
+
+
+def bytes_of(store: Engine) -> bytes:
+    """Everything that the ledger has on disk: database, write-ahead log, index of it."""
+    path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
+    return b"".join(each.read_bytes() for each in path.parent.glob(path.name + "*"))
+
+
+def pseudonyms_in_leaves(store: Engine) -> list[str]:
+    with store.connect() as connection:
+        return list(connection.scalars(select(residencies.c.subject).order_by(residencies.c.residency)))
+
+
+def test_with_subject_keys_no_copy_of_the_ledger_names_anybody(
+    store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path
+) -> None:
+    writer = use_keys(make_writer(store), keys)
+    writer.submit(
+        [
+            opening(1, ALICE, "session-one"),
+            opening(2, ALICE),
+            opening(3, "bob"),
+            opening(4, None, "lone-session"),
+        ]
+    )
+    assert writer.flush()
+    backup = bytes_of(store)
+    for name in (ALICE, "session-one", "lone-session"):
+        assert name.encode() not in backup
+    first = pseudonyms_in_leaves(store)
+    assert first[0] == first[1] != first[2] and first[3] is None
+    with store.connect() as connection:
+        assert len(names_of(connection, "acme", ALICE, keys)) == 2  # her own, and her session's
+        assert names_of(connection, "acme", ALICE) == []  # without the key nobody finds her
+    found = unlink_subject(store, "acme", ALICE, keys=keys, actor="dpo", reason="request 7")
+    assert (found.pseudonyms, found.keys, found.remains) == (2, 1, ())
+    with store.connect() as connection:
+        assert names_of(connection, "acme", ALICE, keys) == []
+        assert len(names_of(connection, "acme", "bob", keys)) == 1
+    # The backup has her tag still, and no key that exists gives it: what a new key gives is another.
+    tags = {row[0] for row in sqlite3_subjects(backup, tmp_path)}
+    assert keys.tag(("acme", ALICE, ""), "subject", ALICE) not in tags
+    assert (
+        keys.tag(("acme", "bob", ""), "subject", "bob") in tags
+    )  # positive control: an undestroyed key finds its own
+    assert ALICE.encode() not in (tmp_path / "subjects.db").read_bytes()
+
+
+def sqlite3_subjects(copy: bytes, folder: Path) -> list[tuple[str]]:
+    """The column of a copy's own bytes: tags as text."""
+    import re
+
+    return [(found.decode(),) for found in re.findall(rb"k1:[0-9a-f]{40}", copy)]
+
+
+def test_without_keys_the_report_says_what_remains_where(store: Engine, make_writer: Any) -> None:
+    writer = make_writer(store)
+    writer.submit([opening(1, ALICE)])
+    assert writer.flush()
+    assert ALICE.encode() in bytes_of(store)  # positive control: without keys the name is there
+    writer.close()
+    found = unlink_subject(store, "acme", ALICE, keys=None, actor="dpo", reason="request 7")
+    assert found.pseudonyms == 1 and NO_KEYS in found.remains
+    assert ALICE.encode() not in bytes_of(store)  # overwritten, and out of the write-ahead log
+
+
+def test_a_deleted_row_stays_in_the_file_unless_it_is_overwritten(tmp_path: Path) -> None:
+    """Positive control of `overwrite_deleted`: SQLite alone leaves the bytes."""
+    for secure, remains in (("OFF", True), ("ON", False)):
+        path = tmp_path / f"{secure}.db"
+        with sqlite3.connect(path, isolation_level=None) as connection:
+            connection.execute(f"PRAGMA secure_delete={secure}")
+            connection.execute("CREATE TABLE t (a TEXT)")
+            connection.execute("INSERT INTO t VALUES (?), ('other')", (ALICE,))
+            connection.execute("DELETE FROM t WHERE a = ?", (ALICE,))
+        assert (ALICE.encode() in path.read_bytes()) == remains
+
+
+def test_proofs_outlive_redaction(store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path) -> None:
+    writer = use_keys(make_writer(store), keys)
+    writer.submit([opening(number, ALICE, tenant="acme") for number in range(1, 300)])
+    assert writer.flush()
+    sign(store, tmp_path)
+    with store.connect() as connection:
+        proofs = LedgerProofs(connection)
+        leaf, proof, head = (
+            proofs.leaf("tenant/acme", 5),
+            proofs.inclusion("tenant/acme", 5),
+            proofs.head("tenant/acme"),
+        )
+    unlink_subject(store, "acme", ALICE, keys=keys, actor="dpo", reason="request 7")
+    assert check_leaf(proof, leaf, [KEY.verifier]).head == head
+    with store.connect() as connection:
+        size = check_leaf(proof, leaf, [KEY.verifier]).signed.checkpoint.size
+        assert LedgerProofs(connection).inclusion("tenant/acme", 5, as_of=size) == proof
+    sign(store, tmp_path)
+    write_export(tmp_path / "export", LedgerSource(store), made_at_us=1)
+    found = verify_export(tmp_path / "export", [str(KEY.verifier)])
+    assert found.ok and found.logs[0].kinds["subject-unlinked"] == 1
+
+
+def test_whoever_comes_back_is_somebody_else(any_store: Engine, make_writer: Any, keys: SubjectKeys) -> None:
+    writer = use_keys(make_writer(any_store), keys)
+    writer.submit([opening(1, ALICE)])
+    assert writer.flush()
+    unlink_subject(any_store, "acme", ALICE, keys=SubjectKeys(keys._engine), actor="dpo", reason="request 7")
+    writer.submit([opening(2, ALICE)])  # the worker had name and key in memory
+    assert writer.flush()
+    before, after = pseudonyms_in_leaves(any_store)
+    assert before != after
+    with any_store.connect() as connection:
+        assert names_of(connection, "acme", ALICE, keys) == [after]
+
+
+def test_two_processes_have_one_key(tmp_path: Path) -> None:
+    one, two = SubjectKeys.open(tmp_path / "keys"), SubjectKeys.open(tmp_path / "keys")
+    owner = ("acme", ALICE, "")
+    one.prepare([owner]), two.prepare([owner])
+    assert one.tag(owner, "subject", ALICE) == two.tag(owner, "subject", ALICE)
+    assert one.tag(owner, "session", ALICE) != one.tag(owner, "subject", ALICE)
+    assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
+
+
+# -- retention and holds ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def aged(any_store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
+    """A ledger with an ended process's leaves, and a running one's."""
+    clock = SystemClock()
+    old = make_writer(any_store, worker="old")
+    begun = clock.now_us()
+    old.submit([WorkerStarted(begun, "old", 8, 1, 4096, "cpu", "test")])
+    old.submit(
+        [
+            opening(begun + number, f"u{number % 9}", tenant=("acme", "beta")[number % 2])
+            for number in range(700)
+        ]
+    )
+    old.submit([WorkerStopped(clock.now_us(), "old", "stopped", 0, (0,))])
+    assert old.flush()
+    old.close()
+    new = make_writer(any_store, worker="new", spill_directory=tmp_path / "spill-2")
+    new.submit([WorkerStarted(clock.now_us(), "new", 8, 1, 4096, "cpu", "test")])
+    new.submit([opening(clock.now_us(), "u", tenant="acme")])
+    assert new.flush()
+    sign(any_store, tmp_path)
+    write_export(tmp_path / "export", LedgerSource(any_store), made_at_us=1)
+    return any_store
+
+
+def limit_us(store: Engine) -> int:
+    """A time after the old process and before the new one's leaves."""
+    with store.connect() as connection:
+        query = select(func.max(events.c.at_us)).where(events.c.kind == "worker-stopped")
+        return int(connection.scalar(query) or 0) + 1
+
+
+def drop(store: Engine, folder: Path, **rest: Any) -> Any:
+    people = {"actor": "operator", "approver": "dpo", "reason": "schedule"}
+    return purge(store, limit_us(store), folder / "export", [str(KEY.verifier)], **{**people, **rest})
+
+
+def test_content_goes_and_every_proof_stays(aged: Engine, tmp_path: Path) -> None:
+    with aged.connect() as connection:
+        proofs = LedgerProofs(connection)
+        before = {log.name: log.head for log in proofs.logs()}
+        size = proofs.signed().size
+        kept = proofs.inclusion("tenant/acme", 350, as_of=size)
+        leaf = proofs.leaf("tenant/acme", 350)
+    gone = drop(aged, tmp_path)
+    assert {plan.log: (plan.first, plan.below) for plan in gone} == {
+        "tenant/acme": (0, 350),
+        "tenant/beta": (0, 350),
+    }
+    with aged.connect() as connection:
+        proofs = LedgerProofs(connection)
+        now = {log.name: log.head for log in proofs.logs()}
+        assert all(now[name] == head for name, head in before.items() if name != "system")
+        assert proofs.inclusion("tenant/acme", 350, as_of=size) == kept
+        check_leaf(kept, leaf, [KEY.verifier])
+        assert connection.scalar(select(func.count()).select_from(residencies)) == 1
+        with pytest.raises(LedgerError):
+            proofs.leaf("tenant/acme", 3)
+    sign(aged, tmp_path)
+    write_export(tmp_path / "after", LedgerSource(aged), made_at_us=1)
+    found = verify_export(tmp_path / "after", [str(KEY.verifier)])
+    assert found.ok and {log.name: log.first for log in found.logs} == {
+        "system": 0,
+        "tenant/acme": 350,
+        "tenant/beta": 350,
+    }
+    assert any("only their hashes" in line for line in found.limits)
+    assert [log.kinds["retention-purged"] for log in found.logs if log.name == "system"] == [2]
+
+
+def test_a_legal_hold_wins(aged: Engine, tmp_path: Path) -> None:
+    place_hold(aged, "case-9", "acme", actor="counsel", reason="case 9")
+    with pytest.raises(RetentionError, match="already"):
+        place_hold(aged, "case-9", "beta", actor="counsel", reason="case 9")
+    with aged.connect() as connection:
+        plans = {plan.log: plan for plan in plan_purge(connection, limit_us(aged))}
+    assert plans["tenant/acme"].leaves == 0 and plans["tenant/acme"].kept_by == "legal hold case-9"
+    with pytest.raises(RetentionError, match="case-9"):
+        unlink_subject(aged, "acme", "u1", keys=None, actor="dpo", reason="request")
+    assert [plan.log for plan in drop(aged, tmp_path)] == ["tenant/beta"]
+    lift_hold(aged, "case-9", actor="counsel", reason="closed")
+    assert [plan.log for plan in drop(aged, tmp_path)] == ["tenant/acme"]
+    with aged.connect() as connection:
+        assert active_holds(connection) == ()
+    with pytest.raises(RetentionError, match="no legal hold"):
+        lift_hold(aged, "case-9", actor="counsel", reason=LIFTED)
+
+
+def test_a_hold_that_comes_while_a_purge_runs_stops_it(
+    aged: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcustody.audit.retention._STEP", 100)
+    calls: list[int] = []
+
+    def hold(log: str, done: int, total: int) -> None:
+        calls.append(done)
+        if len(calls) == 1:
+            place_hold(aged, "late", None, actor="counsel", reason="case")
+
+    with pytest.raises(RetentionError, match="late"):
+        drop(aged, tmp_path, progress=hold)
+    with aged.connect() as connection:
+        rows = connection.scalar(select(func.count()).select_from(residencies))
+        assert rows == 701 - 100 and LedgerProofs(connection).tiles("tenant/acme").tile(0, 0, 256)
+
+
+def test_what_was_not_exported_is_not_dropped(aged: Engine, tmp_path: Path) -> None:
+    from kvcustody.audit.exports.writer import Selection
+
+    write_export(tmp_path / "part", LedgerSource(aged), Selection(("tenant/beta",)), made_at_us=1)
+    with pytest.raises(RetentionError, match="export them first"):
+        purge(
+            aged, limit_us(aged), tmp_path / "part", [str(KEY.verifier)], actor="a", approver="b", reason="r"
+        )
+    with pytest.raises(RetentionError, match="not sound"):
+        drop_key = [str(SigningKey.generate("ledger.example/keeping").verifier)]
+        purge(aged, limit_us(aged), tmp_path / "export", drop_key, actor="a", approver="b", reason="r")
+    with pytest.raises(RetentionError, match="approver"):
+        drop(aged, tmp_path, approver="operator")
+    with aged.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(residencies)) == 701
+
+
+def test_leaves_of_a_running_process_and_unsigned_ones_stay(aged: Engine, make_writer: Any) -> None:
+    with aged.connect() as connection:
+        everything = SystemClock().utc_us() + 10**12
+        plans = {plan.log: plan for plan in plan_purge(connection, everything)}
+        assert plans["tenant/acme"].below == 350 and "not ended" in plans["tenant/acme"].kept_by
+        assert "system" not in plans
+        assert plan_purge(connection, 0)[0].leaves == 0
+
+
+def test_names_of_the_dropped_are_unlinked_as_ever(aged: Engine, tmp_path: Path) -> None:
+    drop(aged, tmp_path)
+    with aged.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(subjects)) > 0
+    assert unlink_subject(aged, "acme", "u2", keys=None, actor="dpo", reason="request").pseudonyms == 1
