@@ -115,6 +115,8 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
         expected[BlockState.FENCED].extend(custody.blocks for custody in partition.fenced)
         expected[BlockState.DIRTY].extend(custody.blocks for custody in partition.dirty)
         expected[BlockState.QUARANTINED].extend(custody.blocks for custody in partition.stuck)
+    if pool.flight is not None:
+        expected[BlockState.DIRTY].extend(pool.flight.held())
     for state, parts in expected.items():
         if not parts:
             continue

@@ -104,7 +104,8 @@ class BlockManager:
 
     def boot(self) -> int:
         """Zero every block; nothing is handed out before. Returns the number of blocks that became CLEAN."""
-        return sum(self.pool.scrub(partition, partition.size) for partition in self.pool.partitions)
+        cleaned = sum(self.pool.scrub(partition, partition.size) for partition in self.pool.partitions)
+        return cleaned + self.pool.settle()
 
     def account(
         self,
@@ -487,6 +488,7 @@ class BlockManager:
         )
         self.pool.enter(partition)
         self.pool.scrub(partition, size)
+        self.pool.settle()
         return partition
 
     def teardown(self, now_us: int) -> None:
@@ -500,6 +502,7 @@ class BlockManager:
         for partition in self.pool.partitions:
             self.pool.reclaim(partition, now_us, self.options.fence_bound_us)
             self.pool.scrub(partition, partition.dirty_blocks)
+        self.pool.settle()
 
     def live_blocks(self) -> int:
         """Blocks in ACTIVE or CACHED custody."""

@@ -3,7 +3,8 @@
 P1  clean + active + cached + fenced + dirty + quarantined = total, at every step (L1); `move` keeps the counts.
 P2  Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
 P3  A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
-P4  A block becomes CLEAN only with a receipt of every shard; one that does not verify is quarantined for good.
+P4  A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
+    receipts follow (`allocator.flight`); one that does not verify is quarantined for good.
 P5  A block is charged to its account until it is CLEAN again.
 """
 
@@ -28,6 +29,7 @@ from kvcustody.allocator.block import (
 )
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.fence import Fences
+from kvcustody.allocator.flight import Flight, StreamMemory
 from kvcustody.allocator.memory import Memory, ScrubResult
 from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.quota import Account
@@ -169,6 +171,7 @@ class Pool:
         self.let_go: list[LetGo] = []
         self.joined: list[Joined] = []
         self.stuck_findings: list[Custody] = []
+        self.flight = Flight(self, memory) if isinstance(memory, StreamMemory) else None
         self.partitions: list[Partition] = []
         for partition in partitions:
             self.enter(partition)
@@ -309,11 +312,13 @@ class Pool:
 
     def _scrub_batch(self, partition: Partition, share: float, batch: list[Custody]) -> int:
         blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])
+        if self.flight is not None:
+            return self.flight.begin(partition, share, batch, blocks)
         custodies = tuple(batch)
         failed: list[Blocks] = []
         for shard in range(self.memory.shards):
             result = self.memory.scrub(shard, blocks, share)
-            self.receipts.append(Scrubbed(shard, result, share, custodies))
+            self.receive(shard, result, share, custodies)
             if len(result.failed):
                 failed.append(result.failed)
         for custody in batch:
@@ -324,11 +329,20 @@ class Pool:
             self.move(bad, DIRTY, QUARANTINED)
             blocks = blocks[~np.isin(blocks, bad)]
         self.move(blocks, DIRTY, CLEAN)
-        self._push_clean(partition, blocks)
+        self.push_clean(partition, blocks)
         return len(blocks)
 
+    def receive(self, shard: int, result: ScrubResult, share: float, custodies: tuple[Custody, ...]) -> None:
+        """One shard's memory has been overwritten: evidence for governance to write."""
+        self.receipts.append(Scrubbed(shard, result, share, custodies))
+
+    def settle(self) -> int:
+        """Wait for every scrub in flight; returns how many blocks became CLEAN by it. Nothing where none flies."""
+        return self.flight.collect(wait=True) if self.flight is not None else 0
+
     @staticmethod
-    def _push_clean(partition: Partition, blocks: Blocks) -> None:
+    def push_clean(partition: Partition, blocks: Blocks) -> None:
+        """Put CLEAN blocks at the end of the partition's ring."""
         size, count = partition.size, len(blocks)
         tail = partition.clean_head + partition.clean_count
         if tail >= size:

@@ -46,6 +46,8 @@ class Space:
             if excess > 0:
                 self.tree.evict(account, excess, now_us, "quota")
                 self._recycle(partition, now_us)
+            if account.used_blocks + count > account.limit_blocks and self.pool.flight:
+                self.pool.settle()  # its own blocks wait for their read-backs
             if account.used_blocks + count > account.limit_blocks:
                 return OVER_QUOTA
         if not account.borrow and not self._within_common(account, partition, count, now_us):
@@ -98,6 +100,8 @@ class Space:
         if excess > 0:
             self._evict_from(account, partition, excess, now_us)
             self._recycle(partition, now_us)
+        if self.pool.flight and _common_excess(account, partition, count) > 0:
+            self.pool.settle()
         return _common_excess(account, partition, count) <= 0
 
     @staticmethod
@@ -120,6 +124,10 @@ class Space:
         needed = max(needed, min(self.evict_ahead, partition.size // 8))
         self._evict_from(account, partition, needed, now_us)
         self._recycle(partition, now_us)
+        if (
+            self.pool.flight and partition.clean_count < count
+        ):  # nothing else is left but to wait for read-backs
+            self.pool.settle()
 
     def _evict_from(self, account: Account | None, partition: Partition, count: int, now_us: int) -> None:
         """Take from whoever is furthest over its guarantee, the asking account last in a tie (M1)."""
@@ -140,9 +148,13 @@ class Space:
         self.pool.reclaim(partition, now_us, self.fence_bound_us)
         if partition.dirty_blocks:
             self.pool.scrub(partition, partition.dirty_blocks)
+        if self.pool.flight:
+            self.pool.flight.collect()
 
     def keep_reserve(self, partition: Partition, now_us: int) -> None:
         """The background half: reclaim, scrub what is due or worth a launch, and refill the clean reserve (L9)."""
+        if self.pool.flight:
+            self.pool.flight.collect()
         if partition.fenced or partition.stuck:
             self.pool.reclaim(partition, now_us, self.fence_bound_us)
         elif partition.clean_count >= partition.reserve_low and not partition.dirty_blocks:

@@ -24,24 +24,24 @@ def entries_of(
 ) -> NDArray[np.int64]:
     """int64 [entries] for the ascending list `ordered`, at most `group` adjacent blocks an entry.
 
-    read_back: for all, or bool [blocks] for each; an entry is read back where any of its blocks is.
+    read_back: for all, or bool [blocks] for each; blocks of one entry are all read back, or none is.
     """
     count = len(ordered)
     if group == 1 or not count:
         entries = ordered | (1 << BLOCK_BITS)
         return entries | np.where(read_back, READ_BACK, 0) if count else entries
-    starts = _starts(ordered, group)
+    marked = np.broadcast_to(read_back, ordered.shape)
+    starts = _starts(ordered, marked, group)
     lengths = np.diff(np.append(starts, count))
     entries = ordered[starts] | (lengths << BLOCK_BITS)
-    marked = np.logical_or.reduceat(np.broadcast_to(read_back, ordered.shape), starts)
-    return entries | np.where(marked, READ_BACK, 0)
+    return entries | np.where(marked[starts], READ_BACK, 0)
 
 
-def _starts(ordered: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """Where each entry begins: at a gap, and after every `group` blocks of a run."""
+def _starts(ordered: NDArray[np.int64], marked: NDArray[np.bool_], group: int) -> NDArray[np.int64]:
+    """Where each entry begins: at a gap, where the mark changes, and after every `group` blocks of a run."""
     place = np.arange(len(ordered))
     gap = np.ones(len(ordered), dtype=bool)
-    np.not_equal(np.diff(ordered), 1, out=gap[1:])
+    np.logical_or(np.diff(ordered) != 1, marked[1:] != marked[:-1], out=gap[1:])
     run_start = np.maximum.accumulate(np.where(gap, place, 0))
     return np.flatnonzero((place - run_start) % group == 0)
 

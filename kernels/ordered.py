@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.kernels.entry import FAULT, blocks_of, entries_of
+from kvcustody.kernels.entry import BLOCK_BITS, FAULT, READ_BACK, blocks_of, entries_of
 from kvcustody.kernels.launch import uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub_reference
 from kvcustody.kernels.segment import SegmentTable, ascending, block_list
 from kvcustody.kernels.staging import CAPACITY_ENTRIES, Event, Slot, Staging
 from kvcustody.kernels.strategy import Strategy, strategy_of
 from kvcustody.kernels.streams import CudaStreams, Streams
-from kvcustody.kernels.verify import verify_reference
+from kvcustody.kernels.verify import verify, verify_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +146,20 @@ class OrderedScrub:
         slot.sent(self._stream, raised)
         return slot
 
-    @staticmethod
-    def _answer(flight: _Flight) -> Answer:
-        """Which blocks did not verify: an entry's flag speaks for its whole run."""
+    def _answer(self, flight: _Flight) -> Answer:
+        """Which blocks did not verify. A flag speaks for a run of blocks that wait for it: they are read one by one.
+
+        Where the second reading finds nothing, the whole run has failed: what was seen once is not explained.
+        """
         for slot in flight.slots:
             if slot.owned_by(flight.raised):
                 slot.harvest()
-        doubted = [blocks_of(entry) for entry in flight.raised]
-        return Answer(flight.number, np.concatenate(doubted) if doubted else np.empty(0, dtype=np.int64))
+        failed = [np.empty(0, dtype=np.int64)]
+        for entry in flight.raised:
+            run = blocks_of(entry)
+            dirty = verify(self.table, run).dirty if len(run) > 1 else run
+            failed.append(dirty if len(dirty) else run)
+        return Answer(flight.number, np.concatenate(failed))
 
 
 def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, faulty: bool) -> None:
@@ -172,6 +178,13 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, 
 
 
 def _spoilt(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The entries that name a block of `faults`, marked."""
-    marked = [bool(np.isin(blocks_of(int(entry)), faults).any()) for entry in entries]
-    return entries | np.where(marked, FAULT, 0)
+    """The entries with each block of `faults` in a marked entry of its own."""
+    found: list[int] = []
+    for entry in entries.tolist():
+        run = blocks_of(entry)
+        if not np.isin(run, faults).any():
+            found.append(entry)
+            continue
+        single = (entry & READ_BACK) | (1 << BLOCK_BITS)
+        found += [single | block | (FAULT if block in faults else 0) for block in run.tolist()]
+    return np.array(found, dtype=np.int64)

@@ -119,7 +119,7 @@ def _scratch(table: SegmentTable, scratch_bytes: int) -> SegmentTable:
 
 def _event_timer(device: torch.device) -> Timer:
     def timer(work: Callable[[], None]) -> float:
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):
             first.record()
             work()
