@@ -1,0 +1,282 @@
+"""`kvcustody policy propose … history`: the steps of a release, each one call of the release desk."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.policy import release_keys
+from kvcustody.console.policy.author import File
+from kvcustody.console.policy.release_options import (
+    STORE,
+    TRUST,
+    Key,
+    Note,
+    Reason,
+    Revision,
+    Store,
+    TrustFile,
+    open_desk,
+    read_document,
+    signer_of,
+)
+from kvcustody.console.policy.release_view import history_data, review_data, show_proposal, show_review
+from kvcustody.console.policy.review import print_diff
+from kvcustody.errors import ConfigError
+from kvcustody.governance.release.staged import Stage
+from kvcustody.policies.workbench.request import instant
+
+_Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands, and those about keys and bundles."""
+    release_keys.add_to(app)
+    app.command(name="propose", epilog=_PROPOSE)(propose)
+    app.command(name="review", epilog=_REVIEW)(review)
+    app.command(name="approve", epilog=_APPROVE)(approve)
+    app.command(name="consent", epilog=_CONSENT)(consent)
+    app.command(name="activate", epilog=_ACTIVATE)(activate)
+    app.command(name="rollback", epilog=_ROLLBACK)(rollback)
+    app.command(name="revoke", epilog=_REVOKE)(revoke)
+    app.command(name="break-glass", epilog=_BREAK)(break_glass)
+    app.command(name="history", epilog=_HISTORY)(history)
+
+
+_PROPOSE = 'Example:\n\n    kvcustody policy propose policy.yaml --key ada.key --note "labs may read acme"'
+
+
+def propose(
+    file: File,
+    *,
+    key: Key,
+    note: Note,
+    days: _Days = 365,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """Propose a policy as the next revision, signed by its author. Nothing takes effect."""
+    with open_desk(store, trust) as desk:
+        made = desk.propose(
+            read_document(file), signer_of(key), note=note, seconds=days * 86_400, file=str(file)
+        )
+    show_proposal(made, as_json)
+
+
+_REVIEW = "Example:\n\n    kvcustody policy review 3"
+
+
+def review(
+    revision: Revision, *, store: Store = STORE, trust: TrustFile = TRUST, as_json: Json = False
+) -> None:
+    """What a revision would change against the active one, its proof, and whose consent it lacks."""
+    with open_desk(store, trust) as desk, _waiting("proving"):
+        found = desk.review(revision)
+    if as_json:
+        print_json(review_data(found))
+        return
+    print_diff(found.change)
+    show_review(found)
+
+
+_APPROVE = "Example:\n\n    kvcustody policy approve 3 --key grace.key --cells sha256:…"
+
+
+def approve(
+    revision: Revision,
+    *,
+    key: Key,
+    cells: Annotated[
+        str, typer.Option("--cells", help="The widening digest that `review` showed; needed where it widens.")
+    ] = "",
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """Sign somebody else's proposal, against what is active now and with exactly the widening that was reviewed."""
+    with open_desk(store, trust) as desk, _waiting("proving"):
+        found = desk.approve(revision, signer_of(key), cells=cells)
+    if as_json:
+        print_json(review_data(found))
+    else:
+        print(f"approved: revision {revision}, {found.change.verdict}")
+        show_review(found)
+
+
+_CONSENT = "Example:\n\n    kvcustody policy consent 3 labs-reads-acme --key acme.key"
+
+
+def consent(
+    revision: Revision,
+    source: Annotated[str, typer.Argument(help="A grant's or segment's id.", metavar="ID")],
+    *,
+    key: Key,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """The owner's consent to what a revision opens of its blocks, and to nothing else."""
+    with open_desk(store, trust) as desk:
+        openings = desk.consent(revision, source, signer_of(key))
+    if as_json:
+        print_json([opening.data() for opening in openings])
+    for opening in () if as_json else openings:
+        levels = ", ".join(opening.classifications)
+        print(
+            f"consented: {opening.reader} reads {opening.owner}'s {levels} through {opening.id}, "
+            f"{instant(opening.start_us)} until {instant(opening.end_us)}"
+        )
+
+
+_ACTIVATE = (
+    "Examples:\n\n    kvcustody policy activate 3 --key grace.key --percent 10\n\n"
+    "    kvcustody policy activate 3 --key grace.key"
+)
+
+
+def activate(
+    revision: Revision,
+    *,
+    key: Key,
+    tenants: Annotated[str, typer.Option("--tenants", help="Stage it: for these tenants, by commas.")] = "",
+    percent: Annotated[
+        str, typer.Option("--percent", help="Stage it: for this share of tenants, as 10 or 2.5.")
+    ] = "",
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """Put an approved revision into effect once isolation is proved: for everybody, or for a stage.
+
+    While it is staged, whatever crosses between tenants needs both revisions.
+    """
+    stage = _stage(tenants, percent)
+    with open_desk(store, trust) as desk, _waiting("proving"):
+        found = desk.activate(revision, signer_of(key), stage=stage)
+    if as_json:
+        print_json(review_data(found) | {"stage": None if stage is None else str(stage)})
+    else:
+        print(f"{'active' if stage is None else f'staged for {stage}'}: revision {revision}")
+
+
+_ROLLBACK = 'Example:\n\n    kvcustody policy rollback 2 --key ada.key --note "labs lost their hits"'
+
+
+def rollback(
+    revision: Revision,
+    *,
+    key: Key,
+    note: Note,
+    days: _Days = 365,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """Propose what an earlier revision said as a new one, less what was revoked; it is approved like any other."""
+    with open_desk(store, trust) as desk:
+        made = desk.rollback(revision, signer_of(key), note=note, seconds=days * 86_400)
+    show_proposal(made, as_json)
+
+
+_REVOKE = (
+    'Example:\n\n    kvcustody policy revoke labs-reads-acme --key acme.key --reason "evaluation is over"'
+)
+
+
+def revoke(
+    ids: Annotated[list[str], typer.Argument(help="Grants, segments or groups.", metavar="ID...")],
+    *,
+    key: Key,
+    reason: Reason,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
+    with open_desk(store, trust) as desk:
+        revoked = desk.revoke(ids, signer_of(key), reason=reason)
+    if as_json:
+        print_json({"revoked": sorted(revoked)})
+    else:
+        print(f"revoked for good: {', '.join(ids)}")
+
+
+_BREAK = (
+    "Examples:\n\n    kvcustody policy break-glass --restore 2 --minutes 60 --key brock.key "
+    '--reason "revision 3 denies hr"\n\n    kvcustody policy break-glass --document closed.yaml --minutes 30 '
+    '--key brock.key --reason "leak suspected"'
+)
+
+
+def break_glass(
+    *,
+    key: Key,
+    reason: Reason,
+    minutes: Annotated[int, typer.Option("--minutes", help="The time box.", min=1)],
+    document: Annotated[
+        Path | None, typer.Option("--document", help="A policy that only narrows the active one.")
+    ] = None,
+    restore: Annotated[int, typer.Option("--restore", help="A revision that was in effect.", min=0)] = 0,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    as_json: Json = False,
+) -> None:
+    """One person's act in an emergency, on record, for a time: narrow the policy, or restore a proven revision.
+
+    When the time is over nothing but the own scope is reused, until a revision is released in the ordinary way.
+    """
+    text = None if document is None else read_document(document)
+    with open_desk(store, trust) as desk, _waiting("proving"):
+        found = desk.break_glass(
+            signer_of(key), reason=reason, seconds=minutes * 60, document=text, restores=restore
+        )
+    if as_json:
+        print_json(review_data(found))
+    else:
+        until = instant(found.proposal.until_us)
+        print(
+            f"GLASS BROKEN: revision {found.proposal.revision} is active until {until}; release a successor"
+        )
+
+
+_HISTORY = "Example:\n\n    kvcustody policy history --json"
+
+
+def history(*, store: Store = STORE, trust: TrustFile = TRUST, as_json: Json = False) -> None:
+    """Every step of the release, verified, and what is in effect."""
+    with open_desk(store, trust) as desk:
+        state = desk.state()
+    if as_json:
+        print_json(history_data(state))
+        return
+    table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)
+    for row in history_data(state)["steps"]:
+        table.add_row(*(str(value) for value in row.values()))
+    stdout().print(table)
+    staged = "" if state.staged is None else f"; revision {state.staged.revision} is staged for {state.stage}"
+    revoked = f"; revoked: {', '.join(sorted(state.revoked))}" if state.revoked else ""
+    print(f"active: revision {state.active_revision or 'none'}{staged}{revoked}")
+    if state.active is not None and state.active.is_break_glass:
+        print(f"THE GLASS IS BROKEN until {instant(state.active.until_us)}: {state.active.note}")
+
+
+def _stage(tenants: str, percent: str) -> Stage | None:
+    named = frozenset(name.strip() for name in tenants.split(",") if name.strip())
+    try:
+        share = Fraction(percent or "0") / 100
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"`--percent {percent}` is not a number") from None
+    if not 0 <= share <= 1:
+        raise ConfigError(f"`--percent {percent}` is not between 0 and 100")
+    return Stage(named, share) if named or share else None
+
+
+def _waiting(what: str) -> Any:
+    bar = progress_bar()
+    bar.add_task(what, total=None)
+    return bar

@@ -1,0 +1,91 @@
+"""What the release commands share: their options, and the desk that they open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.note import parse_vkey
+from kvcustody.audit.store import open_store
+from kvcustody.audit.writer import EventWriter
+from kvcustody.clock import SystemClock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.release.signer import FileSigner, open_signer
+from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
+from kvcustody.governance.release.trust import read_trust
+from kvcustody.migrations.upgrade import upgrade
+
+Key = Annotated[Path, typer.Option("--key", help="Your private key's file, from `kvcustody policy key`.")]
+TrustFile = Annotated[
+    Path,
+    typer.Option("--trust", envvar="KVCUSTODY_POLICY_TRUST", help="The trust configuration."),
+]
+Store = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        envvar="KVCUSTODY_POLICY_RELEASE",
+        help="A release folder, or a database URL (sqlite:///… or postgresql://…).",
+    ),
+]
+Revision = Annotated[int, typer.Argument(help="A revision's number.", metavar="REVISION", min=1)]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it goes on record.")]
+Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes on record.")]
+
+TRUST, STORE = Path("trust.toml"), "release"
+
+
+@contextmanager
+def open_desk(store: str, trust: Path) -> Iterator[ReleaseDesk]:
+    """The desk over a store. Every step goes into the ledger: the database's own, or the one in the release folder."""
+    if store == "ledger":
+        raise ConfigError("`ledger` is a worker's setting; here, name the ledger's database by its URL")
+    with ExitStack() as stack:
+        trusted = read_trust(trust)
+        is_folder = "://" not in store
+        folder = Path(store) if is_folder else Path("kvcustody.spill")
+        if is_folder and not folder.is_dir():
+            raise ConfigError(
+                f"release folder `{folder}`: no such folder; make one with `kvcustody policy trust`"
+            )
+        engine = open_store(folder / "ledger.db" if is_folder else store)
+        stack.callback(engine.dispose)
+        upgrade(engine)
+        spill = folder / "spill" if is_folder else folder
+        spill.mkdir(mode=0o700, parents=True, exist_ok=True)
+        writer = EventWriter(engine, worker="policy-release", clock=SystemClock(), spill_directory=spill)
+        stack.callback(writer.close)
+        records: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
+        yield ReleaseDesk(records, trusted, clock=SystemClock(), ledger=writer)
+
+
+def signer_of(path: Path) -> FileSigner:
+    """The key in a file."""
+    return open_signer(path)
+
+
+def read_document(path: Path) -> str:
+    """A policy document's text; raises `ConfigError`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"policy `{path}`: {error.strerror}", path=path) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"policy `{path}`: is not UTF-8", path=path) from None
+
+
+def read_public(path: Path) -> str:
+    """A public key's text, from the `.pub` file beside a private key; raises `ConfigError`."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"public key `{path}`: {getattr(error, 'strerror', 'is not text')}", path=path
+        ) from None
+    parse_vkey(text)
+    return text
