@@ -39,6 +39,7 @@ from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.recovery import close_dead
 from kvcustody.audit.spill import Spill
 from kvcustody.audit.store import WRITE, StoreGoneError, describe, failure
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.audit.worker_name import claim
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
@@ -81,13 +82,14 @@ class EventWriter:
         clock: Clock,
         spill_directory: Path,
         settings: WriterSettings | None = None,
+        subject_keys: SubjectKeys | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
-        self._directory = SubjectDirectory()
+        self._directory = SubjectDirectory(subject_keys)
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
         self._intake = Intake(

@@ -111,6 +111,7 @@ def make_writer(tmp_path: Path) -> Iterator[Callable[..., EventWriter]]:
             clock=rest.pop("clock", SystemClock()),
             spill_directory=spill,
             settings=settings,
+            subject_keys=rest.pop("subject_keys", None),
         )
         made.append(writer)
         return writer

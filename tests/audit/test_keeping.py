@@ -15,7 +15,7 @@ from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.verify import verify_export
 from kvcustody.audit.exports.writer import write_export
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.pseudonyms import SubjectDirectory, names_of
+from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.redaction import NO_KEYS, unlink_subject
 from kvcustody.audit.retention import (
     LIFTED,
@@ -52,17 +52,6 @@ def sign(store: Engine, folder: Path) -> None:
     CheckpointSigner(store, [KEY], memory=folder / "signed", clock=SystemClock()).sign_once()
 
 
-def use_keys(writer: Any, keys: SubjectKeys) -> Any:
-    """A writer whose directory has subject keys from its first event on."""
-    directory = SubjectDirectory(keys)
-    writer._directory = writer._committer._directory = writer._outage._directory = directory
-    writer._context = writer._context._replace(pseudonym=directory)
-    from kvcustody.audit.events.encoder import BatchEncoder
-
-    writer._encoder = BatchEncoder(writer._context)
-    return writer
-
-
 def bytes_of(store: Engine) -> bytes:
     """Everything that the ledger has on disk: database, write-ahead log, index of it."""
     path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
@@ -77,7 +66,7 @@ def pseudonyms_in_leaves(store: Engine) -> list[str]:
 def test_with_subject_keys_no_copy_of_the_ledger_names_anybody(
     store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path
 ) -> None:
-    writer = use_keys(make_writer(store), keys)
+    writer = make_writer(store, subject_keys=keys)
     writer.submit(
         [
             opening(1, ALICE, "session-one"),
@@ -140,7 +129,7 @@ def test_a_deleted_row_stays_in_the_file_unless_it_is_overwritten(tmp_path: Path
 
 
 def test_proofs_outlive_redaction(store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path) -> None:
-    writer = use_keys(make_writer(store), keys)
+    writer = make_writer(store, subject_keys=keys)
     writer.submit([opening(number, ALICE, tenant="acme") for number in range(1, 300)])
     assert writer.flush()
     sign(store, tmp_path)
@@ -163,7 +152,7 @@ def test_proofs_outlive_redaction(store: Engine, make_writer: Any, keys: Subject
 
 
 def test_whoever_comes_back_is_somebody_else(any_store: Engine, make_writer: Any, keys: SubjectKeys) -> None:
-    writer = use_keys(make_writer(any_store), keys)
+    writer = make_writer(any_store, subject_keys=keys)
     writer.submit([opening(1, ALICE)])
     assert writer.flush()
     unlink_subject(any_store, "acme", ALICE, keys=SubjectKeys(keys._engine), actor="dpo", reason="request 7")
@@ -184,14 +173,24 @@ def test_two_processes_have_one_key(tmp_path: Path) -> None:
     assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
 
 
-# -- retention and holds ------------------------------------------------------------------------------------------------
+# -- retention and holds
 
 
 @pytest.fixture
-def aged(any_store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
+def aged(store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
+    return age(store, make_writer, tmp_path)
+
+
+@pytest.fixture
+def aged_any(any_store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
+    """On both databases."""
+    return age(any_store, make_writer, tmp_path)
+
+
+def age(store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
     """A ledger with an ended process's leaves, and a running one's."""
     clock = SystemClock()
-    old = make_writer(any_store, worker="old")
+    old = make_writer(store, worker="old")
     begun = clock.now_us()
     old.submit([WorkerStarted(begun, "old", 8, 1, 4096, "cpu", "test")])
     old.submit(
@@ -203,13 +202,13 @@ def aged(any_store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
     old.submit([WorkerStopped(clock.now_us(), "old", "stopped", 0, (0,))])
     assert old.flush()
     old.close()
-    new = make_writer(any_store, worker="new", spill_directory=tmp_path / "spill-2")
+    new = make_writer(store, worker="new", spill_directory=tmp_path / "spill-2")
     new.submit([WorkerStarted(clock.now_us(), "new", 8, 1, 4096, "cpu", "test")])
     new.submit([opening(clock.now_us(), "u", tenant="acme")])
     assert new.flush()
-    sign(any_store, tmp_path)
-    write_export(tmp_path / "export", LedgerSource(any_store), made_at_us=1)
-    return any_store
+    sign(store, tmp_path)
+    write_export(tmp_path / "export", LedgerSource(store), made_at_us=1)
+    return store
 
 
 def limit_us(store: Engine) -> int:
@@ -224,19 +223,19 @@ def drop(store: Engine, folder: Path, **rest: Any) -> Any:
     return purge(store, limit_us(store), folder / "export", [str(KEY.verifier)], **{**people, **rest})
 
 
-def test_content_goes_and_every_proof_stays(aged: Engine, tmp_path: Path) -> None:
-    with aged.connect() as connection:
+def test_content_goes_and_every_proof_stays(aged_any: Engine, tmp_path: Path) -> None:
+    with aged_any.connect() as connection:
         proofs = LedgerProofs(connection)
         before = {log.name: log.head for log in proofs.logs()}
         size = proofs.signed().size
         kept = proofs.inclusion("tenant/acme", 350, as_of=size)
         leaf = proofs.leaf("tenant/acme", 350)
-    gone = drop(aged, tmp_path)
+    gone = drop(aged_any, tmp_path)
     assert {plan.log: (plan.first, plan.below) for plan in gone} == {
         "tenant/acme": (0, 350),
         "tenant/beta": (0, 350),
     }
-    with aged.connect() as connection:
+    with aged_any.connect() as connection:
         proofs = LedgerProofs(connection)
         now = {log.name: log.head for log in proofs.logs()}
         assert all(now[name] == head for name, head in before.items() if name != "system")
@@ -245,8 +244,8 @@ def test_content_goes_and_every_proof_stays(aged: Engine, tmp_path: Path) -> Non
         assert connection.scalar(select(func.count()).select_from(residencies)) == 1
         with pytest.raises(LedgerError):
             proofs.leaf("tenant/acme", 3)
-    sign(aged, tmp_path)
-    write_export(tmp_path / "after", LedgerSource(aged), made_at_us=1)
+    sign(aged_any, tmp_path)
+    write_export(tmp_path / "after", LedgerSource(aged_any), made_at_us=1)
     found = verify_export(tmp_path / "after", [str(KEY.verifier)])
     assert found.ok and {log.name: log.first for log in found.logs} == {
         "system": 0,
@@ -257,22 +256,22 @@ def test_content_goes_and_every_proof_stays(aged: Engine, tmp_path: Path) -> Non
     assert [log.kinds["retention-purged"] for log in found.logs if log.name == "system"] == [2]
 
 
-def test_a_legal_hold_wins(aged: Engine, tmp_path: Path) -> None:
-    place_hold(aged, "case-9", "acme", actor="counsel", reason="case 9")
+def test_a_legal_hold_wins(aged_any: Engine, tmp_path: Path) -> None:
+    place_hold(aged_any, "case-9", "acme", actor="counsel", reason="case 9")
     with pytest.raises(RetentionError, match="already"):
-        place_hold(aged, "case-9", "beta", actor="counsel", reason="case 9")
-    with aged.connect() as connection:
-        plans = {plan.log: plan for plan in plan_purge(connection, limit_us(aged))}
+        place_hold(aged_any, "case-9", "beta", actor="counsel", reason="case 9")
+    with aged_any.connect() as connection:
+        plans = {plan.log: plan for plan in plan_purge(connection, limit_us(aged_any))}
     assert plans["tenant/acme"].leaves == 0 and plans["tenant/acme"].kept_by == "legal hold case-9"
     with pytest.raises(RetentionError, match="case-9"):
-        unlink_subject(aged, "acme", "u1", keys=None, actor="dpo", reason="request")
-    assert [plan.log for plan in drop(aged, tmp_path)] == ["tenant/beta"]
-    lift_hold(aged, "case-9", actor="counsel", reason="closed")
-    assert [plan.log for plan in drop(aged, tmp_path)] == ["tenant/acme"]
-    with aged.connect() as connection:
+        unlink_subject(aged_any, "acme", "u1", keys=None, actor="dpo", reason="request")
+    assert [plan.log for plan in drop(aged_any, tmp_path)] == ["tenant/beta"]
+    lift_hold(aged_any, "case-9", actor="counsel", reason="closed")
+    assert [plan.log for plan in drop(aged_any, tmp_path)] == ["tenant/acme"]
+    with aged_any.connect() as connection:
         assert active_holds(connection) == ()
     with pytest.raises(RetentionError, match="no legal hold"):
-        lift_hold(aged, "case-9", actor="counsel", reason=LIFTED)
+        lift_hold(aged_any, "case-9", actor="counsel", reason=LIFTED)
 
 
 def test_a_hold_that_comes_while_a_purge_runs_stops_it(
