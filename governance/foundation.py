@@ -17,6 +17,7 @@ from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock
+from kvcustody.governance import core_dumps
 from kvcustody.governance.checkpoint_keys import open_signing_key
 from kvcustody.governance.key_store import FileKeyStore
 from kvcustody.governance.keyring import Keyring
@@ -47,6 +48,7 @@ def open_foundation(
     device: str,
 ) -> Foundation:
     """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
+    core_dumps.guard(strict=settings.strict)
     port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)

@@ -1,0 +1,54 @@
+"""Core dumps: a crash that writes a tenant's blocks to a disk nobody governs.
+
+A GPU core dump holds device memory, a host one the pools on the CPU and the domain keys. Both are off unless
+somebody switched them on, so a switch that is on is named, and refused where the profile is strict.
+
+C1 In strict, no process holds custody while a device core dump is switched on.
+C2 In strict, the soft limit of host core dumps is 0 before the first key is read.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+
+import structlog
+
+from kvcustody.errors import ConfigError
+
+_log = structlog.get_logger(__name__)
+
+# CUDA-GDB documentation, "GPU core dump support"; ROCm runtime, "GPU core dumps".
+SWITCHES = (
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
+    "CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION",
+    "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
+    "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP",
+    "HSA_COREDUMP_PATTERN",
+)
+_OFF = frozenset({"", "0"})
+
+
+def switched_on(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The switches of device core dumps that are on."""
+    return tuple(name for name in SWITCHES if environment.get(name, "") not in _OFF)
+
+
+def guard(*, strict: bool, environment: Mapping[str, str] | None = None) -> None:
+    """Refuse (strict) or name (otherwise) core dumps of device memory; in strict, no host core is written either.
+
+    Raises `ConfigError` with the switches that are on.
+    """
+    found = switched_on(os.environ if environment is None else environment)
+    if found and strict:
+        raise ConfigError(
+            f"`{'`, `'.join(found)}` would write device memory to a file when a kernel fails; "
+            "the strict profile refuses to start: unset it",
+            switches=found,
+        )
+    if found:
+        _log.warning("a failing kernel would write device memory to a file", switches=found)
+    if strict:
+        _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
