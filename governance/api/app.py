@@ -14,7 +14,9 @@ from kvcustody.governance.api.erasures import add_erasures
 from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.api.health import add_health
 from kvcustody.governance.api.jobs import add_jobs
+from kvcustody.governance.api.policies import add_policies
 from kvcustody.governance.api.self_service import add_self_service
+from kvcustody.governance.api.workbench import add_workbench
 from kvcustody.governance.api.workers import add_workers
 from kvcustody.governance.service.service import Service
 
@@ -25,6 +27,8 @@ _GROUPS = (
     add_custody,
     add_audit,
     add_erasures,
+    add_workbench,
+    add_policies,
     add_jobs,
     add_workers,
 )

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import kvcustody
-from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError
+from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.exchange import problem_answer
 from kvcustody.governance.api.gate import CALLER
 from kvcustody.governance.api.models.problem import ProblemDocument
@@ -207,6 +207,8 @@ def _custody(request: Request, error: Exception) -> Response:
     """Our own errors: the caller's mistakes with their message, everything else without."""
     if isinstance(error, ProblemError):
         return _problem(error)
+    if isinstance(error, PolicyError):
+        return _problem(ProblemError("conflict", error.message))
     if isinstance(error, LedgerError):
         return _problem(ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"}))
     if isinstance(error, (IdentityError, ConfigError)):

@@ -136,7 +136,8 @@ class Exchange:
 
     def _tag(self, start: Message, message: Message) -> Message:
         body = message.get("body", b"")
-        tag = b'"' + hashlib.blake2b(body, digest_size=16).hexdigest().encode() + b'"'
+        given = [value for name, value in start["headers"] if name.lower() == b"etag"]
+        tag = given[0] if given else b'"' + hashlib.blake2b(body, digest_size=16).hexdigest().encode() + b'"'
         headers = [(name, value) for name, value in start["headers"] if name.lower() != b"etag"]
         known = self._headers.get(b"if-none-match", [])
         if tag in [item.strip().removeprefix(b"W/") for value in known for item in value.split(b",")]:

@@ -120,7 +120,7 @@ class Gate:
             raise ProblemError("not-found")
         action = operation.action
         assert action is not None
-        caller.must(action)
+        caller.must(action, *operation.also)
         if self._workers_only and action is not Action.WORK:
             raise ProblemError("not-found")
         exchange.scope[CALLER] = caller

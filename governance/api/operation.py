@@ -25,6 +25,7 @@ class Operation:
     recorded: bool = False  # a read of the ledger: an event of its own for those whose reads are recorded
     keyed: bool = False  # needs an `Idempotency-Key`
     batch: bool = False  # takes a worker's batch: the larger limit
+    also: tuple[Action, ...] = ()  # other actions that allow it as well
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

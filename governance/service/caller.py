@@ -24,9 +24,9 @@ class Caller(NamedTuple):
         """How far the caller's roles go."""
         return reach(self.roles, action)
 
-    def must(self, action: Action) -> None:
-        """Raise `forbidden` unless some role of the caller may do it."""
-        if self.reach(action) is Reach.NONE:
+    def must(self, *actions: Action) -> None:
+        """Raise `forbidden` unless some role of the caller may do one of these."""
+        if all(self.reach(action) is Reach.NONE for action in actions):
             raise ProblemError("forbidden")
 
     def tenant_of(self, action: Action, asked: str | None) -> str | None:

@@ -91,6 +91,10 @@ class ServiceSettings(BaseSettings):
     checkpoint_seconds: float = Field(
         1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."
     )
+    policy_trust: Path | None = Field(
+        None,
+        description="The trust configuration of policies (docs/policy-release.md); without one, none is released here.",
+    )
     tls_certificate_path: Path | None = Field(None, description="PEM certificate chain of the service.")
     tls_key_path: Path | None = Field(None, description="PEM key of the service, mode 0600.")
     tls_client_ca_path: Path | None = Field(

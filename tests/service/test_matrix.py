@@ -7,7 +7,9 @@ is answered about all (`every`), and how to ask about a tenant; everybody else g
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,6 +20,12 @@ from kvcustody.governance.service.roles import OF_TENANTS, Role
 
 PEOPLE = [role.value for role in Role if role not in OF_TENANTS]
 TENANT_PEOPLE = [f"{role}@acme" for role in sorted(OF_TENANTS)]
+POLICY = (Path(__file__).resolve().parents[2] / "policies/library/regulated-saas.yaml").read_text()
+CASES = "schema: kvcustody/policy-tests@1\ncases: []\n"
+QUESTION = {"reader": "acme", "classification": "internal"}
+STEP = {"record": "{}"}
+POLICY_READERS = "auditor author approver"
+POLICY_STEPPERS = "auditor author approver operator break-glass"
 READERS = {"own": "tenant-viewer tenant-admin", "every": "dpo auditor"}
 SELF = {"every": " ".join(role.value for role in Role if role is not Role.BOOTSTRAP)}
 
@@ -70,6 +78,26 @@ ROWS = {
         "/v1/audit/proofs/consistency?log=tenant/{tenant}&old_size=1&size=2", **READERS, absent=404
     ),
     "getTile": Row("/v1/audit/tiles/0/0?log=tenant/{tenant}&width=1", **READERS, absent=404),
+    "listRevisions": Row("/v1/policies", every=POLICY_READERS, ok=409),
+    "getRevision": Row("/v1/policies/1", every=POLICY_READERS, ok=409),
+    "reviewRevision": Row("/v1/policies/1/review", every=POLICY_READERS, ok=409),
+    "getRelease": Row("/v1/policies/release", every=POLICY_STEPPERS, own="tenant-admin", ok=409),
+    "listReleaseRecords": Row("/v1/policies/records", every=POLICY_STEPPERS, own="tenant-admin", ok=409),
+    "validatePolicy": Row("/v1/policies:validate", every="author approver", body={"source": POLICY}),
+    "lintPolicy": Row("/v1/policies:lint", every="author approver", body={"source": POLICY}),
+    "testPolicy": Row("/v1/policies:test", every="author approver", body={"source": POLICY, "cases": CASES}),
+    "diffPolicy": Row("/v1/policies:diff", every="author approver", body={"source": POLICY, "old": POLICY}),
+    "provePolicy": Row("/v1/policies:prove", every="author approver", body={"source": POLICY}),
+    "explainDecision": Row(
+        "/v1/decisions:explain", every="author approver", body=QUESTION | {"source": POLICY}
+    ),
+    "proposePolicy": Row("/v1/policies:propose", every="author approver", body=STEP, ok=409),
+    "approvePolicy": Row("/v1/policies:approve", every="approver", body=STEP, ok=409),
+    "consentToPolicy": Row("/v1/policies:consent", own="tenant-admin", body=STEP, ok=409),
+    "activatePolicy": Row("/v1/policies:activate", every="approver", body=STEP, ok=428),
+    "stagePolicy": Row("/v1/policies:stage", every="approver operator", body=STEP, ok=428),
+    "revokeGrants": Row("/v1/policies:revoke", every="approver break-glass", body=STEP, ok=409),
+    "breakGlass": Row("/v1/policies:break-glass", every="approver break-glass", body=STEP, ok=409),
     "requestErasure": Row(
         "/v1/erasures",
         own="tenant-admin",
@@ -232,7 +260,7 @@ def test_everybody_is_answered_as_written_down(world: World, operation: str) -> 
 def test_foreign_and_absent_are_one_answer(world: World, operation: str) -> None:
     """The same bytes for a tenant that exists and one that does not; those who see all see the difference."""
     row = ROWS[operation]
-    if "{" not in row.path + json.dumps(row.body or {}).strip("{}"):
+    if re.search(r"\{[a-z]+\}", row.path + json.dumps(row.body)) is None:
         return
     for role in row.own.split():
         foreign, absent = (world.send(operation, f"{role}@acme", about) for about in ("foreign", "absent"))

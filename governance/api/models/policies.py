@@ -1,0 +1,171 @@
+"""Policies, as the API shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvcustody.governance.api.models.base import LARGE, Model, Utc, Whole, example
+
+SOURCE = "schema: kvcustody/policy@1\nname: example\n…"
+Source = Annotated[str, Field(min_length=1, max_length=1 << 20)]
+Ids = Annotated[list[Annotated[str, Field(min_length=1, max_length=160)]], Field(max_length=1000)]
+_REVISION = {
+    "revision": 3,
+    "name": "regulated-saas",
+    "digest": "sha256:…",
+    "author": "alice",
+    "note": "joint evaluation",
+    "state": "active",
+    "approver": "bob",
+    "issued_us": 1_780_000_000_000_000,
+    "expires_us": 1_811_536_000_000_000,
+    "restores": 0,
+}
+
+
+class PolicySource(Model):
+    """A policy document; `revoked` are ids that stay revoked whatever it says."""
+
+    model_config = example({"source": SOURCE})
+
+    source: Source
+    revoked: Ids = Field(default_factory=list)
+
+
+class PolicyPair(Model):
+    """Two documents; without `old`, the active revision."""
+
+    model_config = example({"source": SOURCE, "old": SOURCE})
+
+    source: Source
+    old: Source | None = None
+    revoked: Ids = Field(default_factory=list)
+
+
+class PolicyQuestion(Model):
+    """One request to explain: under a document, or the active revision."""
+
+    model_config = example(
+        {"reader": "acme-labs", "owner": "acme", "classification": "internal", "via": "grant"}
+    )
+
+    reader: Annotated[str, Field(min_length=1, max_length=128)]
+    owner: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+    classification: Annotated[str, Field(min_length=1, max_length=128)]
+    action: Literal["admit", "reuse", "publish", "retain", "offload", "export", "administer"] = "reuse"
+    scope: Literal["session", "subject", "tenant", "group", "public"] = "tenant"
+    via: Literal["own", "grant", "segment"] = "own"
+    at_us: Annotated[int | None, Field(ge=0, lt=LARGE)] = None
+    grant: Annotated[str | None, Field(min_length=1, max_length=160)] = None
+    source: Source | None = None
+
+
+class CasesRequest(Model):
+    """Cases to run against a document."""
+
+    model_config = example({"source": SOURCE, "cases": "cases: []"})
+
+    source: Source
+    cases: Source
+
+
+class PolicyProblem(Model):
+    """Something in a document, where it is and what to do about it."""
+
+    line: int
+    column: int
+    code: str
+    message: str
+    hint: str
+
+
+class Validation(Model):
+    """Whether a document is sound; `digest` is of its meaning."""
+
+    model_config = example({"sound": True, "digest": "sha256:…", "problems": [], "omitted": 0})
+
+    sound: bool
+    digest: str | None
+    problems: list[PolicyProblem]
+    omitted: int
+
+
+class Answer(BaseModel):
+    """An answer of the policy workbench, in the form of its command's `--json`."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"verdict": "narrower"}]})
+
+
+class Revision(Model):
+    """A revision of the policy."""
+
+    model_config = example(_REVISION)
+
+    revision: Whole
+    name: str
+    digest: str
+    author: str
+    note: str
+    state: Literal["proposed", "approved", "staged", "active", "past"]
+    approver: str | None
+    issued_us: Utc
+    expires_us: Utc
+    restores: Whole
+
+
+class RevisionDetail(Revision):
+    """A revision with its document."""
+
+    model_config = example(_REVISION | {"document": SOURCE})
+
+    document: str
+
+
+class Revisions(Model):
+    """A page of revisions, newest first."""
+
+    model_config = example({"items": [_REVISION], "next": None})
+
+    items: list[Revision]
+    next: str | None
+
+
+class Release(Model):
+    """Where the release stands: what the next step builds on. Its `ETag` goes into `If-Match` of an activation."""
+
+    model_config = example(
+        {
+            "audience": "example.com/production",
+            "steps": 7,
+            "head": "sha256:…",
+            "active_revision": 3,
+            "staged_revision": 0,
+            "revoked": [],
+        }
+    )
+
+    audience: str
+    steps: Whole
+    head: str
+    active_revision: Whole
+    staged_revision: Whole
+    revoked: list[str]
+
+
+class Records(Model):
+    """Signed steps in their order, each exactly as it was signed."""
+
+    model_config = example({"items": ['{"action":"proposed"}'], "next": None})
+
+    items: list[str]
+    next: str | None
+
+
+class SignedStep(Model):
+    """A step as its signer made it (`kvcustody policy …`, release record)."""
+
+    model_config = example({"record": '{"action":"proposed","number":1}'})
+
+    record: Annotated[str, Field(min_length=2, max_length=2 << 20)]

@@ -1,0 +1,211 @@
+"""Operations of the policy's release: what stands, the revisions, and the signed steps that people take.
+
+S1 A step arrives signed by its caller's own key; each operation takes the kind of step that its role may take.
+S2 An activation builds on what its caller has seen: `If-Match` is the `ETag` of the release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Header, Path, Response
+
+from kvcustody.errors import PolicyError
+from kvcustody.governance.api.builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.policies import (
+    Answer,
+    Records,
+    Release,
+    RevisionDetail,
+    Revisions,
+    SignedStep,
+)
+from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.api.pages import page
+from kvcustody.governance.release import gates
+from kvcustody.governance.release.record import Step
+from kvcustody.governance.release.state import Proposal, ReleaseState
+from kvcustody.governance.service.cursor import Question
+from kvcustody.governance.service.policy_desk import PolicyDesk
+from kvcustody.governance.service.problems import ProblemError, not_found
+from kvcustody.governance.service.roles import Action
+
+Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
+IfMatch = Annotated[
+    str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
+]
+_ANY = (Action.APPROVE_POLICY, Action.STAGE_POLICY, Action.NARROW_POLICY, Action.CONSENT, Action.WRITE_POLICY)
+_read = partial(Operation, method="GET", action=Action.READ_POLICY, tag="policies")
+_STEPS: tuple[tuple[str, str, Action, tuple[Step, ...], bool | None, str], ...] = (
+    ("proposePolicy", "propose", Action.WRITE_POLICY, (Step.PROPOSED,), None,
+     "Propose a document as the next revision, or again what an earlier revision said (a roll-back)."),
+    ("approvePolicy", "approve", Action.APPROVE_POLICY, (Step.APPROVED,), None,
+     "Approve a revision that somebody else proposed, and exactly what it widens."),
+    ("consentToPolicy", "consent", Action.CONSENT, (Step.CONSENTED,), None,
+     "The owner's consent to what a revision opens on its own tenant's data."),
+    ("activatePolicy", "activate", Action.ACTIVATE_POLICY, (Step.ACTIVATED,), False,
+     "Put an approved revision into effect, once its proof holds and every owner has consented."),
+    ("stagePolicy", "stage", Action.STAGE_POLICY, (Step.ACTIVATED,), True,
+     "Put an approved revision into effect for some tenants, or for a share of them."),
+    ("revokeGrants", "revoke", Action.NARROW_POLICY, (Step.REVOKED,), None,
+     "Take grants, segments or groups back for good; in effect before it is on record."),
+    ("breakGlass", "break-glass", Action.NARROW_POLICY, (Step.BROKE_GLASS,), None,
+     "One person's act in an emergency, for hours: only narrower, or a revision that was in effect."),
+)  # fmt: skip
+
+
+def add_policies(api: Api) -> None:
+    """Declare the operations."""
+    missing = ("not-found", "conflict")
+    api.add(
+        _read("listRevisions", path="/v1/policies"),
+        revisions,
+        answers=Revisions,
+        problems=("conflict", "cursor-invalid"),
+    )
+    standing = Operation(
+        "getRelease", "GET", "/v1/policies/release", Action.READ_POLICY, "policies", also=_ANY
+    )
+    api.add(standing, release, answers=Release, problems=("conflict",))
+    records_ = Operation(
+        "listReleaseRecords", "GET", "/v1/policies/records", Action.READ_POLICY, "policies", also=_ANY
+    )
+    api.add(records_, records, answers=Records, problems=("conflict", "cursor-invalid"))
+    api.add(
+        _read("getRevision", path="/v1/policies/{revision}"),
+        revision_of,
+        answers=RevisionDetail,
+        problems=missing,
+    )
+    api.add(
+        _read("reviewRevision", path="/v1/policies/{revision}/review"),
+        review,
+        answers=Answer,
+        problems=missing,
+    )
+    for name, verb, action, steps, staged, says in _STEPS:
+        operation = Operation(name, "POST", f"/v1/policies:{verb}", action, "policies", keyed=True)
+        problems = ("conflict", "changed", "if-match-required") if staged is not None else ("conflict",)
+        api.add(operation, _taking(steps, staged, says), answers=Release, problems=problems)
+
+
+def revisions(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Every revision, newest first."""
+    state = _state(service.policies)
+    items = [_revision(state, state.proposals[number]) for number in sorted(state.proposals, reverse=True)]
+    return page(service, Question("listRevisions", caller.name, {}), items, cursor, limit)
+
+
+def release(service: Serving) -> Response:
+    """Where the release stands."""
+    return _release(_state(service.policies))
+
+
+def records(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """The signed steps themselves, oldest first: whoever trusts nobody folds and verifies them."""
+    service.policies.trust  # noqa: B018 - `conflict` where there is none
+    items = [{"record": data.decode()} for data in service.policies.records()]
+    found = page(service, Question("listReleaseRecords", caller.name, {}), items, cursor, limit)
+    return {"items": [item["record"] for item in found["items"]], "next": found["next"]}
+
+
+def revision_of(service: Serving, revision: Number) -> dict[str, Any]:
+    """One revision, with its document."""
+    state = _state(service.policies)
+    found = _proposal(state, revision)
+    return _revision(state, found) | {"document": found.document}
+
+
+def review(service: Serving, revision: Number) -> Response:
+    """The proof of a revision, what it changes against the active one, and the consents that are missing."""
+    state = _state(service.policies)
+    found = gates.review(state, _proposal(state, revision))
+    answer = {
+        "proof": found.proof.data(),
+        "change": found.change.data(),
+        "cells": found.cells,
+        "missing": [opening.data() for opening in found.missing],
+    }
+    return Response(orjson.dumps(answer, default=str), media_type="application/json")
+
+
+def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable[..., Response]:
+    if staged is None:
+
+        def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
+            return _taken(service.policies, what, caller.name, steps, None)
+
+        take.__doc__ = says
+        return take
+
+    def take_matching(
+        caller: Asking, service: Serving, what: SignedStep, if_match: IfMatch = None
+    ) -> Response:
+        if if_match is None:
+            raise ProblemError("if-match-required")
+        if if_match.strip() not in (_tag(_state(service.policies)), "*"):
+            raise ProblemError("changed")
+        return _taken(service.policies, what, caller.name, steps, staged)
+
+    take_matching.__doc__ = says
+    return take_matching
+
+
+def _taken(
+    desk: PolicyDesk, what: SignedStep, caller: str, steps: tuple[Step, ...], staged: bool | None
+) -> Response:
+    desk.trust  # noqa: B018 - `conflict` where there is none
+    return _release(desk.take(what.record.encode(), caller=caller, steps=steps, staged=staged))
+
+
+def _state(desk: PolicyDesk) -> ReleaseState:
+    return desk.state()
+
+
+def _tag(state: ReleaseState) -> str:
+    return f'"{state.head}"'
+
+
+def _release(state: ReleaseState) -> Response:
+    answer = {
+        "audience": state.trust.audience,
+        "steps": len(state.records),
+        "head": state.head,
+        "active_revision": state.active_revision,
+        "staged_revision": 0 if state.staged is None else state.staged.revision,
+        "revoked": sorted(state.revoked),
+    }
+    return Response(orjson.dumps(answer), media_type="application/json", headers={"ETag": _tag(state)})
+
+
+def _proposal(state: ReleaseState, revision: int) -> Proposal:
+    try:
+        return state.proposal(revision)
+    except PolicyError:
+        raise not_found() from None
+
+
+def _revision(state: ReleaseState, found: Proposal) -> dict[str, Any]:
+    standing = "approved" if found.approval is not None else "proposed"
+    if found is state.staged:
+        standing = "staged"
+    elif found is state.active:
+        standing = "active"
+    elif found.activated:
+        standing = "past"
+    return {
+        "revision": found.revision,
+        "name": found.policy.name,
+        "digest": found.manifest.digest,
+        "author": found.author,
+        "note": found.note,
+        "state": standing,
+        "approver": None if found.approval is None else found.approval.approver,
+        "issued_us": found.manifest.issued_us,
+        "expires_us": found.manifest.expires_us,
+        "restores": found.restores,
+    }

@@ -1,0 +1,142 @@
+"""Operations of the policy workbench: validate, lint, test, diff, prove, explain. They change and keep nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import Response
+
+from kvcustody.governance.api.builder import Api, Serving
+from kvcustody.governance.api.models.policies import (
+    Answer,
+    CasesRequest,
+    PolicyPair,
+    PolicyQuestion,
+    PolicySource,
+    Validation,
+)
+from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.release import gates
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.roles import Action
+from kvcustody.governance.service.service import Service
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.ir import Action as PolicyAction
+from kvcustody.policies.ir import Scope, Via
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.problems import PolicyRejected, Problem
+from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.workbench.cases import load_cases
+from kvcustody.policies.workbench.diff import diff
+from kvcustody.policies.workbench.explain import explain
+from kvcustody.policies.workbench.lint import lint
+from kvcustody.policies.workbench.prove import prove
+from kvcustody.policies.workbench.request import Request
+from kvcustody.policies.workbench.run_cases import run_cases
+from kvcustody.policies.workbench.validate import validate
+
+NAME = "policy"
+_work = partial(Operation, method="POST", action=Action.WRITE_POLICY, tag="policies")
+
+
+def add_workbench(api: Api) -> None:
+    """Declare the operations."""
+    api.add(_work("validatePolicy", path="/v1/policies:validate"), validated, answers=Validation)
+    api.add(_work("lintPolicy", path="/v1/policies:lint"), linted, answers=Validation)
+    api.add(_work("testPolicy", path="/v1/policies:test"), tested, answers=Answer)
+    api.add(_work("diffPolicy", path="/v1/policies:diff"), compared, answers=Answer, problems=("conflict",))
+    api.add(_work("provePolicy", path="/v1/policies:prove"), proved, answers=Answer)
+    api.add(
+        _work("explainDecision", path="/v1/decisions:explain"),
+        explained,
+        answers=Answer,
+        problems=("conflict",),
+    )
+
+
+def validated(what: PolicySource) -> dict[str, Any]:
+    """What is wrong with a document, each with line, column, code and what to do; nothing is guessed or repaired."""
+    found = validate(what.source, name=NAME)
+    problems = [_problem(problem) for problem in found.problems]
+    return {"sound": found.sound, "digest": found.digest, "problems": problems, "omitted": found.omitted}
+
+
+def linted(service: Serving, what: PolicySource) -> dict[str, Any]:
+    """What in a sound document is probably not meant: rules that do nothing, grants that end, names that look alike."""
+    table = _table(what.source, what.revoked)
+    problems = [_problem(problem) for problem in lint(table, now_us=service.clock.utc_us())]
+    return {"sound": True, "digest": table.digest, "problems": problems, "omitted": 0}
+
+
+def tested(what: CasesRequest) -> Response:
+    """Run cases against a document: each result, and what the cases did not reach."""
+    table = _table(what.source, [])
+    report = run_cases(table, _rejecting(load_cases, what.cases, policy=table.policy))
+    return _answer(report.data())
+
+
+def compared(service: Serving, what: PolicyPair) -> Response:
+    """What a document decides differently from another, or from the active revision: cells, openings, obligations."""
+    new = _table(what.source, what.revoked)
+    old = _active(service) if what.old is None else _table(what.old, what.revoked)
+    return _answer(diff(old, new).data())
+
+
+def proved(what: PolicySource) -> Response:
+    """Prove isolation over the whole finite domain of a document, or show the request that breaks it."""
+    return _answer(prove(_table(what.source, what.revoked)).data())
+
+
+def explained(service: Serving, what: PolicyQuestion) -> Response:
+    """Why one request is permitted or denied; for a deny, the nearest permit and the term that failed."""
+    table = _active(service) if what.source is None else _table(what.source, [])
+    levels = table.policy.classifications
+    if what.classification not in levels:
+        raise ProblemError("invalid", "`classification` is none of the policy's")
+    request = Request(
+        PolicyAction[what.action.upper()],
+        what.reader,
+        what.owner or what.reader,
+        levels.index(what.classification),
+        Scope[what.scope.upper()],
+        Via[what.via.upper()],
+        service.clock.utc_us() if what.at_us is None else what.at_us,
+        what.grant,
+    )
+    return _answer(explain(table, request).data())
+
+
+def _table(source: str, revoked: list[str]) -> DecisionTable:
+    policy = _rejecting(load_policy, source)
+    return compile_policy(policy, revision=1, revoked=frozenset(revoked))
+
+
+def _rejecting(load: Any, source: str, **more: Any) -> Any:
+    """What `load` makes of a text; raises `invalid` with every problem where it is refused."""
+    try:
+        return load(source, name=NAME, **more)
+    except PolicyRejected as error:
+        found = [
+            {"at": f"{item.line}:{item.column}", "what": f"{item.code} {item.message}; {item.hint}"[:500]}
+            for item in error.problems[:50]
+        ]
+        raise ProblemError("invalid", "the document is rejected", errors=found) from None
+
+
+def _active(service: Service) -> DecisionTable:
+    table = gates.tables_of(service.policies.state())
+    if table is None:
+        raise ProblemError("conflict", "no revision is active yet")
+    return table
+
+
+def _answer(data: Any) -> Response:
+    return Response(orjson.dumps(data, default=str), media_type="application/json")
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    shown = problem._asdict()
+    del shown["file"]
+    return shown
