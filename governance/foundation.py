@@ -15,6 +15,9 @@ import kvcustody
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.store import open_store
+from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.audit.witness.client import read_addresses
+from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.governance import core_dumps
@@ -65,6 +68,9 @@ def open_foundation(
         clock=clock,
         spill_directory=settings.spill_path,
         settings=sizes,
+        subject_keys=None
+        if settings.subject_keys_url is None
+        else SubjectKeys.open(settings.subject_keys_url),
     )
     stack.callback(writer.close)
     started = WorkerStarted(
@@ -83,6 +89,7 @@ def open_foundation(
         signer.start()
         stack.callback(signer.close)
         stack.callback(writer.flush)  # what is written by then is signed
+        _take_to_witnesses(settings, engine, stack)
     return Foundation(standing, keyring, writer, signer)
 
 
@@ -95,6 +102,14 @@ def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Cloc
     memory = path.with_name(path.name + ".last")
     seconds = settings.checkpoint_seconds
     return CheckpointSigner(engine, [key], memory=memory, clock=clock, interval_seconds=seconds)
+
+
+def _take_to_witnesses(settings: Settings, engine: Engine, stack: ExitStack) -> None:
+    """Checkpoints go to the configured witnesses, behind everything else."""
+    if settings.witnesses_path is not None:
+        submitter = WitnessSubmitter(engine, read_addresses(settings.witnesses_path))
+        submitter.start()
+        stack.callback(submitter.close)
 
 
 def _announce(writer: EventWriter, settings: Settings, table: DecisionTable, started: WorkerStarted) -> None:

@@ -74,6 +74,17 @@ class Settings(BaseSettings):
         repr=False,
         description="The ledger: an SQLite file or a PostgreSQL server, as an SQLAlchemy URL.",
     )
+    subject_keys_url: str | None = Field(
+        None,
+        repr=False,
+        description="A store of subject keys apart from the ledger (an SQLite file or a PostgreSQL server, as a URL): "
+        "with it the ledger names nobody, and destroying a key unlinks a subject in every backup too.",
+    )
+    witnesses_path: Path | None = Field(
+        None,
+        description="File of witnesses to which checkpoints are taken: a line `URL VKEY` for each. Without one, split "
+        "views and cut tails of the ledger are undetected.",
+    )
     spill_path: Path = Field(
         Path("kvcustody.spill"),
         description="Folder for events that cannot reach the ledger for a while; must be on a local disk.",

@@ -12,11 +12,20 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from kvcustody.audit.checkpoint import verify
-from kvcustody.audit.note import KeyKind, NoteError, Signature, VerifierKey, parse_note, parse_signatures
+from kvcustody.audit.note import (
+    KeyKind,
+    NoteError,
+    Signature,
+    VerifierKey,
+    parse_note,
+    parse_signatures,
+    parse_vkey,
+)
 from kvcustody.audit.witness.memory import WitnessError
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint
 from kvcustody.audit.witness.server import ADD_CHECKPOINT, connect
@@ -40,6 +49,22 @@ class WitnessAddress:
             raise WitnessError(
                 f"witness `{self.key.name}` has the address `{self.url}`; use https:// or unix:/"
             )
+
+
+def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
+    """Witnesses from a file: a line `URL VKEY` for each, `#` begins a comment. Raises `WitnessError`."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise WitnessError(f"witness file `{path}` cannot be read: {problem}", path=path) from None
+    made = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if words and not line.startswith("#"):
+            if len(words) != 2:
+                raise WitnessError(f"`{path}` line {number} is not `URL VKEY`", path=path, line=number)
+            made.append(WitnessAddress(words[0], parse_vkey(words[1])))
+    return tuple(made)
 
 
 class Cosigned(NamedTuple):
