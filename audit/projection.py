@@ -83,6 +83,7 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "gap": (schema.outages, {}),
     "withdrawn": (schema.outages, {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}),
 }
+TABLES = tuple(dict.fromkeys(table for table, _ in _TABLES.values()))
 _COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
 
 
