@@ -1,7 +1,7 @@
 """The parts of a proof that are no decisions: classifications are never lowered, obligations never loosened.
 
-1. Routes are asked by one plain example of each declared pattern, one that fits none, none at all, and one that
-   cannot be trusted; claims and hints by every known word and one unknown.
+1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none at
+   all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kvcustody.policies.table import DecisionTable
 from kvcustody.policies.workbench.declared import Declared
 from kvcustody.policies.workbench.findings import Findings
 from kvcustody.policies.workbench.request import FRESH, Request
+from kvcustody.policies.workbench.routes import routes
 
 _UNTRUSTED = "/v1/../v1"
 _UNKNOWN = "~unknown"
@@ -31,7 +32,7 @@ def check_levels(
         )
         return
     for tenant in _told_apart(table.policy, declared.policy, tenants):
-        for route, claim, hint in product(_routes(table.policy, declared.policy, tenant), words, words):
+        for route, claim, hint in product(_asked(table.policy, declared.policy, tenant), words, words):
             findings.levels_checked += 1
             got = table.classify(tenant, route, claim, hint)
             least = _least(declared, tenant, route, claim, hint)
@@ -48,19 +49,9 @@ def _told_apart(one: Policy, other: Policy, tenants: Sequence[str]) -> list[str]
     return [*(tenant for tenant in tenants if tenant in named), *rest[:1], FRESH[0]]
 
 
-def _routes(one: Policy, other: Policy, tenant: str) -> list[str | None]:
-    patterns = {
-        rule.route
-        for policy in (one, other)
-        for rule in policy.classify
-        if rule.route is not None and rule.tenant in (tenant, EVERY_TENANT)
-    }
-    plain = {pattern.replace("*", "x") for pattern in patterns}
-    deep = {
-        f"{pattern.removesuffix('*')}x/y".replace("*", "x") for pattern in patterns if pattern.endswith("*")
-    }
-    upper = {route.upper() for route in plain}
-    return [None, "/~/fits/none", _UNTRUSTED, *sorted(plain | deep | upper)]
+def _asked(one: Policy, other: Policy, tenant: str) -> list[str | None]:
+    plain = routes((one, other), tenant)
+    return [_UNTRUSTED, *plain, *(route.upper() for route in plain if route is not None)]
 
 
 def _least(declared: Declared, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:

@@ -2,18 +2,20 @@
 
 1. A tenant that only one of the two lists is compared with what the other says of unlisted ones; where one of them
    refuses it, its cells tell the change.
-2. Routes are asked by one plain example of each declared pattern; claims and hints only raise alike in both.
+2. Routes are asked by one example of each set of patterns that a route can match; claims and hints raise alike in
+   both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvcustody.policies.ir import EVERY_TENANT, Labels, OnRunning, Policy, Profile
+from kvcustody.policies.ir import Labels, OnRunning, Policy, Profile
 from kvcustody.policies.obligations import Obligations
 from kvcustody.policies.table import DecisionTable
 from kvcustody.policies.workbench.change import DutyChange
 from kvcustody.policies.workbench.duties import looser
+from kvcustody.policies.workbench.routes import routes
 
 _APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
 
@@ -28,7 +30,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
         if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
             yield from _obligations(old, new, tenant)
     for tenant in _told_apart(old.policy, new.policy, tenants):
-        for route in _routes(old.policy, new.policy, tenant):
+        for route in routes((old.policy, new.policy), tenant):
             yield from _levels(old, new, tenant, route)
             yield from _labels(old, new, tenant, route)
 
@@ -77,16 +79,6 @@ def _told_apart(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[st
     named |= {tenant.id for policy in (one, other) for tenant in policy.tenants if tenant.labels}
     rest = [tenant for tenant in tenants if tenant not in named]
     return [*(tenant for tenant in tenants if tenant in named), *rest[:1]]
-
-
-def _routes(one: Policy, other: Policy, tenant: str) -> list[str | None]:
-    patterns = {
-        rule.route.replace("*", "x")
-        for policy in (one, other)
-        for rule in policy.classify
-        if rule.route is not None and rule.tenant in (tenant, EVERY_TENANT)
-    }
-    return [None, *sorted(patterns)]
 
 
 def _levels(old: DecisionTable, new: DecisionTable, tenant: str, route: str | None) -> Iterator[DutyChange]:
