@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy import Engine
 
 from kvcustody.audit.note import parse_vkey
-from kvcustody.audit.store import open_store
+from kvcustody.audit.store import check_store, open_store
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.errors import ConfigError
+from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.release.desk import ReleaseDesk
 from kvcustody.governance.release.signer import FileSigner, open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
@@ -55,13 +56,21 @@ def open_desk(store: str, trust: Path) -> Iterator[ReleaseDesk]:
             )
         engine = open_store(folder / "ledger.db" if is_folder else store)
         stack.callback(engine.dispose)
-        upgrade(engine)
+        _bring_up(engine)
         spill = folder / "spill" if is_folder else folder
         spill.mkdir(mode=0o700, parents=True, exist_ok=True)
         writer = EventWriter(engine, worker="policy-release", clock=SystemClock(), spill_directory=spill)
         stack.callback(writer.close)
         records: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
         yield ReleaseDesk(records, trusted, clock=SystemClock(), ledger=writer)
+
+
+def _bring_up(engine: Engine) -> None:
+    """The ledger's schema as this program knows it; looking first is quicker than migrating nothing."""
+    try:
+        check_store(engine)
+    except LedgerError:
+        upgrade(engine)
 
 
 def signer_of(path: Path) -> FileSigner:

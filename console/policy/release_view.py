@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcustody.console.command import print_json
 from kvcustody.governance.release.gates import Review
-from kvcustody.governance.release.state import Proposal, ReleaseState
+from kvcustody.governance.release.state import Proposal, ReleaseState, read_stage
 from kvcustody.policies.workbench.request import instant
 
 
@@ -54,7 +54,7 @@ def _detail(body: Any) -> str:
     if "what" in body:
         return f"{body['what']['owner']} lets {body['what']['reader']} read through {body['what']['id']}"
     if body.get("stage"):
-        return f"stage {', '.join(body['stage']['tenants'])} {body['stage']['share']}"
+        return f"staged for {read_stage(body['stage'])}"
     return str(body.get("verdict", ""))
 
 

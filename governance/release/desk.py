@@ -172,9 +172,16 @@ class ReleaseDesk:
 
     def bundle(self, revision: int) -> bytes:
         """An approved revision as a signed bundle; raises `ReleaseError` for one that is not approved."""
-        proposal = self.state().proposal(revision)
+        state = self.state()
+        proposal = state.proposal(revision)
         if proposal.approval is None or proposal.is_break_glass:
             raise ReleaseError(f"revision `{revision}` is not approved, so there is no bundle of it")
+        since = sorted(state.revoked - set(proposal.manifest.revoked))
+        if since:
+            raise ReleaseError(
+                f"revision `{revision}` does not know that `{since[0]}` was revoked; release a new revision, whose "
+                "bundle does"
+            )
         return write_bundle(proposal.bundle())
 
     # -- how a step is taken ------------------------------------------------------------------------------------------

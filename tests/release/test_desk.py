@@ -315,6 +315,9 @@ def test_the_bundle_of_an_approved_revision_is_what_a_worker_may_start_from(file
     files.approve(1)
     verified = verify(files.desk.bundle(1), files.people.trust, now_utc_us=files.clock.utc_us())
     assert set(verified.signers) == {"ada", "grace"}
+    files.desk.revoke(["anything"], files.people.grace, reason="x")
+    with pytest.raises(ReleaseError, match="does not know that `anything` was revoked"):
+        files.desk.bundle(1)
 
 
 def test_no_byte_of_a_record_may_change(files: Release) -> None:
