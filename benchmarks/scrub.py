@@ -1,10 +1,12 @@
 """Scrub, verify and copy bandwidth, as a ratio of `torch.Tensor.zero_()` over the same bytes in the same run.
 
-    python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 15] [--json FILE]
+    python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 15] [--full] [--json FILE]
 
 Each point scrubs `--mib` of a pool twice that size: the listed blocks adjacent, or drawn at random. The
 measures take turns, and the best of `--repeats` counts, since anything else on the machine only adds time.
-On CUDA, times are of events on the stream; the list's copy to the device is included.
+On CUDA, times are of events on the stream; the list's copy to the device is included, and the launch is the one
+that tuning chose for this device. `read back` is the scrub with every block read in the same launch; `peer` is an
+engine's own way of zeroing (peer_zero.py). `--full` goes on to 4 MiB pieces, 1 to 100,000 blocks and 1 to 128 layers.
 """
 
 from __future__ import annotations
@@ -27,12 +29,17 @@ from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.verify import verify
 
 PIECES = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
+FULL_PIECES = (8 << 10, 16 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20)
+FULL_LAYERS = (1, 8, 32, 128)
+ORDERS = ("adjacent", "scattered")
+COUNTS = (1, 10, 100, 1_000, 10_000, 100_000)
 
 
 class Point(NamedTuple):
     """One line of the table; rates in GB/s."""
 
     piece_bytes: int
+    layers: int
     blocks: int
     order: str
     zero_gbps: float
@@ -40,6 +47,8 @@ class Point(NamedTuple):
     naive_gbps: float
     verify_gbps: float
     copy_gbps: float
+    peer_gbps: float  # nan without a device
+    read_back_gbps: float  # the same
 
     @property
     def ratio(self) -> float:
@@ -66,24 +75,35 @@ def naive(table: SegmentTable, blocks: np.ndarray) -> None:
         tensor[:, index] = 0
 
 
-def measure(piece: int, order: str, options: argparse.Namespace) -> Point:
+def measure(
+    piece: int,
+    order: str,
+    options: argparse.Namespace,
+    *,
+    layers: int | None = None,
+    count: int | None = None,
+) -> Point:
     device = torch.device(options.device)
-    segments = 2 * options.layers
-    listed = max(8, (options.mib << 20) // (piece * segments))
-    shape = (2, 2 * listed, piece // 256, 128)  # bf16: 256 bytes a head
-    tensors = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(options.layers)]
+    layers = layers or options.layers
+    segments = 2 * layers
+    listed = count or max(8, (options.mib << 20) // (piece * segments))
+    tensors = [
+        torch.zeros((2, 2 * listed, piece // 2), dtype=torch.bfloat16, device=device) for _ in range(layers)
+    ]
     table = SegmentTable.from_tensors(tensors, layout="kv_blocks")
     flat = torch.zeros(listed * table.bytes_per_block, dtype=torch.uint8, device=device)
     generator = np.random.default_rng(1)
     blocks = np.arange(listed) if order == "adjacent" else generator.permutation(2 * listed)[:listed]
     rest = np.setdiff1d(np.arange(2 * listed), blocks)
-    work = {
+    work: dict[str, Callable[[], object]] = {
         "zero": flat.zero_,
         "scrub": lambda: scrub(table, blocks),
         "naive": lambda: naive(table, blocks),
         "verify": lambda: verify(table, blocks),
         "copy": lambda: copy(table, blocks, rest),
     }
+    if device.type == "cuda":
+        work |= on_device(table, blocks)
     best = dict.fromkeys(work, float("inf"))
     for _ in range(
         options.repeats + 1
@@ -92,9 +112,37 @@ def measure(piece: int, order: str, options: argparse.Namespace) -> Point:
             best[name] = min(best[name], seconds(one, device))
     assert not len(verify(table, blocks).dirty)
     rates = {name: len(flat) / spent / 1e9 for name, spent in best.items()}
-    return Point(
-        piece, listed, order, *(rates[name] for name in ("zero", "scrub", "naive", "verify", "copy"))
-    )
+    columns = ("zero", "scrub", "naive", "verify", "copy", "peer", "read_back")
+    return Point(piece, layers, listed, order, *(rates.get(name, float("nan")) for name in columns))
+
+
+def on_device(table: SegmentTable, blocks: np.ndarray) -> dict[str, Callable[[], object]]:
+    """What only a device has: the tuned strategy, an engine's own kernel, and a read-back in the same launch."""
+    from peer_zero import PeerZero
+
+    from kvcustody.kernels.entry import entries_of
+    from kvcustody.kernels.scrub import launch_scrub
+    from kvcustody.kernels.tuning import tune
+
+    chosen = tune(table).chosen
+    peer, ordered = PeerZero(table), np.sort(blocks)
+
+    def engine_own() -> None:
+        peer.zero(torch.from_numpy(blocks).to(table.device))
+
+    def read_back() -> None:
+        entries = torch.from_numpy(entries_of(ordered, chosen.group, read_back=True)).to(table.device)
+        flags = torch.zeros(len(entries), dtype=torch.int32, device=table.device)
+        launch_scrub(table, entries, strategy=chosen, flags=flags)
+
+    return {"peer": engine_own, "read_back": read_back}
+
+
+def full(options: argparse.Namespace) -> list[Point]:
+    """The whole grid of a device: pieces by order, then counts of blocks, then layers."""
+    points = [measure(piece, order, options) for piece in FULL_PIECES for order in ORDERS]
+    points += [measure(32 << 10, "scattered", options, layers=1, count=count) for count in COUNTS]
+    return points + [measure(32 << 10, "scattered", options, layers=layers) for layers in FULL_LAYERS]
 
 
 def small(options: argparse.Namespace) -> float:
@@ -117,21 +165,24 @@ def main() -> None:
     )
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--full", action="store_true", help="the whole grid of a device")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     probe = SegmentTable.from_tensors([torch.zeros(1, 16, device=options.device)])
     path = "triton" if uses_triton(probe) else "torch"
     print(f"{options.device}, {path} path, {options.mib} MiB a point, {options.layers} layers")
-    columns = "".join(f"{name:>8}" for name in ("zero_", "scrub", "ratio", "naive", "verify", "copy"))
-    print(f"{'piece':>9}{'blocks':>8}  {'order':9}{columns}   (GB/s)")
+    columns = "".join(f"{name:>8}" for name in ("zero_", "scrub", "ratio", "naive", "verify", "copy", "peer"))
+    print(f"{'piece':>9}{'lay':>4}{'blocks':>8}  {'order':9}{columns} read back   (GB/s)")
     points = []
-    for piece in PIECES:
-        for order in ("adjacent", "scattered"):
-            points.append(one := measure(piece, order, options))
-            print(
-                f"{piece // 1024:>5} KiB{one.blocks:>8}  {order:9}{one.zero_gbps:>8.1f}{one.scrub_gbps:>8.1f}"
-                f"{one.ratio:>8.2f}{one.naive_gbps:>8.1f}{one.verify_gbps:>8.1f}{one.copy_gbps:>8.1f}"
-            )
+    every = full(options) if options.full else (measure(p, o, options) for p in PIECES for o in ORDERS)
+    for one in every:
+        points.append(one)
+        print(
+            f"{one.piece_bytes // 1024:>5} KiB{one.layers:>4}{one.blocks:>8}  {one.order:9}{one.zero_gbps:>8.1f}"
+            f"{one.scrub_gbps:>8.1f}{one.ratio:>8.2f}{one.naive_gbps:>8.1f}{one.verify_gbps:>8.1f}{one.copy_gbps:>8.1f}"
+            f"{one.peer_gbps:>8.1f}{one.read_back_gbps:>10.1f}",
+            flush=True,
+        )
     one_block_us = small(options)
     print(f"one block of {options.layers} layers: {one_block_us:.1f} us")
     if options.json:

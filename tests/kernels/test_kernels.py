@@ -24,7 +24,9 @@ from kvcustody.kernels.segment import Layout, SegmentTable, runs_of
 from kvcustody.kernels.strategy import Strategy, default_strategy, group_max
 from kvcustody.kernels.verify import verify, verify_kernel
 
+DEVICE = os.environ.get("KVCUSTODY_TEST_DEVICE", "cpu")  # `cuda` runs the same cases on a real device
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = INTERPRETED or DEVICE == "cuda"
 EXAMPLES = 12 if INTERPRETED else 60
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.uint8]
 LAYOUTS = [
@@ -43,7 +45,7 @@ LAYOUTS = [
 def poisoned(shape, dtype, offset=0):
     """A tensor whose every byte, its storage's margins too, is 0xFF: NaN in each float format."""
     item = torch.empty(0, dtype=dtype).element_size()
-    raw = torch.full((offset + int(np.prod(shape)) * item + 64,), 0xFF, dtype=torch.uint8)
+    raw = torch.full((offset + int(np.prod(shape)) * item + 64,), 0xFF, dtype=torch.uint8, device=DEVICE)
     start = (-raw.data_ptr()) % 16 + offset
     return raw[start : start + int(np.prod(shape)) * item].view(dtype).view(shape)
 
@@ -80,12 +82,12 @@ def build(kind, dtype, blocks, tokens, heads, dim, layers=2):
 
 
 def storages(tensors):
-    return [raw_bytes(t).numpy().copy() for t in tensors]
+    return [raw_bytes(t).cpu().numpy().copy() for t in tensors]
 
 
 def raw_bytes(tensor):
     """Every byte of the tensor's storage, margins included."""
-    return torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def same(first, second):
@@ -105,7 +107,7 @@ shapes = st.tuples(
 def table_of(shape):
     tensors, layout, block_tokens, views = build(*shape)
     table = SegmentTable.from_tensors(tensors, layout=layout, block_tokens=block_tokens)
-    assert uses_triton(table) == INTERPRETED
+    assert uses_triton(table) == TRITON
     return table, views
 
 
@@ -175,7 +177,7 @@ def test_positive_control_a_forgotten_segment_is_seen(left_out):
 
 def test_addresses_beyond_two_gibibytes():
     table = SegmentTable.from_tensors(
-        [torch.empty(2100, 1 << 20, dtype=torch.uint8)]
+        [torch.empty(2100, 1 << 20, dtype=torch.uint8, device=DEVICE)]
     )  # untouched pages cost nothing
     (cache,) = table.tensors
     cache[2097:].fill_(0xFF)
@@ -253,23 +255,23 @@ def test_sampling_follows_the_share_and_the_seed():
         verify(table, [1], 1.5)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="the torch path cannot index outside a tensor")
+@pytest.mark.skipif(not TRITON, reason="the torch path cannot index outside a tensor")
 def test_the_kernels_themselves_skip_an_index_outside_the_pool():
     table = small()
-    flags = torch.zeros(5, dtype=torch.int32)
+    flags = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     entries = entries_of(np.array([2]), 1, read_back=True).tolist()
     beyond = entries_of(np.array([15, 16]), 2, read_back=True).tolist()  # block 16 is one too many
     far = entries_of(np.array([10**9]), 1, read_back=True).tolist()
-    listed = torch.tensor([-1, *entries, *far, *beyond, IDLE])
+    listed = torch.tensor([-1, *entries, *far, *beyond, IDLE], device=DEVICE)
     launch_scrub(table, listed, strategy=default_strategy(table), flags=flags)
     assert table.scrubbed() == 1
     assert flags.tolist() == [1, 0, 1, 1, 0]  # what was asked for and not read is never called clean
-    flags = torch.zeros(3, dtype=torch.int32)
-    launch(verify_kernel, table, (torch.tensor([-1, 2, 10**12]),), flags=flags)
+    flags = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    launch(verify_kernel, table, (torch.tensor([-1, 2, 10**12], device=DEVICE),), flags=flags)
     assert flags.tolist() == [1, 0, 1]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="one launch is a Triton matter")
+@pytest.mark.skipif(not TRITON, reason="one launch is a Triton matter")
 def test_launches_are_split_only_at_the_grid_limit(monkeypatch):
     table, grids = small(), []
 
@@ -279,14 +281,14 @@ def test_launches_are_split_only_at_the_grid_limit(monkeypatch):
             return scrub_kernel[grid]
 
     monkeypatch.setattr("kvcustody.kernels.scrub.scrub_kernel", Spy())
-    entries = torch.from_numpy(entries_of(np.arange(7), 1))
+    entries = torch.from_numpy(entries_of(np.arange(7), 1)).to(DEVICE)
     launch_scrub(table, entries, strategy=Strategy())
     launch_scrub(table, entries, strategy=Strategy(), programs_max=3 * table.tiles.count)
     assert grids == [7 * table.tiles.count, *[n * table.tiles.count for n in (3, 3, 1)]]
     assert table.scrubbed() == 14
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="strategies are of the Triton path")
+@pytest.mark.skipif(not TRITON, reason="strategies are of the Triton path")
 @pytest.mark.parametrize("kind", ["kv_blocks", "separate", "padded", "scales"])
 @pytest.mark.parametrize(
     "strategy",
@@ -298,8 +300,8 @@ def test_a_strategy_changes_speed_only(kind, strategy):
     table = SegmentTable.from_tensors(tensors, layout=layout, block_tokens=block_tokens)
     strategy = replace(strategy, group=min(strategy.group, group_max(table)))
     listed = np.array([0, 1, 2, 3, 4, 5, 9, 11, 12, 23])
-    flags = torch.zeros(len(entries_of(listed, strategy.group)), dtype=torch.int32)
-    entries = torch.from_numpy(entries_of(listed, strategy.group, read_back=True))
+    flags = torch.zeros(len(entries_of(listed, strategy.group)), dtype=torch.int32, device=DEVICE)
+    entries = torch.from_numpy(entries_of(listed, strategy.group, read_back=True)).to(DEVICE)
     launch_scrub(table, entries, strategy=strategy, flags=flags)
     assert table.scrubbed() == len(listed)
     assert not flags.any()
@@ -309,15 +311,17 @@ def test_a_strategy_changes_speed_only(kind, strategy):
             assert bool((inside == (0 if block in listed else 0xFF)).all()), block
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="the read-back of a launch is of the Triton path")
+@pytest.mark.skipif(not TRITON, reason="the read-back of a launch is of the Triton path")
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_planted_fault_is_seen_exactly_where_it_was_asked_to_look(group, asked):
     table = small()
     entries = entries_of(np.array([1, 2, 3, 8, 14]), group, read_back=asked)
     entries[-2] |= FAULT
-    flags = torch.zeros(len(entries), dtype=torch.int32)
-    launch_scrub(table, torch.from_numpy(entries), strategy=Strategy(group), flags=flags, faulty=True)
+    flags = torch.zeros(len(entries), dtype=torch.int32, device=DEVICE)
+    launch_scrub(
+        table, torch.from_numpy(entries).to(DEVICE), strategy=Strategy(group), flags=flags, faulty=True
+    )
     expected = [0] * len(entries)
     expected[-2] = int(asked)
     assert flags.tolist() == expected

@@ -1,0 +1,156 @@
+"""On a real device: order between streams, graphs, far addresses, poison, counters (`benchmarks/gpu.sh` runs it).
+
+The same orderings are shown over simulated streams in test_ordered.py; here the device is free to run ahead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvcustody.allocator.stream_memory import StreamTensorMemory
+from kvcustody.allocator.tensor_memory import TensorSpec
+from kvcustody.kernels.entry import IDLE, entries_of
+from kvcustody.kernels.ordered import OrderedScrub
+from kvcustody.kernels.scrub import launch_scrub, scrub
+from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.strategy import default_strategy
+from kvcustody.kernels.tuning import tune
+from kvcustody.kernels.verify import verify
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device"),
+]
+SLOW_CYCLES = 50_000_000  # some tens of milliseconds: long enough for a host that does not wait to overtake
+NONE = np.empty(0, dtype=np.int64)
+
+
+def table_of(blocks=512, layers=4, piece=32 << 10):
+    tensors = [torch.full((2, blocks, piece), 0xFF, dtype=torch.uint8, device="cuda") for _ in range(layers)]
+    return SegmentTable.from_tensors(tensors, layout="kv_blocks")
+
+
+def write(table, blocks, byte, *, late):
+    """The engine's step on the current stream; `late` keeps the device busy first."""
+    if late:
+        torch.cuda._sleep(SLOW_CYCLES)
+    index = torch.as_tensor(blocks, device="cuda")
+    for words in table.words:
+        words.view(torch.uint8).index_fill_(0, index, byte)
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "control"])
+def test_a_scrub_follows_the_last_use_on_the_device(ordered):
+    table = table_of()
+    scrubber = OrderedScrub(table)
+    scrub(table, np.arange(512))
+    blocks = np.arange(0, 512, 2)
+    scrubber.launch(np.array([511]), NONE)  # compiled before the clock matters
+    torch.cuda.synchronize()
+    write(table, blocks, 0xAB, late=True)
+    if ordered:
+        scrubber.used()
+    scrubber.launch(blocks, NONE)
+    torch.cuda.synchronize()
+    dirty = verify(table, blocks).dirty
+    assert (len(dirty) == 0) == ordered
+
+
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "control"])
+def test_the_next_writer_waits_for_the_scrub_on_the_device(ordered):
+    table = table_of()
+    scrubber = OrderedScrub(table)
+    blocks = np.arange(512)
+    scrubber.launch(np.array([511]), NONE)
+    torch.cuda.synchronize()
+    busy = torch.cuda.Stream()
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(SLOW_CYCLES)
+    scrubber.used(busy)  # the scrub is late; the writer must not be early
+    scrubber.launch(blocks, NONE)
+    if ordered:
+        scrubber.order_before()
+    write(table, blocks, 0xCD, late=False)
+    torch.cuda.synchronize()
+    left = all(bool((words.view(torch.uint8) == 0xCD).all()) for words in table.words)
+    assert left == ordered
+
+
+def test_a_captured_graph_scrubs_what_its_list_names_at_each_replay():
+    table = table_of(blocks=64)
+    entries = torch.full((16,), IDLE, dtype=torch.int64, device="cuda")
+    strategy = default_strategy(table)
+    launch_scrub(table, entries, strategy=strategy)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch_scrub(table, entries, strategy=strategy)
+    for listed in ([3, 5], [0, 1, 2, 63], []):
+        for words in table.words:
+            words.view(torch.uint8).fill_(0xFF)
+        named = entries_of(np.array(listed, dtype=np.int64), strategy.group)
+        padded = np.full(16, IDLE, dtype=np.int64)
+        padded[: len(named)] = named
+        entries.copy_(torch.from_numpy(padded))
+        graph.replay()
+        torch.cuda.synchronize()
+        clean = sorted(set(range(64)) - set(verify(table, np.arange(64)).dirty.tolist()))
+        assert clean == listed
+
+
+def test_addresses_beyond_31_bits():
+    piece = 1 << 20
+    blocks = (5 << 30) // piece
+    tensor = torch.full((blocks, piece), 0xFF, dtype=torch.uint8, device="cuda")
+    table = SegmentTable.from_tensors([tensor])
+    listed = np.array([0, 2047, 2048, 4096, blocks - 1])
+    scrub(table, listed)
+    assert not len(verify(table, listed).dirty)
+    rest = np.setdiff1d(np.arange(blocks), listed)
+    assert len(verify(table, rest).dirty) == len(rest)
+    assert table.scrubbed() == len(listed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn])
+def test_a_poisoned_pool_is_zero_after_its_first_scrub_and_counts_itself(dtype):
+    spec = TensorSpec(layers=4, kv_heads=8, head_dim=128, dtype=dtype)
+    memory = StreamTensorMemory.allocate(256, spec, "cuda")
+    memory.fill(np.arange(256), 0xFF)
+    memory.used()
+    launched = memory.launch(0, np.arange(256), 1.0)
+    ((number, result),) = memory.answered(wait=True)
+    assert number == launched.number and result.level == "full" and result.verified == 256
+    assert not len(result.failed)
+    assert memory.scrubbed(0) == 256 and memory.nonzero_bytes(np.arange(256)) == 0
+    for tensor in memory.tables[0].tensors:
+        assert not tensor.float().isnan().any()
+
+
+def test_a_planted_fault_is_named():
+    memory = StreamTensorMemory.allocate(64, TensorSpec(layers=2, kv_heads=2, head_dim=64), "cuda")
+    memory.stuck.add((0, 9))
+    memory.launch(0, np.arange(64), 1.0)
+    ((_, result),) = memory.answered(wait=True)
+    assert result.failed.tolist() == [9]
+
+
+def test_tuning_chooses_a_strategy_that_zeroes(tmp_path):
+    table = table_of()
+    first = tune(table, file=tmp_path / "strategies.json", scratch_bytes=32 << 20)
+    again = tune(table, file=tmp_path / "strategies.json")
+    assert again.from_file and again.chosen == first.chosen
+    assert first.chosen in dict(first.measured)
+    scrub(table, np.arange(0, 512, 3))
+    assert not len(verify(table, np.arange(0, 512, 3)).dirty)
+
+
+def test_many_launches_never_wait_on_the_host_twice_for_one_slot():
+    table = table_of(blocks=64, layers=1)
+    scrubber = OrderedScrub(table)
+    for _ in range(200):
+        scrubber.launch(np.arange(0, 64, 2), np.arange(0, 64, 2))
+    answers = scrubber.settle()
+    assert [answer.number for answer in answers] == list(range(1, 201))
+    assert not any(len(answer.dirty) for answer in answers)
