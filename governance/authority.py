@@ -35,6 +35,7 @@ from kvcustody.governance.outcome import Deferred, Refused
 from kvcustody.governance.plan import Plan, PlanBook, PlanKey
 from kvcustody.governance.release.staged import StagedTable
 from kvcustody.governance.reuse import Moment, Reuse
+from kvcustody.governance.shadow import Shadow
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.table import DecisionTable
 
@@ -67,6 +68,7 @@ class Authority(ABC):
         self.tallies: dict[str, Tally] = {}
         self.table = table
         self.revoked = table.revoked
+        self._shadow: Shadow | None = None
         self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
@@ -117,7 +119,9 @@ class Authority(ABC):
 
     def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> Reuse:
         until_us = min(self._lease_until_us, self._expires_us)
-        return Reuse(table, self._first_uses, coming, revoked=self.revoked, until_us=until_us)
+        return Reuse(
+            table, self._first_uses, coming, revoked=self.revoked, until_us=until_us, shadow=self._shadow
+        )
 
     def _standing_changed(self) -> None:  # noqa: B027 - nothing to do where nobody keeps a decision
         """Decisions taken before this moment and not yet attached no longer count."""
@@ -251,6 +255,12 @@ class Authority(ABC):
         if utc_us is None:
             return NEVER_US
         return self._clock.now_us() + max(0, utc_us - self._clock.utc_us())
+
+    def shadow(self, candidate: DecisionTable | None) -> Shadow | None:
+        """Ask `candidate` beside the active revision from now on (None: no longer); it is obeyed in nothing."""
+        self._shadow = None if candidate is None else Shadow(candidate)
+        self._decide_by(self.table)
+        return self._shadow
 
     def reload_keys(self) -> None:
         """After a rotation or destruction in the keyring: forget every primed state; old blocks end with the sweeps."""

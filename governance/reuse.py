@@ -17,6 +17,7 @@ from kvcustody.allocator.node import NEVER_US
 from kvcustody.audit.events import Event, HitCounted
 from kvcustody.governance.first_use import FirstUses
 from kvcustody.governance.plan import Opened, Plan, is_revoked
+from kvcustody.governance.shadow import Shadow
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.ir import Action, Via
 from kvcustody.policies.table import DecisionTable
@@ -44,7 +45,9 @@ class Reuse:
         *,
         revoked: frozenset[str] = frozenset(),
         until_us: int = NEVER_US,
+        shadow: Shadow | None = None,
     ) -> None:
+        self._shadow = shadow
         self.until_us = until_us  # boot time from which nothing but the own scope is reused
         self._table = table
         self._coming = coming
@@ -62,6 +65,10 @@ class Reuse:
         if own.permitted and self._coming is not None:
             own = self._coming.decide(
                 _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
+            )
+        if self._shadow is not None:
+            self._shadow.compare(
+                own, plan.tenant, plan.tenant, plan.classification, plan.owner_scope, _OWN, moment.utc_us
             )
         if not own.permitted:
             self._deny(tally, plan, own.reasons[0], plan.tenant)
@@ -100,6 +107,11 @@ class Reuse:
         if decision.permitted and self._coming is not None:
             decision = self._coming.decide(
                 _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
+            )
+        if self._shadow is not None:
+            name = self._table.policy.classifications[entry.level]
+            self._shadow.compare(
+                decision, plan.tenant, entry.owner, name, entry.scope, entry.via, moment.utc_us, entry.id
             )
         if not decision.permitted:
             self._deny(tally, plan, decision.reasons[0], entry.owner)
