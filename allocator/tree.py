@@ -229,17 +229,29 @@ class PrefixTree:
             if node.fence < fence:
                 node.fence = fence
             if node.refs == 0:
-                node.domain.owner.charge_active(-node.block_count)
-                if node.holds and now_us < node.ceiling_us and node.domain.is_open:
-                    self._cache(node, child, now_us)
-                else:
-                    # Due now: no custody is due before its last release, however long ago the ceiling was.
-                    self._end_released(
-                        node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us
-                    )
+                self._unreferenced(node, child, now_us, cause)
             child = node
             node = parent
         self.flush(now_us)
+
+    def _unreferenced(self, node: Node, child: Node | None, now_us: int, cause: str) -> None:
+        """The last reference is gone: CACHED while something holds it, else ended."""
+        node.domain.owner.charge_active(-node.block_count)
+        if node.holds and now_us < node.ceiling_us and node.domain.is_open:
+            self._cache(node, child, now_us)
+        else:
+            # Due now: no custody is due before its last release, however long ago the ceiling was.
+            self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us)
+
+    def give_back(self, node: Node, now_us: int, cause: str) -> None:
+        """Give one reference to one node back, whose children have none; the caller flushes."""
+        assert node.refs > 0, "no reference to give back"
+        node.refs -= 1
+        if node.refs == 0:
+            child = node.first_child
+            while child is not None and child.older is None:
+                child = child.next_sibling
+            self._unreferenced(node, child, now_us, cause)
 
     def _cache(self, node: Node, child: Node | None, now_us: int) -> None:
         account = node.domain.owner

@@ -35,12 +35,22 @@ from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.narrowing import Bound, BoundManager
+from kvcustody.governance.orphan_scan import (
+    LedgerJoin,
+    Scanned,
+    held_by,
+    mended,
+    record,
+    tier_troubles,
+    troubles_of,
+)
 from kvcustody.governance.outcome import Admission, Deferred, Refused
 from kvcustody.governance.plan import Plan
 from kvcustody.governance.pools import Pools
+from kvcustody.governance.release.staged import quotas_of
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment, via_reasons
-from kvcustody.governance.scan import Finding, scan
+from kvcustody.governance.scan import Finding, Trouble
 from kvcustody.governance.stats import Stats, pool_stats
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.table import DecisionTable
@@ -65,6 +75,7 @@ class Governor(Authority):
         self._keep_last = pools.options.keep_last_token
         self._live: dict[object, Running] = {}
         self._launch = 0
+        self._scans = 0
         super().__init__(
             table,
             keyring,
@@ -79,7 +90,7 @@ class Governor(Authority):
             self._emit,
             lambda: self.table.policy.erasure,
         )
-        pools.boot(table)
+        pools.boot(quotas_of(table))
         self._drain(self._clock.now_us())
 
     # -- admission ----------------------------------------------------------------------------------------------------
@@ -259,6 +270,13 @@ class Governor(Authority):
         sequence = self._live.pop(request_id, None)
         if sequence is None:
             return False
+        self.finish(sequence, cause)
+        return True
+
+    def finish(self, sequence: Running, cause: str, *, handle: object = None) -> None:
+        """End a sequence in every book, and record it: `release`, and what a scan does with one that was lost."""
+        if handle is not None:
+            self._live.pop(handle, None)
         now_us = self._clock.now_us()
         plan = _plan(sequence)
         manager: BlockManager = plan.manager
@@ -267,7 +285,6 @@ class Governor(Authority):
         if manager.pool.joined:
             self._record_joins(manager)
         self._outbox.append(evidence.released(sequence, runs, plan.tenant, cause, now_us))
-        return True
 
     def _record_joins(self, manager: BlockManager) -> None:
         """A request's joins go after its opening and before its release: what it held then has a reader on record."""
@@ -341,13 +358,13 @@ class Governor(Authority):
     # -- administration -----------------------------------------------------------------------------------------------
 
     def _account(self, tenant: str) -> tuple[Account, BlockManager]:
-        return self._pools.account(tenant, self.table)
+        return self._pools.account(tenant, quotas_of(self.table))
 
     def _pools_bound(self) -> Iterable[Bound]:
         return [BoundManager(manager) for manager in self._pools.managers]
 
     def _limit(self, table: DecisionTable) -> None:
-        self._pools.limit(table)
+        self._pools.limit(quotas_of(table))
 
     def erase(self, selector: Selector, **order: Any) -> Erased:
         """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
@@ -372,8 +389,28 @@ class Governor(Authority):
         return self._pools.index_changes()
 
     def scan(self) -> list[Finding]:
-        """Compare the allocator with live requests, holds and queues; every disagreement is a finding."""
-        return scan(self._pools.managers, set(self._live.values()))
+        """Compare the allocator with live requests, holds, queues and tiers; every disagreement is a finding."""
+        return [trouble.finding for trouble in self._troubles(self._clock.now_us(), None)[0]]
+
+    def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
+        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too (G3)."""
+        started_us = self._clock.now_us()
+        found, compared = self._troubles(started_us, ledger)
+        findings = mended(found)
+        blocks = sum(manager.pool.blocks for manager in self.managers)
+        self._scans += 1
+        scanned = Scanned(findings, compared, blocks, started_us, self._clock.now_us())
+        self._outbox += record(self, self._scans, mode, scanned)
+        self._drain(self._clock.now_us())
+        return scanned
+
+    def _troubles(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[Trouble], int]:
+        live = {sequence: handle for handle, sequence in self._live.items()}
+        found, compared = troubles_of(self, live, now_us)
+        found += tier_troubles(self.erasures.tiers, now_us)
+        if ledger is not None:
+            found += ledger.troubles(held_by(self), now_us)
+        return found, compared
 
     def check(self) -> list[str]:
         """Recompute every invariant (L1–L10) from scratch; an empty list when all hold."""

@@ -1,0 +1,25 @@
+"""Makes the worlds of other tests importable here, and a store to write to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.store import open_store
+from kvcustody.migrations.upgrade import upgrade
+
+TESTS = Path(__file__).parent.parent
+for folder in (TESTS / "robust", TESTS / "simulation", TESTS / "erasure", Path(__file__).parent):
+    sys.path.insert(0, str(folder))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_store(tmp_path / "ledger.db")
+    upgrade(engine)
+    yield engine
+    engine.dispose()

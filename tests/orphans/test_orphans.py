@@ -1,0 +1,93 @@
+"""Orphans of the twelve classes, planted in a working process: all found, classified, recovered; none where none is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from planting import Garden
+from sqlalchemy import Engine, func, select
+
+from kvcustody.audit.schema import orphan_findings, orphan_scans
+from kvcustody.governance.scan import CLASSES
+
+ROUNDS = 3
+
+
+def settle(garden: Garden) -> None:
+    """After the recovery: nothing is left to find, every invariant and identity holds."""
+    for fence in garden.world.fences:
+        garden.governor.retire(fence)
+    garden.world.fences.clear()
+    garden.world.wait(3)
+    again = garden.governor.scan_and_recover(garden.join)
+    assert again.findings == (), again.findings
+    assert garden.governor.check() == []
+    assert garden.governor.managers[0].pool.partitions[0].stuck == []
+
+
+def plant(garden: Garden, name: str) -> Counter[str]:
+    """One defect; what the scan finds must be exactly it."""
+    garden.quiet()
+    planted = garden.plants[name]()
+    found = garden.governor.scan_and_recover(garden.join)
+    kinds = Counter(finding.orphan for finding in found.findings)
+    if -1 in planted.values():
+        assert set(kinds) == set(planted), (name, found.findings)
+    else:
+        assert kinds == +planted, (name, found.findings)
+    for finding in found.findings:
+        assert finding.action and finding.outcome in ("recovered", "contained", "on record")
+    settle(garden)
+    return kinds
+
+
+@pytest.fixture
+def garden(store: Engine, tmp_path: Path) -> Garden:
+    return Garden(store, tmp_path, 5)
+
+
+def test_every_class_is_planted_found_and_recovered(garden: Garden, store: Engine) -> None:
+    found: Counter[str] = Counter()
+    for _ in range(ROUNDS):
+        for name in garden.plants:
+            found += plant(garden, name)
+    assert set(found) == set(CLASSES)
+    garden.world.writer.flush()
+    with store.connect() as connection:
+        rows = connection.execute(
+            select(orphan_findings.c.orphan, func.count()).group_by(orphan_findings.c.orphan)
+        )
+        assert {row[0]: row[1] for row in rows} == dict(found)
+        assert connection.scalar(select(func.count()).select_from(orphan_scans)) >= ROUNDS * 2 * 14
+    garden.world.close()
+
+
+def test_a_clean_process_has_no_findings(garden: Garden) -> None:
+    for _ in range(40):
+        garden.world.run(5)
+        found = [finding for finding in garden.governor.scan() if finding.orphan != "stuck fence"]
+        assert found == []
+    garden.quiet()
+    assert garden.governor.scan_and_recover(garden.join).findings == ()
+    garden.world.close()
+
+
+def test_positive_control_what_is_planted_stays_without_recovery(garden: Garden) -> None:
+    garden.quiet()
+    garden.leaked_hold()
+    for _ in range(2):
+        assert [finding.orphan for finding in garden.governor.scan()] == ["hold without residency"]
+    assert garden.governor.check() != []
+
+
+@pytest.mark.soak
+def test_ten_thousand_orphans(store: Engine, tmp_path: Path) -> None:
+    garden, found, number = Garden(store, tmp_path, 9), Counter[str](), 0
+    names = list(garden.plants)
+    while found.total() < 10_000:
+        found += plant(garden, names[number % len(names)])
+        number += 1
+    print(number, dict(found))
+    assert set(found) == set(CLASSES)
