@@ -49,6 +49,7 @@ from kvcustody.governance.port_erasure import PortCustodian
 from kvcustody.governance.port_keys import NO_KEYS, Find, KeyChain, Keys, look_up
 from kvcustody.governance.port_scan import check, scan
 from kvcustody.governance.port_stats import pool_counts, port_stats
+from kvcustody.governance.release.staged import quotas_of
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment
 from kvcustody.governance.scan import Finding
@@ -99,7 +100,7 @@ class EnginePort(Authority):
         self.erasures = Erasures(
             PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
-        self._accounts.limit(table)
+        self._accounts.limit(quotas_of(table))
 
     def tell_late(self, catch_up: Callable[[], None]) -> None:
         """The adapter notes facts and tells it later, in order; `catch_up` makes it tell everything now (T5)."""
@@ -542,13 +543,13 @@ class EnginePort(Authority):
     # -- administration -----------------------------------------------------------------------------------------------
 
     def _account(self, tenant: str) -> tuple[Account, ForeignPool]:
-        return self._accounts.account(tenant, self.table), self.pool
+        return self._accounts.account(tenant, quotas_of(self.table)), self.pool
 
     def _pools_bound(self) -> Iterable[Bound]:
         return [self._accounts.bound]
 
     def _limit(self, table: DecisionTable) -> None:
-        self._accounts.limit(table)
+        self._accounts.limit(quotas_of(table))
 
     def _standing_changed(self) -> None:
         self._epoch += 1

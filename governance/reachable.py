@@ -11,12 +11,15 @@ from collections.abc import Collection
 from kvcustody.errors import PolicyError
 from kvcustody.governance.domain import DomainSpec, ScopeKind
 from kvcustody.governance.plan import LEVELS, is_revoked
+from kvcustody.governance.release.staged import StagedTable
 from kvcustody.policies.ir import EVERY_TENANT, Action, Scope, Via
 from kvcustody.policies.table import DecisionTable
 
 
 def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str] = ()) -> bool:
     """Whether a reader of some kind may be led to `spec` by its own plan, a grant or a segment."""
+    if isinstance(table, StagedTable):
+        return any(is_reachable(spec, either, revoked) for either in (table.base, table.candidate))
     if spec.tenant is None or table.tenant(spec.tenant) is None:
         return False
     try:

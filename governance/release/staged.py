@@ -163,6 +163,11 @@ class StagedTable(DecisionTable):
         return self.of(tenant) if type(tenant) is str else self.base
 
 
+def quotas_of(table: DecisionTable) -> DecisionTable:
+    """The revision whose quotas hold: while one is staged, those of the other, whose guarantees add up."""
+    return table.base if isinstance(table, StagedTable) else table
+
+
 def _in_both(first: Iterable[Grant], second: Iterable[Grant]) -> tuple[Grant, ...]:
     owners = {grant.id: grant.owner for grant in first}
     return tuple(grant for grant in second if owners.get(grant.id) == grant.owner)

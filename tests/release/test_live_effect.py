@@ -15,7 +15,7 @@ from kvcustody.audit.events import CustodyEnded, PolicyActivated, PolicyStaged, 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.domain import tenant_owner
 from kvcustody.governance.identity import identify
-from kvcustody.governance.outcome import Admission
+from kvcustody.governance.outcome import Admission, Refused
 from kvcustody.governance.release.mark import RevisionMark
 from kvcustody.governance.release.record import ReleaseError, digest_of
 from kvcustody.governance.release.staged import Stage, StagedTable
@@ -279,6 +279,32 @@ def test_a_stage_in_a_running_worker_opens_nothing_until_it_is_whole(release: Re
         type(event) for event in worker.ledger.durable if isinstance(event, PolicyActivated | PolicyStaged)
     ]
     assert kinds == [PolicyStaged, PolicyStaged, PolicyActivated]
+    assert worker.governor.check() == []
+
+
+def test_while_staged_quotas_are_those_of_the_revision_beside(release: Release) -> None:
+    """Two sets of guarantees need not add up; and unlisted tenants are counted against one limit."""
+    shares = ("holder: {quota: {guaranteed: 0%", "holder: {quota: {guaranteed: 60%")
+    open_to_one = "tenants:\n  default: {quota: {guaranteed: 10%, cap: 100%}, tenants_max: 1}\n"
+    before = policy().replace("reader: {quota: {guaranteed: 0%", "reader: {quota: {guaranteed: 60%")
+    before, after = (
+        text.replace("tenants:\n", open_to_one, 1) for text in (before, policy().replace(*shares))
+    )
+    release.release(before)
+    worker = Follower(release)
+    revision = release.desk.propose(after, release.people.ada, note="x").revision
+    release.approve(revision)
+    for tenants in (frozenset({"holder"}), frozenset({"holder", "reader", "first", "second"})):
+        release.desk.activate(revision, release.people.grace, stage=Stage(tenants))
+        worker.follow()
+        accounts = worker.governor.managers[0].accounts
+        assert accounts["holder"].guaranteed_blocks == 0 and accounts["reader"].guaranteed_blocks == 307
+        assert worker.ask("first") in (0, HIT)
+        second = worker.governor.admit(identify(issuer="idp", tenant="second"), MODEL, PROMPT)
+        assert isinstance(second, Refused), "one unlisted tenant is there already"
+    release.desk.activate(revision, release.people.grace)
+    worker.follow()
+    assert accounts["holder"].guaranteed_blocks == 307 and accounts["reader"].guaranteed_blocks == 0
     assert worker.governor.check() == []
 
 
