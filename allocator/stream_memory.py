@@ -70,6 +70,11 @@ class StreamTensorMemory(TensorMemory):
         self._pending[shard, number] = (self._numbers, result)
         return Launched(self._numbers, read_back)
 
+    def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy on the caller's stream, behind the scrubs that made `target` zero."""
+        self.order_before()
+        super().copy(source, target)
+
     def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
         """The launches that have retired since the last call; with `wait`, every launch so far."""
         found = []

@@ -53,7 +53,7 @@ class BatchCustody:
     ) -> None:
         self.governor = governor
         self.blocks = blocks
-        self.turn = Turn()
+        self.turn = Turn(blocks.memories)
         self.page = governor.block_tokens
         self.records: dict[str, Record] = {}
         self.is_async = is_async

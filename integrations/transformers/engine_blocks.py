@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from kvcustody.allocator.stream_memory import StreamTensorMemory
 from kvcustody.allocator.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
@@ -54,7 +55,8 @@ class EngineBlocks:
         self.pool_first.append(self.first + self._taken)
         rows = self._rows[self._taken : self._taken + blocks]
         self._taken += blocks
-        memory = TensorMemory.wrap([[rows]], clock=self._clock)
+        kind = StreamTensorMemory if rows.device.type == "cuda" else TensorMemory
+        memory = kind.wrap([[rows]], clock=self._clock)
         self.memories.append(memory)
         return memory
 

@@ -1,0 +1,74 @@
+"""A turn at the Governor, over a memory in stream order: behind the step before it, in front of the one after (N1)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvcustody.allocator.stream_memory import StreamTensorMemory
+from kvcustody.allocator.tensor_memory import TensorMemory
+from kvcustody.integrations.transformers.turn import Turn
+from kvcustody.kernels.segment import SegmentTable
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels"))
+from simulated_streams import SimulatedStreams
+
+
+class Loop:
+    """An engine that steps on its stream, and takes a turn between steps to have a block scrubbed."""
+
+    def __init__(self, seed, *, in_turn=True):
+        self.rows = torch.zeros(8, 64, dtype=torch.uint8)
+        self.streams = SimulatedStreams(seed)
+        self.memory = StreamTensorMemory([SegmentTable.from_tensors([self.rows])], streams=[self.streams])
+        self.turn = Turn([self.memory] if in_turn else [])
+        self.found = []
+
+    def step(self, block, byte):
+        def work():
+            self.found.append(int(torch.count_nonzero(self.rows[block])))
+            self.rows[block] = byte
+
+        self.streams.run(0, work)
+
+    def run(self, steps=30):
+        generator = np.random.default_rng(1)
+        for number in range(steps):
+            self.step(number % 8, 1 + number)
+            with self.turn, self.turn:  # nested turns are one
+                self.memory.launch(0, np.array([number % 8, (number + 1) % 8]), 0.0)
+            for _ in range(int(generator.integers(0, 6))):
+                self.streams.advance()
+        self.streams.drain()
+        return self.found, self.rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_and_scrubs_follow_the_turns(seed):
+    found, rows = Loop(seed).run()
+    assert found == [0] * 30
+    assert not rows.any()
+
+
+def test_positive_control_without_the_turns_order_they_overtake_each_other():
+    outcomes = [Loop(seed, in_turn=False).run() for seed in range(20)]
+    assert any(any(found) or bool(rows.any()) for found, rows in outcomes)
+
+
+def test_a_copy_waits_for_the_scrub_of_its_target():
+    loop = Loop(3)
+    waits = []
+    loop.streams.wait = lambda stream, event: waits.append((stream, event))
+    loop.memory.launch(0, np.array([1]), 0.0)
+    loop.memory.copy(np.array([0]), np.array([1]))
+    assert [stream for stream, _ in waits] == [0]
+
+
+def test_a_memory_without_streams_needs_no_order():
+    memory = TensorMemory.wrap([[torch.zeros(4, 16, dtype=torch.uint8)]])
+    with Turn([memory]):
+        memory.scrub(0, np.arange(4), 0.0)
