@@ -1,0 +1,229 @@
+"""A scan in slices: a bounded number of nodes, holds, sequences and blocks a step, while the process serves.
+
+A round notes what every node has (references, holds, uses), then counts sequences and holds, then compares. Steps lie
+between these, so a node is compared only where nothing was attached to it or taken from it meanwhile.
+
+J1  A step looks at no more than `Budget` says, whatever the size of the pool.
+J2  A disagreement is a finding only when two rounds in a row saw it in the same custody: what a round caught in the
+    middle of a move is gone in the next.
+J3  It changes nothing. What it finds is for a full scan to confirm and repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.block import ACTIVE, CACHED
+from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.node import Node
+from kvcustody.allocator.sequence import Sequence
+from kvcustody.governance.scan import Finding
+
+
+class Budget(NamedTuple):
+    """What one step may look at."""
+
+    nodes: int = 48
+    holds: int = 24
+    sequences: int = 8
+    blocks: int = 8192
+
+
+class Progress(NamedTuple):
+    """How far the scan has come: whole rounds, and everything it has looked at."""
+
+    rounds: int
+    nodes: int
+    holds: int
+    sequences: int
+    blocks: int
+
+
+class _Noted:
+    """A node as the round first saw it, and what has been counted for it since."""
+
+    __slots__ = ("hits", "holds", "node", "refs", "seen_holds", "seen_refs")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.refs = node.refs
+        self.holds = node.holds
+        self.hits = node.hits
+        self.seen_refs = 0
+        self.seen_holds = 0
+
+    @property
+    def is_still(self) -> bool:
+        """Nothing was attached to it or taken from it since it was noted."""
+        node = self.node
+        return bool(node.length and (node.refs, node.holds, node.hits) == (self.refs, self.holds, self.hits))
+
+
+class OnlineScan:
+    """One pool, scanned a slice a step. `live` gives the sequences of requests that have not ended."""
+
+    def __init__(
+        self, manager: BlockManager, live: Callable[[], set[Sequence]], budget: Budget | None = None
+    ) -> None:
+        self._manager = manager
+        self._live = live
+        self._budget = budget or Budget()
+        self._work: Iterator[None] = self._round()
+        self._noted: dict[int, _Noted] = {}
+        self._suspects: set[tuple[str, int, int]] = set()
+        self._before: set[tuple[str, int, int]] = set()
+        self._found: dict[tuple[str, int, int], Finding] = {}
+        blocks = manager.pool.blocks
+        self._had: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)  # generation in custody, when noted
+        self._has: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)  # generation that somebody has
+        self.progress = Progress(0, 0, 0, 0, 0)
+
+    def step(self) -> None:
+        """One slice (J1)."""
+        next(self._work, None)
+
+    def take(self) -> list[Finding]:
+        """What two rounds agreed on since the last call (J2)."""
+        found, self._found = list(self._found.values()), {}
+        return found
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def _round(self) -> Iterator[None]:
+        while True:
+            self._noted, self._suspects = {}, set()
+            yield from self._note_blocks()
+            yield from self._note_nodes()
+            yield from self._count_sequences()
+            yield from self._count_holds()
+            yield from self._compare_nodes()
+            yield from self._compare_blocks()
+            self._before = self._suspects
+            self._count(rounds=1)
+
+    def _count(self, **more: int) -> None:
+        self.progress = Progress(
+            *(value + more.get(name, 0) for name, value in self.progress._asdict().items())
+        )
+
+    def _note_blocks(self) -> Iterator[None]:
+        pool, size = self._manager.pool, self._budget.blocks
+        for first in range(0, pool.blocks, size):
+            part = slice(first, first + size)
+            state = pool.state[part]
+            held = (state == ACTIVE) | (state == CACHED)
+            np.multiply(pool.generation[part], held, out=self._had[part])
+            self._has[part] = 0
+            self._count(blocks=len(state))
+            yield
+
+    def _note_nodes(self) -> Iterator[None]:
+        noted, most = self._noted, self._budget.nodes
+        seen = 0
+        for stripe in self._manager.tree.index.stripes:
+            for node in list(stripe.values()):
+                if id(node) not in noted:
+                    noted[id(node)] = _Noted(node)
+                    for blocks in (node.blocks, *node.windows):
+                        self._mark(blocks)
+                seen += 1
+                if seen % most == 0:
+                    yield
+        self._count(nodes=seen)
+        yield
+
+    def _mark(self, blocks: NDArray[np.int64]) -> None:
+        self._has[blocks] = self._manager.pool.generation[blocks]
+
+    def _count_sequences(self) -> Iterator[None]:
+        slots, most = self._manager.decode.sequences, self._budget.sequences
+        looked = 0
+        for slot in range(len(slots)):
+            sequence = slots[slot] if slot < len(slots) else None
+            if sequence is None:
+                continue
+            if sequence not in self._live():
+                what = "lost finish", sequence.residency.id, 0
+                self._suspect(what, sequence.account.name, "a sequence without a live request")
+            node = sequence.leaf
+            while node is not None:
+                noted = self._noted.get(id(node))
+                if noted is not None:
+                    noted.seen_refs += 1
+                self._mark(node.blocks)
+                for window in node.windows:
+                    self._mark(window)
+                node = node.parent
+            for blocks in (sequence.blocks, *sequence.windows, *(one for one, _ in sequence.duplicates)):
+                self._mark(blocks)
+            looked += 1
+            if looked % most == 0:
+                yield
+        self._count(sequences=looked)
+        yield
+
+    def _count_holds(self) -> Iterator[None]:
+        most, looked = self._budget.holds, 0
+        for partition in self._manager.pool.partitions:
+            for hold in partition.wheel.slices():
+                if hold is None:
+                    yield
+                    continue
+                node = hold.leaf
+                if node is None or node.length == 0:
+                    what = "residency without block", hold.id, 0
+                    self._suspect(what, hold.account.name, "its last block has ended")
+                while node is not None:
+                    noted = self._noted.get(id(node))
+                    if noted is not None and (node.domain.owner is hold.account or node.domain.is_segment):
+                        noted.seen_holds += 1
+                    node = node.parent
+                looked += 1
+                if looked % most == 0:
+                    yield
+        self._count(holds=looked)
+        yield
+
+    def _compare_nodes(self) -> Iterator[None]:
+        for at, noted in enumerate(list(self._noted.values()), 1):
+            if noted.is_still:
+                self._compare(noted)
+            if at % self._budget.nodes == 0:
+                yield
+        yield
+
+    def _compare(self, noted: _Noted) -> None:
+        node = noted.node
+        pairs = (
+            (noted.refs, noted.seen_refs, "reference without sequence", "sequence without reference"),
+            (noted.holds, noted.seen_holds, "hold without residency", "residency without block"),
+        )
+        for kept, counted, more, fewer in pairs:
+            if kept != counted:
+                generation = int(self._manager.pool.generation[node.blocks[0]])
+                what = more if kept > counted else fewer, int(node.blocks[0]), generation
+                self._suspect(what, node.domain.owner.name, f"{kept} kept, {counted} counted")
+
+    def _compare_blocks(self) -> Iterator[None]:
+        pool, size = self._manager.pool, self._budget.blocks
+        for first in range(0, pool.blocks, size):
+            part = slice(first, first + size)
+            state = pool.state[part]
+            lost = (self._had[part] > 0) & (pool.generation[part] == self._had[part])
+            lost &= ((state == ACTIVE) | (state == CACHED)) & (self._has[part] != self._had[part])
+            for place in np.flatnonzero(lost)[:16].tolist():
+                block = first + place
+                what = "reference without sequence", block, int(self._had[block])
+                self._suspect(what, "", "a block in custody that no request and no chain has")
+            yield
+
+    def _suspect(self, what: tuple[str, int, int], tenant: str, cause: str) -> None:
+        self._suspects.add(what)
+        if what in self._before:  # the second round in a row (J2)
+            blocks = (what[1],) if what[2] else ()
+            residency = 0 if what[2] else what[1]
+            self._found[what] = Finding(what[0], tenant, cause, blocks, residency=residency)

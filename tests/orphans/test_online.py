@@ -1,0 +1,70 @@
+"""The scan in slices: finds what is planted within two rounds, and nothing in a process that is well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from histories import Histories
+from planting import Garden
+from sqlalchemy import Engine
+
+from kvcustody.governance.online_scan import Budget, OnlineScan
+
+FINDABLE = {
+    "lost finish": "lost finish",
+    "reference without sequence": "reference without sequence",
+    "blocks of nobody": "reference without sequence",
+    "hold without residency": "hold without residency",
+    "residency without block": "residency without block",
+}
+
+
+def online(garden: Garden | Histories, **budget: int) -> OnlineScan:
+    governor = garden.governor
+    return OnlineScan(governor.managers[0], lambda: set(governor.running.values()), Budget(**budget))
+
+
+@pytest.mark.parametrize("name", FINDABLE)
+def test_what_is_planted_is_found_while_the_process_serves(store: Engine, tmp_path: Path, name: str) -> None:
+    garden = Garden(store, tmp_path, 3)
+    garden.quiet()
+    scan = online(garden, blocks=64, nodes=8)
+    planted = garden.plants[name]()
+    before = scan.progress.rounds
+    while scan.progress.rounds < before + 3:
+        scan.step()
+    assert {finding.orphan for finding in scan.take()} == {FINDABLE[name]}
+    recovered = garden.governor.scan_and_recover(garden.join)
+    assert len(recovered.findings) == planted.total()
+    for _ in range(2):
+        before = scan.progress.rounds
+        while scan.progress.rounds < before + 2:
+            scan.step()
+        scan.take()
+    assert scan.take() == []
+
+
+def clean(operations: int, scope: str) -> OnlineScan:
+    """Operations with a slice after each; a full scan now and then."""
+    world = Histories(5, scope=scope)
+    scan = online(world, blocks=32, nodes=4, holds=4, sequences=2)
+    for at in range(operations):
+        world.act() if at % 40 else world.erase()
+        scan.step()
+        assert scan.take() == []
+        if at % 500 == 0:
+            assert world.governor.scan() == []
+    return scan
+
+
+@pytest.mark.parametrize("scope", ["subject", "tenant"])
+def test_no_finding_while_requests_come_and_go(scope: str) -> None:
+    scan = clean(1500, scope)
+    assert scan.progress.rounds > 20 and scan.progress.sequences > 20 and scan.progress.nodes > 500
+
+
+@pytest.mark.soak
+def test_no_finding_in_a_million_operations() -> None:
+    for scope in ("subject", "tenant"):
+        clean(500_000, scope)
