@@ -443,6 +443,14 @@ def check_export(
             "whole": bool(manifest["openings"])}  # fmt: skip
 
 
+def key_text(given: str) -> str:
+    """A key as it was given, or the first line of the file that was named; `#` begins a comment."""
+    if not Path(given).is_file():
+        return given
+    lines = [line.strip() for line in Path(given).read_text().splitlines()]
+    return next((line for line in lines if line and not line.startswith("#")), "")
+
+
 def parse_kept(text: str) -> Kept:
     """A head that was kept: `LOG SIZE ROOT` as (size, root, log)."""
     parts = text.rsplit(" ", 2)
@@ -485,10 +493,7 @@ def main() -> int:
         "--head", action="append", default=[], metavar="'LOG SIZE ROOT'", help="a head you kept"
     )
     asked = parser.parse_args()
-    texts = [
-        Path(text).read_text().strip() if Path(text).is_file() else text
-        for text in (asked.key, *asked.witness)
-    ]
+    texts = [key_text(text) for text in (asked.key, *asked.witness)]
     try:
         found = check_export(asked.export, texts[0], texts[1:], [parse_kept(text) for text in asked.head])
     except Bad as problem:

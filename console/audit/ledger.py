@@ -47,6 +47,19 @@ def reading(ledger: str) -> Iterator[Engine]:
         engine.dispose()
 
 
+@contextmanager
+def writing(ledger: str) -> Iterator[Engine]:
+    """The ledger's engine for an act that is put on record."""
+    engine = open_store(ledger, timeout_seconds=5.0)
+    try:
+        check_store(engine)
+        yield engine
+    except SQLAlchemyError as problem:
+        raise failure(engine, problem) from problem
+    finally:
+        engine.dispose()
+
+
 def key_texts(given: list[str]) -> list[str]:
     """Keys as they were given, or from the files that were named (one key a line, `#` begins a comment)."""
     made: list[str] = []
