@@ -30,7 +30,7 @@ def _examples(patterns: list[str]) -> set[str]:
     ends_open = [pattern.endswith("/*") for pattern in patterns]
     deepest = max((len(parts) for parts in split), default=0) + 1
     examples: set[str] = set()
-    frontier = {frozenset(range(len(patterns))): ()}
+    frontier: dict[frozenset[int], tuple[str, ...]] = {frozenset(range(len(patterns))): ()}
     for depth in range(deepest + 1):
         examples.update("/" + "/".join(route) for route in frontier.values())
         coming: dict[frozenset[int], tuple[str, ...]] = {}

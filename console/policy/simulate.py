@@ -1,0 +1,170 @@
+"""`kvcustody policy simulate`: what a new policy would have done to recorded requests, or does to a trace."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.store import open_store
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.policy.review import New, Old
+from kvcustody.console.replay.options import RunnerOptions, StandOptions
+from kvcustody.console.replay.report import ReplayReport
+from kvcustody.console.replay.sources import Choice, block_tokens_of, load_workload
+from kvcustody.errors import ConfigError
+from kvcustody.governance.recorded import recorded_denials, recorded_requests
+from kvcustody.policies.workbench.duty_changes import duration
+from kvcustody.policies.workbench.simulate import Simulation, simulate
+from kvcustody.policies.workbench.validate import load_table
+
+_EPILOG = (
+    "Examples:\n\n    kvcustody policy simulate active.yaml policy.yaml --ledger kvcustody.db\n\n"
+    "    kvcustody policy simulate active.yaml policy.yaml --trace conversation_trace.jsonl --trace-format mooncake"
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(name="simulate", epilog=_EPILOG)(simulate_command)
+
+
+LedgerOption = Annotated[
+    str | None, typer.Option("--ledger", help="A ledger: a SQLite file or a PostgreSQL URL; it is only read.")
+]
+Revision = Annotated[
+    int | None, typer.Option("--revision", help="Only requests recorded under this revision.")
+]
+BlockTokens = Annotated[int, typer.Option("--block-tokens", min=1, help="Tokens in a block of the ledger.")]
+Trace = Annotated[Path | None, typer.Option("--trace", help="Replay this trace under both policies instead.")]
+TraceFormat = Annotated[str | None, typer.Option("--trace-format", help="As `kvcustody replay --format`.")]
+Generated = Annotated[
+    bool, typer.Option("--generated", help="Replay a generated workload under both policies.")
+]
+Tenants = Annotated[int, typer.Option("--tenants", min=1, help="Tenants in the replay.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Replay only the first requests.")]
+
+
+def simulate_command(
+    old: Old,
+    new: New,
+    *,
+    ledger: LedgerOption = None,
+    revision: Revision = None,
+    block_tokens: BlockTokens = 16,
+    trace: Trace = None,
+    trace_format: TraceFormat = None,
+    generated: Generated = False,
+    tenants: Tenants = 8,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a new policy would change, per tenant, in hits, tokens and retention.
+
+    With --ledger, every recorded request is decided again: exact for what was hit, silent about what a wider policy
+    would have hit. With --trace or --generated, the same requests run through a governor under each policy.
+    """
+    if sum((ledger is not None, trace is not None, generated)) != 1:
+        raise ConfigError("give one of `--ledger`, `--trace` and `--generated`")
+    if ledger is not None:
+        found = _from_ledger(old, new, ledger, revision)
+        if as_json:
+            print_json({"tenants": [change.data(block_tokens) for change in found.tenants],
+                        "unknown_levels": found.unknown_levels})  # fmt: skip
+        else:
+            _print(found, block_tokens)
+        return
+    choice = Choice(trace, trace_format, tenants=tenants, limit=limit)
+    rows = compare_replays(*(_replay(policy, choice) for policy in (old, new)))
+    if as_json:
+        print_json({"tenants": rows})
+    else:
+        _print_rows(rows)
+
+
+def _from_ledger(old: Path, new: Path, ledger: str, revision: int | None) -> Simulation:
+    one, two = load_table(old), load_table(new)
+    if "://" not in ledger and not Path(ledger).is_file():
+        raise ConfigError(f"ledger `{ledger}` does not exist", path=ledger)
+    engine = open_store(ledger, read_only=True)
+    try:
+        with engine.connect() as connection, progress_bar() as bar:
+            recorded = recorded_requests(connection, revision=revision)
+            tracked = bar.track(recorded, description="deciding again", total=None)
+            with engine.connect() as other:
+                return simulate(one, two, tracked, list(recorded_denials(other)))
+    finally:
+        engine.dispose()
+
+
+def _print(found: Simulation, block_tokens: int) -> None:
+    table = make_table(
+        "recorded requests, decided again",
+        "tenant", "requests", "refused", "hit tokens", "lost tokens", "lost", "denied then", "kept idle: was", "is",
+    )  # fmt: skip
+    for change in found.tenants:
+        row = change.data(block_tokens)
+        share = f"{change.lost_blocks / change.hit_blocks:.1%}" if change.hit_blocks else "-"
+        was, is_now = (
+            duration(row[name] // 1_000 * 1_000) for name in ("mean_idle_before_us", "mean_idle_after_us")
+        )
+        table.add_row(
+            change.tenant, f"{change.requests:,}", f"{change.refused:,}", f"{row['hit_tokens']:,}",
+            f"{row['lost_tokens']:,}", share, f"{change.denied_requests:,}", was, is_now,
+        )  # fmt: skip
+    stdout().print(table)
+    causes: dict[str, int] = {}
+    for change in found.tenants:
+        for cause, blocks in change.lost_by.items():
+            causes[cause] = causes.get(cause, 0) + blocks
+    for cause, blocks in sorted(causes.items(), key=lambda entry: -entry[1]):
+        print(f"lost by {cause}: {blocks * block_tokens:,} tokens")
+    if found.unknown_levels:
+        print(f"{found.unknown_levels} requests have a classification that the new policy does not know")
+
+
+def _replay(policy: Path, choice: Choice) -> ReplayReport:
+    try:
+        from kvcustody.console.replay.job import run_job
+    except ModuleNotFoundError as error:
+        message = f"a replay needs `{error.name}`: install kvcustody with the extra `torch`"
+        raise ConfigError(message, missing=error.name) from None
+    name = load_table(policy).policy.name
+    size = block_tokens_of(choice, None)
+    with tempfile.TemporaryDirectory(prefix="kvcustody-") as folder, progress_bar() as bar:
+        options = StandOptions(policy=str(policy), block_tokens=size, database=Path(folder) / "ledger.db")
+        workload = load_workload(choice, size, name)
+        task = bar.add_task(f"under {name}", total=workload.requests)
+        report = run_job(workload, options, RunnerOptions(), progress=lambda: bar.advance(task))
+    if report.error is not None:
+        raise report.error
+    return report
+
+
+def compare_replays(before: ReplayReport, after: ReplayReport) -> list[dict[str, Any]]:
+    """What each tenant asked and found under the two policies, largest change of hit tokens first."""
+    one = {row.tenant: row for row in before.tenants}
+    two = {row.tenant: row for row in after.tenants}
+    rows: list[dict[str, Any]] = []
+    for tenant in sorted(one.keys() | two.keys()):
+        row: dict[str, Any] = {"tenant": tenant}
+        for field in ("requests", "refused", "input_tokens", "hit_tokens", "shared_hit_tokens"):
+            for label, side in (("before", one), ("after", two)):
+                row[f"{field}_{label}"] = getattr(side[tenant], field) if tenant in side else 0
+        rows.append(row)
+    return sorted(rows, key=lambda row: -abs(row["hit_tokens_before"] - row["hit_tokens_after"]))
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    table = make_table(
+        "the same requests under both policies",
+        "tenant", "requests", "refused: was", "is", "hit tokens: was", "is", "through others: was", "is",
+    )  # fmt: skip
+    for row in rows:
+        cells = [f"{row['requests_after']:,}"]
+        for field in ("refused", "hit_tokens", "shared_hit_tokens"):
+            cells += [f"{row[f'{field}_before']:,}", f"{row[f'{field}_after']:,}"]
+        table.add_row(row["tenant"], *cells)
+    stdout().print(table)

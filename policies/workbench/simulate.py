@@ -1,0 +1,159 @@
+"""Decide recorded requests again under another policy: what would change, per tenant, in hits, blocks and retention.
+
+1. Only what was recorded is decided again: a request that a wider policy would have served, and that was never made or
+   never hit, is not in the record. Such figures come from replaying a trace (`kvcustody policy simulate --trace`).
+2. What was attached through a grant or segment is decided again through that source, at its own instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from kvcustody.policies.ir import Action, Scope, Via
+from kvcustody.policies.table import DecisionTable
+
+
+class Recorded(NamedTuple):
+    """One recorded request: who, at which classification, when (UTC), which reasons, how many blocks were attached."""
+
+    tenant: str
+    classification: str
+    at_us: int
+    reasons: tuple[str, ...]
+    attached_blocks: int
+    written_blocks: int
+
+
+class RecordedDenials(NamedTuple):
+    """Denied reuses that were counted by the rule that denied them."""
+
+    tenant: str
+    owner: str
+    rule: str
+    requests: int
+
+
+@dataclass(slots=True)
+class TenantChange:
+    """What would change for one tenant. Blocks are those attached (hits); retention is in microseconds.
+
+    `kept_before_us` and `kept_after_us` add up, over its requests, how long idle blocks would be kept at most.
+    """
+
+    tenant: str
+    requests: int = 0
+    refused: int = 0
+    hit_blocks: int = 0
+    lost_blocks: int = 0
+    lost_requests: int = 0
+    denied_requests: int = 0
+    kept_before_us: int = 0
+    kept_after_us: int = 0
+    lost_by: dict[str, int] = field(default_factory=dict)
+
+    def data(self, block_tokens: int) -> dict[str, Any]:
+        """As JSON data, hits in tokens too."""
+        return {
+            "tenant": self.tenant,
+            "requests": self.requests,
+            "refused": self.refused,
+            "denied_requests": self.denied_requests,
+            "hit_blocks": self.hit_blocks,
+            "hit_tokens": self.hit_blocks * block_tokens,
+            "lost_requests": self.lost_requests,
+            "lost_blocks": self.lost_blocks,
+            "lost_tokens": self.lost_blocks * block_tokens,
+            "lost_by": self.lost_by,
+            "mean_idle_before_us": self.kept_before_us // max(self.requests, 1),
+            "mean_idle_after_us": self.kept_after_us // max(self.requests, 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Every tenant that was recorded, most lost blocks first."""
+
+    tenants: tuple[TenantChange, ...]
+    unknown_levels: int
+
+    @property
+    def lost_blocks(self) -> int:
+        """Hits that the new policy would not have allowed."""
+        return sum(change.lost_blocks for change in self.tenants)
+
+
+def simulate(
+    old: DecisionTable,
+    new: DecisionTable,
+    recorded: Iterable[Recorded],
+    denials: Iterable[RecordedDenials] = (),
+) -> Simulation:
+    """Decide everything again under `new`; `old` is the revision it was recorded under."""
+    changes: dict[str, TenantChange] = {}
+    unknown = 0
+    levels = {name: level for level, name in enumerate(new.policy.classifications)}
+    before = {name: level for level, name in enumerate(old.policy.classifications)}
+    for request in recorded:
+        change = changes.setdefault(request.tenant, TenantChange(request.tenant))
+        change.requests += 1
+        change.hit_blocks += request.attached_blocks
+        level = levels.get(request.classification)
+        unknown += level is None
+        if request.classification in before:
+            change.kept_before_us += old.obligations(request.tenant, before[request.classification]).idle_us
+        if level is not None:
+            change.kept_after_us += new.obligations(request.tenant, level).idle_us
+        lost = _lost(old, new, request, level, change)
+        if lost is not None and request.attached_blocks:
+            change.lost_requests += 1
+            change.lost_blocks += request.attached_blocks
+            change.lost_by[lost] = change.lost_by.get(lost, 0) + request.attached_blocks
+    for denial in denials:
+        changes.setdefault(denial.tenant, TenantChange(denial.tenant)).denied_requests += denial.requests
+    ordered = sorted(changes.values(), key=lambda change: (-change.lost_blocks, change.tenant))
+    return Simulation(tuple(ordered), unknown)
+
+
+def _lost(
+    old: DecisionTable, new: DecisionTable, request: Recorded, level: int | None, change: TenantChange
+) -> str | None:
+    """What would have kept this request's blocks from being attached; None where nothing would."""
+    tenant, at_us = request.tenant, request.at_us
+    entry = new.tenant(tenant)
+    if level is None:
+        return "classification"
+    admitted = new.decide(Action.ADMIT, tenant, tenant, level, Scope.SESSION, Via.OWN, at_us)
+    if entry is None or not admitted.permitted:
+        change.refused += 1
+        return admitted.reasons[0]
+    if not new.obligations(tenant, level).cacheable:
+        return f"retention:{request.classification}"
+    own = new.decide(Action.REUSE, tenant, tenant, level, entry.scope, Via.OWN, at_us)
+    if not own.permitted:
+        return own.reasons[0]
+    for source in request.reasons:
+        decision = _through(old, new, request, level, source)
+        if decision is not None:
+            return decision
+    return None
+
+
+def _through(
+    old: DecisionTable, new: DecisionTable, request: Recorded, level: int, source: str
+) -> str | None:
+    """Why a grant or segment that served the request would not have; None for a rule, or where it still does."""
+    policy = old.policy
+    for grant in (*policy.grants, *policy.group_grants()):
+        if grant.id == source:
+            ask = (Action.REUSE, request.tenant, grant.owner, level, Scope.TENANT, Via.GRANT, request.at_us)
+            return None if new.decide(*ask, source).permitted else f"without {source}"
+    for segment in policy.segments:
+        if segment.id == source:
+            named = new.policy.classifications
+            wanted = policy.classifications[segment.level]
+            at = named.index(wanted) if wanted in named else -1
+            ask = (Action.REUSE, request.tenant, segment.owner, at, Scope.TENANT, Via.SEGMENT, request.at_us)
+            return None if new.decide(*ask, source).permitted else f"without {source}"
+    return None
