@@ -175,7 +175,7 @@ class ForeignHolds(ForeignBlocks):
             if domain.absolute_us < NEVER_US:
                 mine = np.flatnonzero(self.tag == domain.tag)
                 self.ceiling_us[mine] = np.minimum(
-                    self.ceiling_us[mine], self.born_us[mine] + domain.absolute_us
+                    self.ceiling_us[mine], np.maximum(self.born_us[mine] + domain.absolute_us, now_us)
                 )
         self._lower_descendants()
         for hold in [hold for account in self.accounts.values() for hold in account.residencies.values()]:
@@ -188,7 +188,7 @@ class ForeignHolds(ForeignBlocks):
             if deadline < hold.deadline_us:
                 wheel = hold.account.partition.wheel
                 wheel.remove(hold)
-                hold.deadline_us = max(deadline, now_us)
+                hold.deadline_us = min(hold.deadline_us, max(deadline, now_us))
                 wheel.add(hold)
         self.recount_holds()
 

@@ -2,7 +2,8 @@
 
 N1  A ceiling or a deadline only ever moves earlier (L8); wider limits hold for what is written or released afterwards.
 N2  From here on attach compares the new times, so nothing that they end is served, swept or not.
-N3  A hold whose time has passed lapses with the next sweeps, due now: what was lawful until now is not late.
+N3  A hold whose time has passed lapses with the next sweeps, due now: what was lawful until now is not late. So no
+    ceiling moves before now, and no hold ends later than it would have.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def set_limits(manager: BlockManager, changed: Mapping[Domain, Limits], now_us: 
     for domain, limits in changed.items():
         shorter[domain] = max(0, domain.idle_us - limits.idle_us)
         domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
-    _lower_ceilings(manager, shorter)
+    _lower_ceilings(manager, shorter, now_us)
     holds = [hold for account in manager.accounts.values() for hold in account.residencies.values()]
     for hold in holds:
         deadline = _deadline(hold, shorter)
         if deadline < hold.deadline_us:
             wheel = hold.account.partition.wheel
             wheel.remove(hold)
-            hold.deadline_us = max(deadline, now_us)
+            hold.deadline_us = min(hold.deadline_us, max(deadline, now_us))
             wheel.add(hold)
     for hold in holds:
         node = hold.leaf
@@ -53,14 +54,14 @@ def set_limits(manager: BlockManager, changed: Mapping[Domain, Limits], now_us: 
             node = node.parent
 
 
-def _lower_ceilings(manager: BlockManager, shorter: Mapping[Domain, int]) -> None:
+def _lower_ceilings(manager: BlockManager, shorter: Mapping[Domain, int], now_us: int) -> None:
     """Top down, so that none is above its parent's. Deadlines are forgotten here and found again from the holds."""
     stack: list[Node] = list(manager.tree.roots.values())
     while stack:
         node = stack.pop()
         node.deadline_us = 0
         if node.domain in shorter and node.domain.absolute_us < NEVER_US:
-            node.ceiling_us = min(node.ceiling_us, node.born_us + node.domain.absolute_us)
+            node.ceiling_us = min(node.ceiling_us, max(node.born_us + node.domain.absolute_us, now_us))
         if node.parent is not None:
             node.ceiling_us = min(node.ceiling_us, node.parent.ceiling_us)
         child = node.first_child

@@ -364,6 +364,9 @@ def _left_behind(release: Release, how: str) -> tuple[int, int]:
         worker.clock.advance(100_000)
         governor.step()
     ended = sum(sum(len(run.blocks) for run in e.runs) for e in events if isinstance(e, CustodyEnded))
+    assert all(e.due_us >= changed_us for e in events if isinstance(e, CustodyEnded)), (
+        "what was lawful is not late"
+    )
     scrubbed = sum(
         sum(len(run.blocks) for run in e.runs)
         for e in events
