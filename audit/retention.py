@@ -21,6 +21,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine, Table, delete, func, insert, or_, select
 
 from kvcustody.audit import erasure_schema, keeping_schema, schema
+from kvcustody.audit.append_only import lifted
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.exports.verify import Verdict, verify_export
@@ -194,7 +195,8 @@ def _drop(connection: Connection, name: str, first: int, end: int) -> None:
         connection.execute(insert(tree_nodes), hashes)
     for table in _projections():
         connection.execute(delete(table).where(table.c.log == log, table.c.idx >= first, table.c.idx < end))
-    connection.execute(delete(events).where(*inside))
+    with lifted(connection):
+        connection.execute(delete(events).where(*inside))
 
 
 def _projections() -> list[Table]:

@@ -16,11 +16,12 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.errors import LedgerError
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
@@ -75,9 +76,12 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
 
 def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
+    asked = make_url(url).query.get("options", "")  # such as `-c role=kvcustody_writer`
     options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds}"
     if read_only:
         options = "-c default_transaction_read_only=on"
+    if asked:
+        options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
     return create_engine(
         url.replace("postgresql:", "postgresql+psycopg:", 1),
         connect_args={

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.conservation import PoolCounts
 from kvcustody.audit.events import (
@@ -90,6 +90,25 @@ def locked(engine: Engine) -> Iterator[None]:
             if engine.dialect.name == "sqlite":
                 raw.execute("ROLLBACK")
             connection.rollback()
+
+
+@pytest.fixture
+def unguarded() -> Callable[[Connection], None]:
+    """What somebody does who owns the database: the triggers that keep leaves as they are do not fire any more."""
+
+    def lift(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET session_replication_role = replica")
+            return
+        names = (
+            connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            .scalars()
+            .all()
+        )
+        for name in names:
+            connection.exec_driver_sql(f"DROP TRIGGER {name}")
+
+    return lift
 
 
 @pytest.fixture

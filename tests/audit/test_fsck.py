@@ -76,6 +76,8 @@ class Attack:
         self.database = sqlite3.connect(self.path, isolation_level=None)
         self.database.execute("PRAGMA synchronous=OFF")
         self.execute = self.database.execute
+        for (name,) in self.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            self.execute(f"DROP TRIGGER {name}")
 
     def check(self, kept: tuple[bytes, ...] = ()) -> FsckReport:
         engine = open_store(self.path, read_only=True)
