@@ -143,16 +143,6 @@ class DeadlineWheel:
             return bucket.popitem()[1]
         return None
 
-    def slices(self) -> Iterator[Residency | None]:
-        """Every hold that stays from first to last, once; may be left and resumed while holds come and go.
-
-        None marks a place to pause where nothing was found for a while.
-        """
-        for number, tick in enumerate(list(self._ticks), 1):
-            yield from list(self._ticks.get(tick, {}).values())
-            if number % 256 == 0:
-                yield None
-
     def next_due_us(self) -> int | None:
         """When the next sweep takes something out, or None where nothing waits."""
         due = self._due

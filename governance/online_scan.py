@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.block import ACTIVE, CACHED
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.node import Node
+from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence
 from kvcustody.governance.scan import Finding
 
@@ -73,7 +74,9 @@ class OnlineScan:
         self._live = live
         self._budget = budget or Budget()
         self._work: Iterator[None] = self._round()
-        self._noted: dict[int, _Noted] = {}
+        # In shards, so that no step ever pays for resizing or freeing all of it.
+        self._shards: list[dict[int, _Noted]] = [{} for _ in range(len(manager.tree.index.stripes))]
+        self._holds_counted = True
         self._suspects: set[tuple[str, int, int]] = set()
         self._before: set[tuple[str, int, int]] = set()
         self._found: dict[tuple[str, int, int], Finding] = {}
@@ -95,7 +98,7 @@ class OnlineScan:
 
     def _round(self) -> Iterator[None]:
         while True:
-            self._noted, self._suspects = {}, set()
+            self._suspects = set()
             yield from self._note_blocks()
             yield from self._note_nodes()
             yield from self._count_sequences()
@@ -122,10 +125,10 @@ class OnlineScan:
             yield
 
     def _note_nodes(self) -> Iterator[None]:
-        noted, most = self._noted, self._budget.nodes
-        seen = 0
+        most, seen = self._budget.nodes, 0
         for stripe in self._manager.tree.index.stripes:
             for node in list(stripe.values()):
+                noted = self._shard(node)
                 if id(node) not in noted:
                     noted[id(node)] = _Noted(node)
                     for blocks in (node.blocks, *node.windows):
@@ -135,6 +138,9 @@ class OnlineScan:
                     yield
         self._count(nodes=seen)
         yield
+
+    def _shard(self, node: Node) -> dict[int, _Noted]:
+        return self._shards[(id(node) >> 5) % len(self._shards)]
 
     def _mark(self, blocks: NDArray[np.int64]) -> None:
         self._has[blocks] = self._manager.pool.generation[blocks]
@@ -151,7 +157,7 @@ class OnlineScan:
                 self._suspect(what, sequence.account.name, "a sequence without a live request")
             node = sequence.leaf
             while node is not None:
-                noted = self._noted.get(id(node))
+                noted = self._shard(node).get(id(node))
                 if noted is not None:
                     noted.seen_refs += 1
                 self._mark(node.blocks)
@@ -168,32 +174,42 @@ class OnlineScan:
 
     def _count_holds(self) -> Iterator[None]:
         most, looked = self._budget.holds, 0
-        for partition in self._manager.pool.partitions:
-            for hold in partition.wheel.slices():
-                if hold is None:
-                    yield
-                    continue
-                node = hold.leaf
-                if node is None or node.length == 0:
-                    what = "residency without block", hold.id, 0
-                    self._suspect(what, hold.account.name, "its last block has ended")
-                while node is not None:
-                    noted = self._noted.get(id(node))
-                    if noted is not None and (node.domain.owner is hold.account or node.domain.is_segment):
-                        noted.seen_holds += 1
-                    node = node.parent
+        self._holds_counted = True
+        for account in list(self._manager.accounts.values()):
+            hold = account.residencies.oldest
+            while hold is not None:
+                self._count_hold(hold)
+                hold = hold.newer
                 looked += 1
                 if looked % most == 0:
                     yield
+                    if hold is not None and not hold.is_held:  # it lapsed just now: this count is lost
+                        self._holds_counted = False
+                        break
         self._count(holds=looked)
         yield
 
+    def _count_hold(self, hold: Residency) -> None:
+        node = hold.leaf
+        if node is None or node.length == 0:
+            what = "residency without block", hold.id, 0
+            self._suspect(what, hold.account.name, "its last block has ended")
+        while node is not None:
+            noted = self._shard(node).get(id(node))
+            if noted is not None and (node.domain.owner is hold.account or node.domain.is_segment):
+                noted.seen_holds += 1
+            node = node.parent
+
     def _compare_nodes(self) -> Iterator[None]:
-        for at, noted in enumerate(list(self._noted.values()), 1):
-            if noted.is_still:
-                self._compare(noted)
-            if at % self._budget.nodes == 0:
-                yield
+        at = 0
+        for shard in self._shards:
+            while shard:
+                _, noted = shard.popitem()
+                if noted.is_still:
+                    self._compare(noted)
+                at += 1
+                if at % self._budget.nodes == 0:
+                    yield
         yield
 
     def _compare(self, noted: _Noted) -> None:
@@ -202,7 +218,7 @@ class OnlineScan:
             (noted.refs, noted.seen_refs, "reference without sequence", "sequence without reference"),
             (noted.holds, noted.seen_holds, "hold without residency", "residency without block"),
         )
-        for kept, counted, more, fewer in pairs:
+        for kept, counted, more, fewer in pairs if self._holds_counted else pairs[:1]:
             if kept != counted:
                 generation = int(self._manager.pool.generation[node.blocks[0]])
                 what = more if kept > counted else fewer, int(node.blocks[0]), generation

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.block import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.index import entered_positions
+from kvcustody.allocator.index import COARSE_BLOCKS
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.mend import (
     cut_path,
@@ -27,7 +27,7 @@ from kvcustody.allocator.mend import (
     set_refs,
     unreach,
 )
-from kvcustody.allocator.node import KEY_BYTES, Node
+from kvcustody.allocator.node import Node
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence as Running
@@ -321,10 +321,10 @@ class PoolScan:
         return made
 
     def _index(self) -> list[Trouble]:
-        tree, place, now_us = self.manager.tree, self.place, self.now_us
+        tree, now_us = self.manager.tree, self.now_us
         made: list[Trouble] = []
-        strays = {id(node): node for node in tree.index.nodes() if id(node) not in place}
-        for node in strays.values():
+        strays, partly = self._entries()
+        for node in strays:
 
             def drop(node: Node = node) -> tuple[str, str]:
                 drop_entries(tree, node)
@@ -335,11 +335,7 @@ class PoolScan:
             made.append(
                 self._found("unreachable chain", tenant, cause, node.blocks, drop, since_us=node.used_us)
             )
-        stripes, mask = tree.index.stripes, tree.index.mask
-        for node in self.nodes:
-            keys = node.keys
-            if not keys or _whole(node, stripes, mask):
-                continue
+        for node in partly:
 
             def end(node: Node = node) -> tuple[str, str]:
                 if node.length:
@@ -357,6 +353,27 @@ class PoolScan:
                 )
             )
         return made
+
+    def _entries(self) -> tuple[list[Node], list[Node]]:
+        """Nodes that are indexed and not in the tree, and nodes with fewer entries than their keys ask for.
+
+        A key leads to one node, so a node's entries are whole when there are as many as its length calls for.
+        """
+        stripes = self.manager.tree.index.stripes
+        every = [id(node) for stripe in stripes for node in stripe.values()]
+        entered, counts = np.unique(np.array(every, dtype=np.int64), return_counts=True)
+        strays = set(entered.tolist()) - self.place.keys()
+        found = [node for node in (self.manager.tree.index.nodes() if strays else ()) if id(node) in strays]
+        start, length = self._array("start"), self._array("length")
+        keyed = np.fromiter((bool(node.keys) for node in self.nodes), np.bool_, len(self.nodes))
+        wanted = keyed * (1 + (start + length) // COARSE_BLOCKS - (start + 1) // COARSE_BLOCKS)
+        have = np.zeros(len(self.nodes), dtype=np.int64)
+        if len(entered):
+            ids = np.fromiter(self.place.keys(), np.int64, len(self.nodes))
+            at = np.minimum(np.searchsorted(entered, ids), len(entered) - 1)
+            have = np.where(entered[at] == ids, counts[at], 0)
+        partly = [self.nodes[at] for at in np.flatnonzero(have != wanted).tolist()]
+        return list({id(node): node for node in found}.values()), partly
 
     def _blocks(self) -> list[Trouble]:
         """Blocks in custody that no node and no sequence has."""
@@ -463,21 +480,6 @@ def _combined(
         return pairs, counts
     unique, where = np.unique(pairs, return_inverse=True)
     return unique, np.bincount(where, counts, len(unique)).astype(np.int64)
-
-
-def _whole(node: Node, stripes: list[dict[bytes, Node]], mask: int) -> bool:
-    """Whether every entry of a node is there."""
-    keys = node.keys
-    first = keys[:KEY_BYTES]
-    if stripes[hash(first) & mask].get(first) is not node:
-        return False
-    if node.length == 1:
-        return True
-    for at in entered_positions(node.start, 0, node.length):
-        key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
-        if stripes[hash(key) & mask].get(key) is not node:
-            return False
-    return True
 
 
 def _nobodys(manager: BlockManager, account: Account) -> Domain:
