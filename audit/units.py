@@ -17,7 +17,17 @@ from kvcustody.audit.as_of import AsOf, is_in
 from kvcustody.audit.evidence import POOL_SHIFT, Evidence, read
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.schema import custody_ends, events, incarnations
-from kvcustody.audit.uses import NEVER, Flags, Uses, read_models, read_receipts, read_uses, unit_keys_of
+from kvcustody.audit.uses import (
+    NEVER,
+    Flags,
+    Places,
+    Uses,
+    places_of,
+    read_models,
+    read_receipts,
+    read_uses,
+    unit_keys_of,
+)
 from kvcustody.audit.verdicts import Units, assess
 from kvcustody.errors import LedgerError
 
@@ -98,6 +108,7 @@ class LifeUnits(NamedTuple):
     units: Units
     overdue: Overdue
     account: Account
+    places: tuple[Places, ...]
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
 
 
@@ -118,9 +129,10 @@ def read_units(
     query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
     for row in connection.execute(query).all():
         life = Life(row.id, row.uuid, row.offset_us, row.shards or 0)
-        ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of))
+        ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
         uses = read_uses(connection, life, as_of)
-        units = assess(ends, uses, read_receipts(connection, life.id, ends, as_of), life.shards)
+        cells = read_receipts(connection, life.id, ends, as_of)
+        units = assess(ends, uses, cells, life.shards)
         ended = _ended(connection, life, ends if whole else None, as_of)
         overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else read_models(connection, life.id, as_of)
@@ -130,6 +142,7 @@ def read_units(
             _picked(life, ends, units, chosen, models),
             _late(life, overdue, uses, chosen, models),
             _account(uses, ended),
+            (places_of(ends), cells.places, *uses.places),
             uses.tenants,
         )
 
@@ -197,7 +210,7 @@ def _ended(connection: Connection, life: Life, ends: Evidence | None, as_of: AsO
     if ends is None:
         column = custody_ends.c
         here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
-        ends = read(connection, custody_ends, (column.tenant,), here)
+        ends = read(connection, custody_ends, (column.tenant,), here, ordered=False)
     return np.unique(unit_keys_of(ends))
 
 

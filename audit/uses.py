@@ -27,6 +27,16 @@ LEVELS = ("launched", "retired", "sampled", "full")
 NEVER = np.int64(1) << 62
 
 
+class Places(NamedTuple):
+    """Where the leaves are that name blocks: flat keys and blocks, and of each the log id and idx of its leaf."""
+
+    keys: Int64s
+    blocks: Int64s
+    owner: Int64s
+    logs: Int64s
+    idx: Int64s
+
+
 class Uses(NamedTuple):
     """Every use of every block: one flat entry per (residency, block), written or attached."""
 
@@ -37,6 +47,7 @@ class Uses(NamedTuple):
     hold_end: Int64s
     residency: Int64s
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
+    places: tuple[Places, ...]
 
 
 class ReceiptCells(NamedTuple):
@@ -50,6 +61,14 @@ class ReceiptCells(NamedTuple):
     level: Int64s
     good: Flags
     bytes: Int64s
+    places: Places
+
+
+def places_of(found: Evidence) -> Places:
+    """The places of evidence whose rows have the columns `log` and `idx`."""
+    return Places(
+        unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx")
+    )
 
 
 def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> Uses:
@@ -58,20 +77,26 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
     wrote = read(
         connection,
         releases,
-        (column.residency, column.released_us, column.hold_boot_us, column.final, column.written),
+        (
+            *(column.log, column.idx, column.residency, column.released_us),
+            *(column.hold_boot_us, column.final, column.written),
+        ),
         and_(column.incarnation == life.id, is_in(as_of, releases)),
+        ordered=False,
     )
     column_in = residencies.c
     opened, handed = read_opened(
         connection,
-        (column_in.residency, column_in.tenant, column_in.opened_boot_us),
+        (column_in.log, column_in.idx, column_in.residency, column_in.tenant, column_in.opened_boot_us),
         and_(column_in.incarnation == life.id, is_in(as_of, residencies)),
+        ordered=False,
     )
     joined = read(
         connection,
         attachments,
-        (attachments.c.residency, attachments.c.attached_boot_us),
+        (attachments.c.log, attachments.c.idx, attachments.c.residency, attachments.c.attached_boot_us),
         and_(attachments.c.incarnation == life.id, is_in(as_of, attachments)),
+        ordered=False,
     )
     left = _left(connection, life, as_of)
     people = connection.execute(
@@ -91,7 +116,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
     # A successor's release of what a dead process left open is on another boot clock: UTC is common to both.
     wrote_released = wrote.column("released_us") - life.offset_us
     wrote_hold = wrote.column("hold_boot_us")
-    wrote_flag = np.fromiter((row.written for row in wrote.rows), np.bool_, len(wrote.rows))
+    wrote_flag = wrote.column("written").astype(np.bool_)
     # Openings first, then what was attached later: both last until the release of their residency.
     opened_residency = np.concatenate((opened.column("residency"), joined.column("residency")))
     pairs = [left.get(residency, (int(NEVER), 0)) for residency in opened_residency.tolist()]
@@ -120,7 +145,8 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
     given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
     written = np.concatenate((wrote_flag[wrote.owner], *given))
     blocks = np.concatenate([part.pairs.blocks for part in parts])
-    return Uses(keys, blocks, written, released, hold_end, residency, tenants)
+    places = tuple(map(places_of, parts))
+    return Uses(keys, blocks, written, released, hold_end, residency, tenants, places)
 
 
 def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, str]:
@@ -157,6 +183,8 @@ def read_receipts(
         connection,
         receipts,
         (
+            column.log,
+            column.idx,
             column.shard,
             column.started_boot_us,
             column.ended_boot_us,
@@ -171,6 +199,7 @@ def read_receipts(
             _window(receipts, ends),
             is_in(as_of, receipts),
         ),
+        ordered=False,
     )
     rank = {name: number for number, name in enumerate(LEVELS)}
     level = np.fromiter((rank.get(row.level, 0) for row in found.rows), np.int64, len(found.rows))
@@ -188,6 +217,7 @@ def read_receipts(
         level[of],
         good[of],
         each[of],
+        places_of(found),
     )
 
 

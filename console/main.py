@@ -17,6 +17,7 @@ from kvcustody.console.plugins import add_commands
 from kvcustody.console.policy import command as policy_command
 from kvcustody.console.principal import command as principal_command
 from kvcustody.console.replay import command as replay_command
+from kvcustody.console.report import command as report_command
 from kvcustody.console.serve import command as serve_command
 from kvcustody.console.witness import command as witness_command
 
@@ -42,6 +43,7 @@ app.add_typer(principal_command.keys, name="apikey")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(witness_command.app, name="witness")
 app.add_typer(coverage_command.app, name="coverage")
+app.add_typer(report_command.app, name="report")
 
 
 @app.command(epilog="Example: `kvcustody version --json`")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kvcustody.audit.recompute.completeness import Unaccounted, unaccounted
 from kvcustody.audit.recompute.figures import Figures, Judged, Recount
 from kvcustody.audit.recompute.history import History, read_history
-from kvcustody.audit.recompute.recount import EVERYTHING, Chosen, judge, recount
+from kvcustody.audit.recompute.recount import EVERYTHING, Chosen, count_up, judge, recount
 
 __all__ = [
     "EVERYTHING",
@@ -20,6 +20,7 @@ __all__ = [
     "Judged",
     "Recount",
     "Unaccounted",
+    "count_up",
     "judge",
     "read_history",
     "recount",

@@ -67,8 +67,15 @@ _NOBODY = Person("", "", None, None, "", 0)
 
 def recount(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | None = None) -> Recount:
     """Every figure of coverage, from a history alone; raises `LedgerError` for a tier that no leaf records."""
-    found = Recount(leaves=history.leaves, as_of_us=history.last_us if as_of_us is None else as_of_us)
-    for judged in judge(history, chosen, as_of_us=as_of_us):
+    found = count_up(judge(history, chosen, as_of_us=as_of_us))
+    found.leaves, found.as_of_us = history.leaves, history.last_us if as_of_us is None else as_of_us
+    return found
+
+
+def count_up(every: Iterable[Judged]) -> Recount:
+    """The figures of verdicts."""
+    found = Recount()
+    for judged in every:
         found.row(judged.tenant, judged.classification).count(judged)
         if judged.lag is not None:
             found.lags[judged.lag] = found.lags.get(judged.lag, 0) + judged.custodies

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
 from kvcustody.audit.as_of import AsOf
+from kvcustody.audit.report.overview import Overview
 from kvcustody.audit.schema import (
     decisions,
     erasure_results,
     erasures,
-    events,
     hit_counters,
     logs,
     orphan_findings,
@@ -69,7 +69,13 @@ class Activity(NamedTuple):
 
 
 def read_activity(
-    connection: Connection, as_of: AsOf, since_us: int, until_us: int, *, tenant: str | None
+    connection: Connection,
+    as_of: AsOf,
+    overview: Overview,
+    since_us: int,
+    until_us: int,
+    *,
+    tenant: str | None,
 ) -> Activity:
     """The activity of a period."""
     own = _own_log(connection, tenant)
@@ -78,9 +84,11 @@ def read_activity(
         log = true() if own is None else table.c.log == own
         return and_(as_of.has(table), table.c.at_us >= since_us, table.c.at_us < until_us, log)
 
-    kinds = select(events.c.kind, func.count()).where(within(events)).group_by(events.c.kind)
+    kinds: dict[str, int] = {}
+    for item in overview.counted:
+        kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
     return Activity(
-        tuple(sorted(Kind(*row) for row in connection.execute(kinds))),
+        tuple(Kind(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
         tuple(sorted(_decisions(connection, within(hit_counters), within(decisions)))),
         tuple(_erasures(connection, within(erasures), as_of)),
         _findings(connection, within(orphan_findings)),

@@ -6,17 +6,14 @@ Y2 Of witnesses, only what they had signed when this checkpoint was: later signa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.as_of import AsOf
 from kvcustody.audit.keeping_schema import cosignatures
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.note import parse_note
-from kvcustody.audit.schema import events
+from kvcustody.audit.report.overview import Overview
 from kvcustody.audit.witness.status import UNWITNESSED
 
 
@@ -89,7 +86,7 @@ class Boundary(NamedTuple):
 
 
 def read_boundary(
-    connection: Connection, checkpoint: int, as_of: AsOf, *, tenant: str | None, extends: int | None
+    connection: Connection, checkpoint: int, overview: Overview, *, tenant: str | None, extends: int | None
 ) -> Boundary:
     """The boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
 
@@ -110,25 +107,17 @@ def read_boundary(
             note.note.decode(),
         ),
         tuple(LogHead(log.name, log.head.size, log.head.root.hex()) for log in heads),
-        tuple(_without_counters(item) if tenant else item for item in _workers(connection, as_of)),
-        tuple(_policies(connection, as_of)),
+        tuple(_without_counters(item) if tenant else item for item in _workers(overview)),
+        tuple(_policies(overview)),
         _witnessed(connection, checkpoint, note.at_us),
         extends,
         tuple(item.hex() for item in path),
     )
 
 
-def leaves_of_kind(connection: Connection, as_of: AsOf, *kinds: str) -> Iterator[dict[str, Any]]:
-    """The bodies of leaves of these kinds in the state, in an order that no database decides."""
-    query = select(events.c.leaf).where(events.c.kind.in_(kinds), as_of.has(events))
-    bodies = [orjson.loads(leaf) for leaf in connection.scalars(query)]
-    order = ("at_us", "incarnation", "sequence", "part", "log")
-    yield from sorted(bodies, key=lambda body: tuple(str(body[key]).zfill(20) for key in order))
-
-
-def _workers(connection: Connection, as_of: AsOf) -> list[Worker]:
+def _workers(overview: Overview) -> list[Worker]:
     made: dict[str, Worker] = {}
-    for body in leaves_of_kind(connection, as_of, "worker-started", "worker-stopped", "worker-died"):
+    for body in overview.of_kind("worker-started", "worker-stopped", "worker-died"):
         uuid = body.get("of_incarnation") or body["incarnation"]
         if body["kind"] == "worker-started":
             made[uuid] = Worker(
@@ -160,7 +149,7 @@ def _without_counters(worker: Worker) -> Worker:
     return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=())
 
 
-def _policies(connection: Connection, as_of: AsOf) -> list[Policy]:
+def _policies(overview: Overview) -> list[Policy]:
     return [
         Policy(
             int(body["revision"]),
@@ -170,7 +159,7 @@ def _policies(connection: Connection, as_of: AsOf) -> list[Policy]:
             body["actor"],
             int(body["at_us"]),
         )
-        for body in leaves_of_kind(connection, as_of, "policy-activated")
+        for body in overview.of_kind("policy-activated")
     ]
 
 

@@ -16,8 +16,9 @@ import kvcustody
 from kvcustody.audit.agreement import differences
 from kvcustody.audit.as_of import AsOf, as_of_sizes
 from kvcustody.audit.coverage import Coverage, periods_of, summary
+from kvcustody.audit.evidence import collector_off
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.recompute import Chosen, judge, read_history, recount, unaccounted
+from kvcustody.audit.recompute import Chosen, count_up, judge, read_history, unaccounted
 from kvcustody.audit.recompute.sources import leaves_in_database
 from kvcustody.audit.report.activity import read_activity
 from kvcustody.audit.report.balance import balances
@@ -37,10 +38,12 @@ from kvcustody.audit.report.exceptions import exceptions
 from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.losses import read_losses
+from kvcustody.audit.report.overview import look_over
 from kvcustody.audit.report.population import Population, recompute_digest
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.schema import events
-from kvcustody.audit.units import LifeUnits, Selection, last_event_us, read_units
+from kvcustody.audit.tree_schema import checkpoints
+from kvcustody.audit.units import LifeUnits, Selection, read_units
 from kvcustody.errors import ConfigError
 
 Progress = Callable[[str], None]
@@ -68,13 +71,20 @@ def period(
     """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
     if since_us is None:
-        first = connection.scalar(select(func.min(events.c.at_us)).where(state.has(events))) or 0
-        since_us = first // 1_000_000 * 1_000_000
+        first = select(func.min(events.c.at_us)).where(events.c.idx == 0, state.has(events))
+        since_us = (connection.scalar(first) or 0) // 1_000_000 * 1_000_000
     if until_us is None:
-        until_us = (last_event_us(connection, state) // 1_000_000 + 1) * 1_000_000
+        until_us = (_last_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
     if since_us >= until_us:
         raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
     return since_us, until_us
+
+
+def _last_us(connection: Connection, checkpoint: int) -> int:
+    """When the last leaf under a checkpoint was written."""
+    return (
+        connection.scalar(select(func.max(checkpoints.c.at_us)).where(checkpoints.c.size <= checkpoint)) or 0
+    )
 
 
 def build_report(
@@ -92,8 +102,11 @@ def build_report(
     framework = load_framework(asked.framework)
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
     tell("boundary")
-    boundary = read_boundary(connection, asked.checkpoint, state, tenant=asked.tenant, extends=asked.extends)
-    now_us = last_event_us(connection, state)
+    overview = look_over(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
+    boundary = read_boundary(
+        connection, asked.checkpoint, overview, tenant=asked.tenant, extends=asked.extends
+    )
+    now_us = _last_us(connection, asked.checkpoint)
     tell("custody")
     chosen = Selection(asked.since_us, asked.until_us, asked.tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
@@ -110,7 +123,6 @@ def build_report(
         seed=asked.seed,
         size=asked.sample,
         checkpoint=asked.checkpoint,
-        as_of=state,
         tenant=asked.tenant,
     )
     tell("activity and losses")
@@ -137,8 +149,10 @@ def build_report(
         sample=sample,
         exceptions=listed,
         exceptions_left_out=left_out,
-        activity=read_activity(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant),
-        losses=read_losses(connection, state, tenant=asked.tenant),
+        activity=read_activity(
+            connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
+        ),
+        losses=read_losses(connection, state, overview, tenant=asked.tenant),
         limitations=(),
     )
     return made._replace(limitations=limitations(made))
@@ -164,11 +178,12 @@ def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyPro
 
 def _recounted(connection: Connection, asked: Asked, state: AsOf, now_us: int, found: Coverage) -> Recounted:
     """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
-    history = read_history(leaves_in_database(connection, state))
-    chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
-    again = recount(history, chosen, as_of_us=now_us)
-    digest = recompute_digest(judge(history, chosen, as_of_us=now_us))
-    missing = unaccounted(history) if asked.tenant is None else (0, 0, 0)
+    with collector_off():
+        history = read_history(leaves_in_database(connection, state))
+        chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
+        judged = list(judge(history, chosen, as_of_us=now_us))
+        again, digest = count_up(judged), recompute_digest(judged)
+        missing = unaccounted(history) if asked.tenant is None else (0, 0, 0)
     leaves = history.leaves
     if asked.tenant is not None:  # how much others recorded is theirs to know
         leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.as_of import AsOf
-from kvcustody.audit.report.boundary import leaves_of_kind
+from kvcustody.audit.report.overview import Overview
 from kvcustody.audit.schema import events, incarnations
 
 LISTED_MAX = 200
@@ -41,21 +41,21 @@ class Losses(NamedTuple):
     listed_spills: tuple[Spill, ...]
 
 
-def read_losses(connection: Connection, as_of: AsOf, *, tenant: str | None) -> Losses:
+def read_losses(connection: Connection, as_of: AsOf, overview: Overview, *, tenant: str | None) -> Losses:
     """Gaps and spills in the state; of one tenant only their counts: sequences are shared by all."""
-    known = _recorded(connection, as_of)
-    gaps = sorted([*_torn(connection, as_of), *(gap for gap in known if gap.cause != "refused")])
-    gaps += _holes(connection, as_of, known)
-    spills = _spills(connection, as_of)
+    known = _recorded(overview)
+    gaps = [*_torn(connection, as_of), *(gap for gap in known if gap.cause != "refused")]
+    gaps += _holes(connection, as_of, overview, known)
+    spills = _spills(overview)
     if tenant is not None:
         return Losses(len(gaps), len(spills), (), ())
     return Losses(len(gaps), len(spills), tuple(sorted(gaps)[:LISTED_MAX]), tuple(spills[:LISTED_MAX]))
 
 
-def _recorded(connection: Connection, as_of: AsOf) -> list[Loss]:
+def _recorded(overview: Overview) -> list[Loss]:
     """Losses that the writer recorded, and refused acts, whose sequence is not used either."""
     made = []
-    for body in leaves_of_kind(connection, as_of, "gap", "withdrawn"):
+    for body in overview.of_kind("gap", "withdrawn"):
         first = int(body.get("first_sequence") or body.get("of_sequence") or 0)
         last = int(body.get("last_sequence") or first)
         cause = "refused" if body["kind"] == "withdrawn" else body["cause"]
@@ -78,27 +78,21 @@ def _torn(connection: Connection, as_of: AsOf) -> list[Loss]:
     ]
 
 
-def _holes(connection: Connection, as_of: AsOf, known: Sequence[Loss]) -> list[Loss]:
-    column = events.c
-    query = (
-        select(
-            incarnations.c.id,
-            incarnations.c.uuid,
-            func.count(column.sequence.distinct()).label("held"),
-            func.max(column.sequence).label("highest"),
-        )
-        .join(incarnations, incarnations.c.id == column.incarnation)
-        .where(as_of.has(events))
-        .group_by(incarnations.c.id, incarnations.c.uuid)
-    )
+def _holes(connection: Connection, as_of: AsOf, overview: Overview, known: Sequence[Loss]) -> list[Loss]:
+    held: dict[str, int] = {}
+    highest: dict[str, int] = {}
+    for item in overview.counted:
+        held[item.incarnation] = held.get(item.incarnation, 0) + item.sequences
+        highest[item.incarnation] = max(highest.get(item.incarnation, 0), item.highest)
     made: list[Loss] = []
-    for life in connection.execute(query).all():
-        if life.held < life.highest:  # rarely: only then are sequences looked at one by one
-            made += _holes_of(connection, as_of, life.id, life.uuid, known)
+    for uuid, number in sorted(held.items()):
+        if number < highest[uuid]:  # rarely: only then are sequences looked at one by one
+            made += _holes_of(connection, as_of, uuid, known)
     return made
 
 
-def _holes_of(connection: Connection, as_of: AsOf, life: int, uuid: str, known: Sequence[Loss]) -> list[Loss]:
+def _holes_of(connection: Connection, as_of: AsOf, uuid: str, known: Sequence[Loss]) -> list[Loss]:
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == uuid))
     here = select(events.c.sequence).where(events.c.incarnation == life, as_of.has(events)).distinct()
     spans = [(number, number) for number in connection.scalars(here)]
     spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == uuid]
@@ -112,9 +106,9 @@ def _holes_of(connection: Connection, as_of: AsOf, life: int, uuid: str, known: 
     return made
 
 
-def _spills(connection: Connection, as_of: AsOf) -> list[Spill]:
+def _spills(overview: Overview) -> list[Spill]:
     made = []
-    for body in leaves_of_kind(connection, as_of, "spill-started", "replay-completed"):
+    for body in overview.of_kind("spill-started", "replay-completed"):
         if body["kind"] == "spill-started":
             detail = f"{body['cause']}, from sequence {body['first_sequence']} on"
         else:

@@ -1,35 +1,27 @@
 """The sample: custodies drawn by the seed, each with its leaves and a proof that every one is under the checkpoint.
 
-M1 Leaves that name the drawn (block, generation) are taken from the state of the checkpoint, oldest first; where there
-are more than `LEAVES_MAX` (a block that many requests attached), the rest is counted, the decisive kinds come first.
+M1 Leaves that name the drawn (block, generation) are taken from the state of the checkpoint; where there
+are more than `LEAVES_MAX` (a block that many requests attached) the rest is counted: ends, receipts and releases come
+first.
 M2 A tenant's own report holds leaves of that tenant's log alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
-from sqlalchemy import Connection, and_, or_, select
+import numpy as np
+from sqlalchemy import Connection, select
 
-from kvcustody.audit.as_of import AsOf
+from kvcustody.audit.evidence import POOL_SHIFT
 from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.proofs import inclusion_proof
 from kvcustody.audit.report.population import Custody, Population
-from kvcustody.audit.runs import decode
-from kvcustody.audit.schema import (
-    attachments,
-    custody_ends,
-    events,
-    incarnations,
-    logs,
-    receipts,
-    releases,
-    residencies,
-)
+from kvcustody.audit.root_log import HeadProof, LeafProof
+from kvcustody.audit.schema import events, logs
 
 LEAVES_MAX = 12
-_TABLES = (custody_ends, receipts, residencies, releases, attachments)  # what decides comes first
 
 
 class LeafEvidence(NamedTuple):
@@ -55,8 +47,7 @@ class _Place(NamedTuple):
     rank: int
     idx: int
     log: str
-    kind: str
-    leaf: bytes
+    log_id: int
 
 
 def draw_sample(
@@ -66,14 +57,13 @@ def draw_sample(
     seed: str,
     size: int,
     checkpoint: int,
-    as_of: AsOf,
     tenant: str | None,
 ) -> tuple[SampleItem, ...]:
     """The sample of a population; raises `ProofError` where the checkpoint is not signed."""
     numbers = population.draw(seed, size)
     drawn = [population.custody(number) for number in numbers]
-    places = _places(connection, drawn, as_of, tenant)
-    proofs = LedgerProofs(connection)
+    places = _places(connection, population, drawn, tenant)
+    prover = _Prover(LedgerProofs(connection), checkpoint)
     made = []
     for number, custody, found in zip(numbers, drawn, places, strict=True):
         kept = sorted(found)[:LEAVES_MAX]
@@ -81,9 +71,8 @@ def draw_sample(
             LeafEvidence(
                 place.log,
                 place.idx,
-                place.kind,
-                place.leaf.decode(),
-                proofs.inclusion(place.log, place.idx, as_of=checkpoint).to_bytes().decode(),
+                *_leaf(connection, place),
+                prover.proof(place.log, place.idx),
             )
             for place in kept
         )
@@ -92,53 +81,43 @@ def draw_sample(
 
 
 def _places(
-    connection: Connection, drawn: Sequence[Custody], as_of: AsOf, tenant: str | None
+    connection: Connection, population: Population, drawn: Sequence[Custody], tenant: str | None
 ) -> list[list[_Place]]:
     """The leaves that name each drawn custody."""
-    found: list[list[_Place]] = [[] for _ in drawn]
-    if not drawn:
-        return found
-    ids = {row.uuid: row.id for row in connection.execute(select(incarnations.c.id, incarnations.c.uuid))}
-    for rank, table in enumerate(_TABLES):
-        near = or_(
-            *(
-                and_(
-                    table.c.incarnation == ids[item.incarnation],
-                    table.c.low <= item.generation,
-                    table.c.high >= item.generation,
-                )
-                for item in drawn
-            )
-        )
-        query = (
-            select(
-                table.c.incarnation,
-                table.c.low,
-                table.c.high,
-                logs.c.name,
-                table.c.idx,
-                events.c.kind,
-                events.c.leaf,
-            )
-            .join(events, and_(events.c.log == table.c.log, events.c.idx == table.c.idx))
-            .join(logs, logs.c.id == table.c.log)
-            .where(near, as_of.has(table))
-        )
-        if tenant is not None:
-            query = query.where(logs.c.name == f"tenant/{tenant}")
-        for row in connection.execute(query):
-            body: dict[str, Any] = {}
-            for place, item in enumerate(drawn):
-                if ids[item.incarnation] == row.incarnation and row.low <= item.generation <= row.high:
-                    body = body or orjson.loads(row.leaf)
-                    if _names([*body["runs"], *body.get("written", ())], item):
-                        found[place].append(_Place(rank, row.idx, row.name, row.kind, bytes(row.leaf)))
-    return found
+    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
+    lives = {each.life.uuid: each for each in population.lives}
+    made = []
+    for item in drawn:
+        key = (item.pool << POOL_SHIFT) | item.generation
+        found: list[_Place] = []
+        for rank, places in enumerate(lives[item.incarnation].places):
+            flat = np.flatnonzero((places.keys == key) & (places.blocks == item.block))
+            rows = np.unique(places.owner[flat])
+            for log, idx in zip(places.logs[rows].tolist(), places.idx[rows].tolist(), strict=True):
+                if tenant is None or names[log] == f"tenant/{tenant}":
+                    found.append(_Place(rank, idx, names[log], log))
+        made.append(list({place[1:]: place for place in sorted(found, reverse=True)}.values())[::-1])
+    return made
 
 
-def _names(runs: list[Any], item: Custody) -> bool:
-    for text in runs:
-        first, length = int(text[0]), sum(text[2]) if text[2] else len(text[1])
-        if first <= item.generation < first + length and (text[3] if len(text) > 3 else 0) == item.pool:
-            return int(decode(text).blocks[item.generation - first]) == item.block
-    return False
+class _Prover:
+    """Inclusion proofs under one checkpoint; the proof of a log's head is made once."""
+
+    def __init__(self, proofs: LedgerProofs, checkpoint: int) -> None:
+        self._proofs = proofs
+        self._checkpoint = checkpoint
+        self._heads: dict[str, HeadProof] = {}
+
+    def proof(self, log: str, idx: int) -> str:
+        head = self._heads.get(log)
+        if head is None:
+            head = self._heads[log] = self._proofs.head_proof(log, as_of=self._checkpoint)
+        path = inclusion_proof(self._proofs.tiles(log), idx, head.opening.head.size)
+        return LeafProof(idx, tuple(path), head).to_bytes().decode()
+
+
+def _leaf(connection: Connection, place: _Place) -> tuple[str, str]:
+    """The kind and the text of a leaf."""
+    here = (events.c.log == place.log_id, events.c.idx == place.idx)
+    row = connection.execute(select(events.c.kind, events.c.leaf).where(*here)).one()
+    return row.kind, bytes(row.leaf).decode()

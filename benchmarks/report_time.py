@@ -1,0 +1,164 @@
+"""How long a report of a period takes: 1M events, every section, both implementations of coverage, every format.
+
+python benchmarks/report_time.py [--events N] [--db FILE] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from hardware import facts
+from ledger import BATCH
+
+from kvcustody.audit.append import Appender
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import (
+    Context,
+    CustodyEnded,
+    Event,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    WorkerStarted,
+    leaves,
+)
+from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.report.build import build_report, newest_checkpoint, period
+from kvcustody.audit.report.contents import Asked
+from kvcustody.audit.runs import Run
+from kvcustody.audit.signing import SigningKey
+from kvcustody.audit.store import WRITE, open_store
+from kvcustody.clock import SystemClock
+from kvcustody.migrations.upgrade import upgrade
+
+OFFSET_US = 1_760_000_000_000_000
+SECOND_US = 1_000_000
+
+
+def story(events: int) -> Iterator[Event]:
+    """A day of conversations of three requests that hold the same prefix; one in 500 is wiped late."""
+    yield WorkerStarted(1, "bench", 1 << 20, 1, 65536, "cpu", "bench")
+    chance = np.random.default_rng(7)
+    conversations, generation = events // 12, 1
+    for number in range(conversations):
+        tenant, at = f"tenant-{number % 32}", SECOND_US + number * 86_400 * SECOND_US // conversations
+        held_until = at + 60 * SECOND_US
+        runs: list[Run] = []
+        for turn in range(3):
+            blocks, residency, began = 1 + number % 7, 3 * number + turn + 1, at + turn * SECOND_US
+            run = Run(np.sort(chance.integers(0, 1 << 20, blocks)), generation)
+            generation += blocks
+            yield ResidencyOpened(
+                began, residency, tenant, f"user-{number % 997}", None, False, "internal", (1,), tuple(runs),
+                ("own-scope",), 1, began + 600 * SECOND_US, (run,), "bench",
+            )  # fmt: skip
+            runs.append(run)
+            yield ResidencyReleased(began + 2_000, residency, tenant, "finish", (), held_until)
+        wiped = held_until + 100 + (2 * SECOND_US if number % 500 == 0 else 0)
+        for turn, run in enumerate(runs):
+            yield CustodyEnded(
+                held_until,
+                tenant,
+                "internal",
+                (run,),
+                "expired",
+                held_until,
+                held_until,
+                at + 3 * SECOND_US,
+                SECOND_US,
+            )
+            yield ReceiptRecorded(
+                wiped + 900, 3 * number + turn, 0, tenant, "memset", "cpu", len(run.blocks) * 65536, wiped, wiped + 900,
+                "full" if number % 5 else "sampled", 1.0, len(run.blocks), "ok", (run,),
+            )  # fmt: skip
+
+
+def fill(path: Path, events: int) -> int:
+    """A ledger of the story with one signed checkpoint; returns how many leaves it has."""
+    engine = open_store(path)
+    upgrade(engine)
+    context = Context(
+        "be" * 16, OFFSET_US, lambda tenant, subject, session="": f"{tenant}-{subject}".encode().hex()[:32]
+    )
+    appender, held, sequence = Appender(), [], 0
+    with engine.connect().execution_options(**WRITE) as connection:
+        for sequence, event in enumerate(story(events), 1):
+            held += leaves(event, context, sequence)
+            if len(held) >= 20 * BATCH:
+                with connection.begin():
+                    appender.append(connection, batch_of(held))
+                held.clear()
+        with connection.begin():
+            appender.append(connection, batch_of(held))
+    key = SigningKey.generate("bench.example/ledger")
+    CheckpointSigner(engine, [key], memory=path.with_suffix(".last"), clock=SystemClock()).sign_once()
+    engine.dispose()
+    return sequence
+
+
+def measure(path: Path, recount: bool) -> dict[str, float | int]:
+    """Seconds of processor time and of the clock, for the report and for its formats."""
+    from kvcustody.console.report.document import render_all
+
+    engine = open_store(path, read_only=True)
+    parts: list[tuple[str, float]] = []
+    began, wall = time.process_time(), time.perf_counter()
+    with engine.connect() as connection:
+        checkpoint = newest_checkpoint(connection)
+        asked = Asked("nist-800-53", checkpoint, *period(connection, checkpoint, None, None), recount=recount)
+        made = build_report(
+            connection, asked, progress=lambda part: parts.append((part, time.process_time()))
+        )
+    built = time.process_time()
+    files = render_all(made)
+    done = time.process_time()
+    assert made.total.due == made.population.units
+    assert made.recount is None or not made.recount.differences
+    ends = [moment for _, moment in parts[1:]] + [built]
+    found: dict[str, float | int] = {
+        f"{part.replace(' ', '_')}_cpu_s": round(end - start, 2)
+        for (part, start), end in zip(parts, ends, strict=True)
+    }
+    return found | {
+        "custodies": made.population.custodies,
+        "build_cpu_s": round(built - began, 2),
+        "render_cpu_s": round(done - built, 2),
+        "cpu_s": round(done - began, 2),
+        "wall_s": round(time.perf_counter() - wall, 2),
+        "bytes": sum(len(data) for data in files.values()),
+    }
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--db", type=Path, help="Where the ledger is kept, or is already.")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.db or Path(folder, "ledger.db")
+        if not path.exists():
+            fill(path, options.events)
+        result = {
+            "facts": facts("SQLAlchemy", "numpy", "reportlab"),
+            "events": options.events,
+            "load_average": round(os.getloadavg()[0], 1),
+            "with_recount": measure(path, True),
+            "without_recount": measure(path, False),
+        }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

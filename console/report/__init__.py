@@ -1,0 +1,1 @@
+"""`kvcustody report`: evidence reports as HTML, PDF, JSON and OSCAL."""

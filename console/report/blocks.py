@@ -1,0 +1,110 @@
+"""The parts that a page is made of, whatever it is rendered to; every word a reader sees is in one of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvcustody.console.report.charts import Figure
+
+
+class Paragraph(NamedTuple):
+    """Running text; `mark` is "", "good", "bad" or "quiet"."""
+
+    text: str
+    mark: str = ""
+
+
+class Table(NamedTuple):
+    """Rows under headings. The first `left` columns are text, the rest numbers; `widths` are shares of the page."""
+
+    headings: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+    widths: tuple[float, ...] = ()
+    bad: frozenset[int] = frozenset()  # rows to be marked
+
+
+class Facts(NamedTuple):
+    """Names and what they are."""
+
+    items: Sequence[tuple[str, str]]
+
+
+class Literal(NamedTuple):
+    """Text as it stands: a query, a command, a note."""
+
+    text: str
+
+
+class Chart(NamedTuple):
+    """A figure."""
+
+    figure: Figure
+
+
+class Items(NamedTuple):
+    """A list of sentences."""
+
+    items: Sequence[str]
+
+
+class Signatures(NamedTuple):
+    """Lines to be signed: who, and as what."""
+
+    roles: tuple[str, ...]
+
+
+Block = Paragraph | Table | Facts | Literal | Chart | Items | Signatures
+
+
+class Section(NamedTuple):
+    """A heading and what stands under it."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+class Tile(NamedTuple):
+    """A figure that is read first; `mark` as in `Paragraph`."""
+
+    value: str
+    label: str
+    mark: str = ""
+
+
+class Page(NamedTuple):
+    """A whole page."""
+
+    title: str
+    subtitle: str
+    tiles: tuple[Tile, ...]
+    sections: tuple[Section, ...]
+    footer: str
+
+
+def strings_of(page: Page) -> list[str]:
+    """Every string that a reader of the page sees."""
+    found = [page.title, page.subtitle, page.footer]
+    found += [text for tile in page.tiles for text in (tile.value, tile.label)]
+    for section in page.sections:
+        found.append(section.title)
+        for block in section.blocks:
+            found += _strings(block)
+    return found
+
+
+def _strings(block: Block) -> list[str]:
+    match block:
+        case Paragraph(text) | Literal(text):
+            return [text]
+        case Table(headings, rows):
+            return [*headings, *(cell for row in rows for cell in row)]
+        case Facts(items):
+            return [text for pair in items for text in pair]
+        case Chart(figure):
+            return [figure.title, *(text.text for text in figure.texts), *(name for name, _ in figure.legend)]
+        case Items(items):
+            return list(items)
+        case Signatures(roles):
+            return list(roles)

@@ -1,0 +1,108 @@
+"""Charts as geometry: bars, lines and words with places, drawn alike by the HTML page and the PDF.
+
+C1 Every value drawn is also in a table or in the JSON. C2 A chart of nothing says so.
+C3 Colours are numbered series (1 to 5); the page and the PDF give them colours that also differ in grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+WIDTH = 960.0
+_LEFT, _RIGHT = 150.0, 90.0
+_ROW = 24.0
+
+
+class Bar(NamedTuple):
+    """A filled rectangle; the origin is the top left corner. `hint` says its value."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    series: int
+    hint: str
+
+
+class Word(NamedTuple):
+    """A text at a baseline; `anchor` is start, middle or end."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+
+
+class Figure(NamedTuple):
+    """A chart; lines are (x1, y1, x2, y2), the legend is (name, series)."""
+
+    title: str
+    height: float
+    bars: tuple[Bar, ...]
+    texts: tuple[Word, ...]
+    lines: tuple[tuple[float, float, float, float], ...]
+    legend: tuple[tuple[str, int], ...]
+
+
+def columns(
+    title: str,
+    labels: Sequence[str],
+    values: Sequence[Sequence[int]],
+    legend: Sequence[tuple[str, int]],
+    unit: str,
+) -> Figure:
+    """Stacked columns: `values[i]` are the parts of column i, one a legend entry."""
+    largest = max((sum(parts) for parts in values), default=0)
+    if largest <= 0:
+        return _empty(title)
+    base, left = 170.0, 90.0
+    step = (WIDTH - left) / len(values)
+    bars: list[Bar] = []
+    texts = [Word(left - 8, 16, f"{largest:,}", "end"), Word(left - 8, base, "0", "end")]
+    every = max(1, -(-len(values) // 8))
+    for place, parts in enumerate(values):
+        x, y = left + place * step, base
+        for value, (name, series) in zip(parts, legend, strict=True):
+            if value:
+                height = max(value / largest * (base - 12), 1.0)
+                y -= height
+                gap = min(2.0, step / 6)
+                bars.append(
+                    Bar(x + gap, y, step - 2 * gap, height, series, f"{labels[place]}, {name}: {value:,}")
+                )
+        if place % every == 0:
+            texts.append(Word(x + step / 2, base + 16, labels[place], "middle"))
+    texts.append(Word(WIDTH, base + 36, unit, "end"))
+    axis = ((left, base, WIDTH, base), (left, 12.0, WIDTH, 12.0))
+    return Figure(title, base + 42, tuple(bars), tuple(texts), axis, tuple(legend))
+
+
+def rows(
+    title: str,
+    names: Sequence[str],
+    values: Sequence[Sequence[int]],
+    legend: Sequence[tuple[str, int]],
+    notes: Sequence[str],
+) -> Figure:
+    """Stacked horizontal bars, one a name, with a note at the end of each."""
+    largest = max((sum(parts) for parts in values), default=0)
+    if largest <= 0:
+        return _empty(title)
+    scale = (WIDTH - _LEFT - _RIGHT) / largest
+    bars: list[Bar] = []
+    texts: list[Word] = []
+    for place, (name, parts, note) in enumerate(zip(names, values, notes, strict=True)):
+        x, y = _LEFT, place * _ROW + 4
+        texts.append(Word(_LEFT - 8, y + 13, name if len(name) <= 22 else f"{name[:21]}…", "end"))
+        for value, (label, series) in zip(parts, legend, strict=True):
+            if value:
+                width = max(value * scale, 1.0)
+                bars.append(Bar(x, y, width, _ROW - 8, series, f"{name}, {label}: {value:,}"))
+                x += width
+        texts.append(Word(x + 6, y + 13, note))
+    return Figure(title, len(values) * _ROW + 8, tuple(bars), tuple(texts), (), tuple(legend))
+
+
+def _empty(title: str) -> Figure:
+    return Figure(title, 40, (), (Word(WIDTH / 2, 24, "nothing in this period", "middle"),), (), ())

@@ -1,0 +1,229 @@
+"""`kvcustody report`: make an evidence report, check one offline, and the record of processing activities."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+
+from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.note import parse_vkey
+from kvcustody.audit.report.build import build_report, newest_checkpoint, period
+from kvcustody.audit.report.contents import Asked, PolicyProof, Property, Report
+from kvcustody.audit.report.framework import NAMES, load_framework
+from kvcustody.audit.report.verify import verify_report
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.console.coverage.options import DEFAULT_DB, At, Db, Since, Until, moment_us, reading
+from kvcustody.console.report.document import FORMATS, render_all
+from kvcustody.console.report.words import count, percent
+from kvcustody.errors import ConfigError
+
+EXIT_NO = 1
+
+app = typer.Typer(
+    cls=CustodyGroup,
+    no_args_is_help=True,
+    help="Evidence reports for auditors: the same ledger and arguments give the same bytes. docs/reports.md says "
+    "what is in one and how an auditor checks it.",
+)
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody report make --framework soc2 --since 2026-01-01 --until 2026-04-01 --out q1\n\n"
+    "    kvcustody report make --framework cc-fdp-rip --as-of 1041 --policy policy.yaml --format json --json"
+)
+def make(
+    *,
+    framework: Annotated[str, typer.Option(help=f"One of: {', '.join(NAMES)}.")],
+    db: Db = DEFAULT_DB,
+    since: Since = None,
+    until: Until = None,
+    as_of: At = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="One tenant's own report: nothing of other tenants is in it.")
+    ] = None,
+    seed: Annotated[str, typer.Option(help="Draws the sample.")] = "kvcustody",
+    sample: Annotated[int, typer.Option(min=0, max=10_000, help="How many custodies are drawn.")] = 25,
+    extends: Annotated[
+        int | None, typer.Option(help="An earlier report's checkpoint: a proof that this one extends it.")
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="The policy to prove for the report (YAML).")] = None,
+    recount: Annotated[
+        bool, typer.Option(help="Compute coverage a second time, from leaves alone, and compare.")
+    ] = True,
+    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = ",".join(FORMATS),
+    out: Annotated[
+        Path, typer.Option(help="The folder to write to; it is made where it is not there.")
+    ] = Path("kvcustody-report"),
+    as_json: Json = False,
+) -> None:
+    """Make an evidence report of a period: coverage, sample with proofs, reconciliation, exceptions, limitations.
+
+    It is made as of a signed checkpoint (the newest, unless you name one), so that it can be made again later: the
+    report states the command and the SHA-256 that it has to give. It states no verdict on any control.
+    """
+    formats = [name.strip() for name in format.split(",") if name.strip()]
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
+    load_framework(framework)
+    proof = None if policy is None else prove_policy(policy)
+    with reading(db) as connection, _telling() as tell:
+        checkpoint = (
+            newest_checkpoint(connection)
+            if as_of is None
+            else LedgerProofs(connection).checkpoint(as_of).size
+        )
+        bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
+        asked = Asked(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
+        report = build_report(connection, asked, proof=proof, progress=tell)
+        tell("writing")
+        files = render_all(report, formats)
+    write_files(out, files)
+    _answer(report, out, sorted(files), as_json)
+
+
+@app.command(
+    epilog="Example:\n\n    kvcustody report verify q1/report.json --key ledger.vkey "
+    "--digest 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+)
+def verify(
+    file: Annotated[Path, typer.Argument(help="A report.json.")],
+    *,
+    key: Annotated[
+        list[Path], typer.Option(help="A file with the log's public key (vkey); may be given twice.")
+    ],
+    digest: Annotated[str | None, typer.Option(help="The SHA-256 that the report should have.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a report offline, with nothing but the log's public key: its seal, the draw, every sampled leaf.
+
+    Exit code 1 says that something is wrong with the report.
+    """
+    vkeys = [_read(path).decode(errors="replace").strip() for path in key]
+    for text in vkeys:
+        parse_vkey(text)
+    found = verify_report(_read(file), vkeys, expected_digest=digest)
+    if as_json:
+        print_json({**found._asdict(), "ok": found.ok})
+    else:
+        for problem in found.problems:
+            print(f"problem: {problem}")
+        verdict = "sound" if found.ok else "not sound"
+        print(
+            f"{verdict}: {found.leaves} sampled leaves, checkpoint {found.checkpoint}, SHA-256 {found.digest}"
+        )
+    if not found.ok:
+        raise typer.Exit(EXIT_NO)
+
+
+@app.command(epilog="Example:\n\n    kvcustody report frameworks --json")
+def frameworks(*, as_json: Json = False) -> None:
+    """List the frameworks and the controls that there is evidence for."""
+    found = [load_framework(name) for name in NAMES]
+    if as_json:
+        print_json(
+            [
+                {
+                    "id": item.id,
+                    "title": item.title,
+                    "edition": item.edition,
+                    "controls": [control._asdict() for control in item.controls],
+                }
+                for item in found
+            ]
+        )
+        return
+    table = make_table("frameworks", "name", "title", "edition", "controls", left=4)
+    for item in found:
+        table.add_row(item.id, item.title, item.edition, ", ".join(control.id for control in item.controls))
+    stdout().print(table)
+
+
+def prove_policy(path: Path) -> PolicyProof:
+    """The proof of a policy file, as a report states it."""
+    from kvcustody.policies.compiler import compile_policy
+    from kvcustody.policies.loader import load_policy
+    from kvcustody.policies.workbench.prove import prove
+
+    policy = load_policy(_read(path), name=str(path.name))
+    proof = prove(compile_policy(policy, revision=1), declared=policy)
+    digest = hashlib.sha256(orjson.dumps(proof.data(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return PolicyProof(
+        policy.name,
+        proof.table_digest,
+        proof.holds,
+        False,
+        digest,
+        tuple(Property(item.id, item.title, item.holds, item.cells) for item in proof.properties),
+    )
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files into a folder, each whole or not at all; raises `ConfigError` where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(data)
+            partial.replace(folder / name)
+    except OSError as error:
+        raise ConfigError(f"folder `{folder}`: {error.strerror}", path=folder) from error
+
+
+def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
+    digest = report.digest()
+    if as_json:
+        print_json(
+            {
+                "folder": os.fspath(out),
+                "files": names,
+                "digest": digest,
+                "rerun": report.asked.command(),
+                "checkpoint": report.asked.checkpoint,
+                "population": {"custodies": report.population.custodies, "digest": report.population.digest},
+                "total": report.total._asdict(),
+                "balances": [{**item._asdict(), "holds": item.holds} for item in report.population.balances],
+                "recount_agrees": None if report.recount is None else not report.recount.differences,
+            }
+        )
+        return
+    total = report.total
+    print(
+        f"{percent(total.covered, total.due)} of {count(total.due)} units due ended in time with evidence; "
+        f"{count(total.due - total.covered)} exceptions, {count(report.losses.gaps)} gaps"
+    )
+    print(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"file `{path}`: {error.strerror}", path=path) from error
+
+
+class _telling:  # noqa: N801 - a context manager that reads as a verb
+    """Says on a terminal what is being done; silent elsewhere."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        self._console = Console(stderr=True)
+        self._status = self._console.status("reading") if self._console.is_terminal else None
+        if self._status:
+            self._status.start()
+
+        def tell(part: str) -> None:
+            if self._status:
+                self._status.update(part)
+
+        return tell
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()

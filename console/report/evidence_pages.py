@@ -1,0 +1,210 @@
+"""Sections that list evidence: the sample, the exceptions, what was recorded, what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+
+from kvcustody.audit.report.contents import Report
+from kvcustody.console.report.blocks import Block, Facts, Paragraph, Section, Table
+from kvcustody.console.report.words import count, duration, moment
+
+_LISTED = 60
+_DRAW = (
+    "Draw i (from 0 on) takes custody number SHA-256(seed, ':', i) modulo the population's size, in the order of "
+    "incarnation, ended before overdue, pool, generation; one that was drawn before is passed over."
+)
+
+
+def sample_section(report: Report) -> Section:
+    """The drawn custodies, their verdicts and their leaves."""
+    rows = [
+        (
+            count(item.number),
+            f"{item.custody.incarnation[:8]} {item.custody.pool}/{item.custody.block}/{item.custody.generation}",
+            item.custody.tenant,
+            item.custody.classification,
+            item.custody.verdict.replace("_", " "),
+            "yes" if item.custody.covered else "no",
+            moment(item.custody.due_us),
+            item.custody.level,
+        )
+        for item in report.sample
+    ]
+    leaves = [
+        (
+            count(item.number),
+            f"{leaf.log} {leaf.idx}",
+            leaf.kind,
+            hashlib.sha256(b"\0" + leaf.leaf.encode()).hexdigest(),
+        )
+        for item in report.sample
+        for leaf in item.leaves
+    ]
+    return Section(
+        "Sample",
+        (
+            Facts(
+                [
+                    ("seed", report.asked.seed),
+                    ("size", f"{len(report.sample)} of {count(report.population.custodies)}"),
+                ]
+            ),
+            Paragraph(_DRAW, "quiet"),
+            Table(
+                (
+                    "number",
+                    "incarnation, pool/block/generation",
+                    "tenant",
+                    "class",
+                    "verdict",
+                    "covered",
+                    "due",
+                    "level",
+                ),
+                rows,
+                left=8,
+                widths=(0.09, 0.21, 0.13, 0.11, 0.1, 0.08, 0.2, 0.08),
+                bad=frozenset(place for place, item in enumerate(report.sample) if not item.custody.covered),
+            ),
+            Paragraph(
+                "Leaves of the sample. Their text and their inclusion proofs under the checkpoint are in report.json; "
+                "`kvcustody report verify report.json --key FILE` checks them offline."
+            ),
+            Table(
+                ("of", "log, idx", "kind", "leaf hash (RFC 6962)"),
+                leaves[: 2 * _LISTED],
+                left=4,
+                widths=(0.1, 0.28, 0.16, 0.46),
+            ),
+            *_more(len(leaves) - 2 * _LISTED, "leaves"),
+        ),
+    )
+
+
+def exceptions_section(report: Report) -> Section:
+    """Everything that is not covered, with its cause, and room for a response."""
+    if not report.exceptions:
+        return Section("Exceptions", (Paragraph("None: every unit that was due is covered.", "good"),))
+    return Section(
+        "Exceptions",
+        (
+            Table(
+                (
+                    "what",
+                    "tenant",
+                    "class",
+                    "ended by",
+                    "incarnation",
+                    "units",
+                    "first due",
+                    "meaning",
+                    "response",
+                ),
+                [
+                    (
+                        f"{item.verdict.replace('_', ' ')}{', disputed' if item.disputed else ''}",
+                        *(
+                            item.tenant,
+                            item.classification,
+                            item.cause,
+                            item.incarnation[:8],
+                            count(item.units),
+                        ),
+                        *(moment(item.first_due_us)[:19], item.meaning, ""),
+                    )
+                    for item in report.exceptions[:_LISTED]
+                ],
+                left=9,
+                widths=(0.09, 0.1, 0.09, 0.12, 0.09, 0.07, 0.14, 0.2, 0.1),
+            ),
+            *_more(len(report.exceptions) - _LISTED + report.exceptions_left_out, "groups"),
+        ),
+    )
+
+
+def activity_section(report: Report) -> Section:
+    """Decisions, erasures, orphan findings and recorded events of the period."""
+    activity = report.activity
+    blocks: list[Block] = [
+        Table(
+            ("decision", "rule", "requests"),
+            [(item.effect, item.rule, count(item.requests)) for item in activity.decisions[:_LISTED]]
+            or [("none recorded", "", "")],
+            left=2,
+        ),
+        Table(
+            (
+                "erasure",
+                "tenant",
+                "selector",
+                "pseudonym",
+                "asked",
+                "outcome",
+                "blocks ended",
+                "remaining",
+                "why",
+            ),
+            [
+                (
+                    *(
+                        item.erasure,
+                        item.tenant or "",
+                        item.selector,
+                        item.pseudonym or "",
+                        moment(item.at_us)[:19],
+                    ),
+                    *(item.outcome, count(item.blocks), count(item.remaining), item.reason),
+                )
+                for item in activity.erasures[:_LISTED]
+            ]
+            or [("none asked for", *[""] * 8)],
+            left=9,
+            widths=(0.13, 0.1, 0.08, 0.16, 0.14, 0.1, 0.07, 0.08, 0.14),
+        ),
+        *_more(len(activity.erasures) - _LISTED, "erasures"),
+        Table(
+            ("orphan findings", "outcome", "findings"),
+            [(item.orphan, item.outcome, count(item.findings)) for item in activity.findings]
+            or [("none recorded", "", "")],
+            left=2,
+        ),
+        Table(("recorded events", "leaves"), [(item.kind, count(item.leaves)) for item in activity.kinds]),
+    ]
+    return Section("Decisions, erasures, orphans, recorded events", tuple(blocks))
+
+
+def losses_section(report: Report) -> Section:
+    """Gaps, spills and witnesses."""
+    losses, witnessed = report.losses, report.boundary.witnessed
+    blocks: list[Block] = [
+        Paragraph(f"{count(losses.gaps)} gaps and {count(losses.spills)} spill events under the checkpoint.")
+    ]
+    if losses.listed_gaps:
+        rows = [
+            (item.incarnation[:12], count(item.first_sequence), count(item.last_sequence), item.cause)
+            for item in losses.listed_gaps[:_LISTED]
+        ]
+        blocks.append(Table(("gap in", "from sequence", "to", "cause"), rows, left=4))
+    if losses.listed_spills:
+        spills = [
+            (item.incarnation[:12], moment(item.at_us), item.kind, item.detail)
+            for item in losses.listed_spills
+        ]
+        blocks.append(Table(("spill of", "at", "event", "detail"), spills[:_LISTED], left=4))
+    if witnessed.age_us is None:
+        blocks.append(Paragraph(f"Witnesses: {witnessed.warning}.", "bad"))
+    else:
+        names = ", ".join(witnessed.witnesses)
+        blocks.append(
+            Paragraph(
+                f"Witnesses: {names} had signed {count(witnessed.size)} root leaves {duration(witnessed.age_us)} "
+                f"before this checkpoint was signed; {witnessed.warning}."
+            )
+        )
+    return Section("Gaps, spills and witnesses", tuple(blocks))
+
+
+def _more(left_out: int, what: str) -> tuple[Block, ...]:
+    if left_out <= 0:
+        return ()
+    return (Paragraph(f"{count(left_out)} more {what} are not listed here.", "quiet"),)

@@ -1,0 +1,137 @@
+"""A report as OSCAL assessment results (NIST, version 1.1.3): observations, and no verdict on any control.
+
+A1 One observation a control: what was looked at, by which method, where the evidence is. There are no findings, for a
+finding states whether its target is satisfied, and that is the assessor's to say.
+A2 Identifiers are UUIDs of version 5 over the report's digest, times are those of the checkpoint: the same report gives
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import orjson
+
+from kvcustody.audit.report.contents import Report, utc_text
+from kvcustody.audit.report.framework import SECTIONS, Control
+from kvcustody.console.report.words import percent
+
+VERSION = "1.1.3"
+NAMESPACE = uuid.UUID("6f1f3a55-6d2f-5d5b-9a53-0d1c9c2b7a10")
+_PROPS = "urn:kvcustody:report"
+_TESTED = frozenset({"coverage", "timeliness", "recount", "reconciliation", "proof", "sample"})
+
+
+def assessment_results(report: Report) -> bytes:
+    """The document's bytes."""
+    digest = report.digest()
+
+    def name(what: str) -> str:
+        return str(uuid.uuid5(NAMESPACE, f"{digest} {what}"))
+
+    boundary, asked = report.boundary, report.asked
+    collected = utc_text(boundary.checkpoint.at_us)
+    body = {
+        "uuid": name("results"),
+        "metadata": {
+            "title": f"Evidence report: {report.framework.title} ({report.framework.edition})",
+            "last-modified": utc_text(boundary.checkpoint.signed_us),
+            "version": f"checkpoint-{asked.checkpoint}",
+            "oscal-version": VERSION,
+            "props": [
+                _prop("software-version", report.version),
+                _prop("checkpoint-root", boundary.checkpoint.root),
+                _prop("report-sha-256", digest),
+            ],
+            "remarks": "Evidence for assessors. No target is stated to be satisfied or not satisfied.",
+        },
+        "import-ap": {"href": f"#{name('plan')}"},
+        "results": [
+            {
+                "uuid": name("result"),
+                "title": "Custody of KV-cache blocks",
+                "description": "Evidence from the ledger as a signed checkpoint left it. "
+                + " ".join(report.limitations),
+                "start": utc_text(asked.since_us),
+                "end": utc_text(asked.until_us),
+                "reviewed-controls": {
+                    "control-selections": [
+                        {
+                            "include-controls": [
+                                {"control-id": control_id(control.id)}
+                                for control in report.framework.controls
+                            ]
+                        }
+                    ]
+                },
+                "observations": [
+                    _observation(
+                        report, control, name(f"observation {control.id}"), collected, name("report")
+                    )
+                    for control in report.framework.controls
+                ],
+            }
+        ],
+        "back-matter": {
+            "resources": [
+                {
+                    "uuid": name("plan"),
+                    "title": "How the evidence was taken",
+                    "description": report.population.query,
+                    "remarks": asked.command(),
+                },
+                {
+                    "uuid": name("report"),
+                    "title": "The report with its sample and inclusion proofs",
+                    "rlinks": [
+                        {
+                            "href": "report.json",
+                            "media-type": "application/json",
+                            "hashes": [{"algorithm": "SHA-256", "value": digest}],
+                        }
+                    ],
+                },
+            ]
+        },
+    }
+    return orjson.dumps({"assessment-results": body}, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def control_id(text: str) -> str:
+    """An id as OSCAL has it: NIST's own form for its controls (`si-12.3`), a token for others."""
+    nist = re.fullmatch(r"([A-Z]{2}-\d+)(?:\((\d+)\))?", text)
+    if nist:
+        return nist[1].lower() + (f".{nist[2]}" if nist[2] else "")
+    token = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")
+    return token if token[0].isalpha() else f"c-{token}"
+
+
+def _observation(
+    report: Report, control: Control, name: str, collected: str, resource: str
+) -> dict[str, Any]:
+    total = report.total
+    return {
+        "uuid": name,
+        "title": f"{control.id} {control.title}",
+        "description": f"{report.statement(control.id)} {control.supports}",
+        "props": [
+            _prop("control-id", control_id(control.id)),
+            _prop("units-due", str(total.due)),
+            _prop("units-covered", str(total.covered)),
+            _prop("covered-share", percent(total.covered, total.due)),
+        ],
+        "methods": ["TEST" if _TESTED.intersection(control.evidence) else "EXAMINE"],
+        "types": ["control-objective"],
+        "relevant-evidence": [
+            {"href": f"#{resource}", "description": f"Section: {SECTIONS[section]}"}
+            for section in control.evidence
+        ],
+        "collected": collected,
+        "remarks": f"What it does not show: {control.limit}",
+    }
+
+
+def _prop(name: str, value: str) -> dict[str, str]:
+    return {"name": name, "ns": _PROPS, "value": value}
