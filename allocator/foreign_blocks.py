@@ -69,6 +69,7 @@ class ForeignBlocks:
         self.fences = Fences()
         self.fence_bound_us = fence_bound_us
         self._ending_fence: int | None = None  # of what ends now; None: the newest open one
+        self._cached_fence = 0  # the newest fence under which anything became CACHED
         size = blocks - len(self.reserved)
         self.partition = Partition(0, size, 0, 0)
         self.accounts: dict[str, Account] = {}
@@ -208,8 +209,8 @@ class ForeignBlocks:
         self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
 
     def _end_flat(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
+        fence = self._fence_now() if self.state[blocks[0]] == ACTIVE else self._cached_fence
         self.state[blocks] = FENCED
-        fence = self.fences.newest_open if self._ending_fence is None else self._ending_fence
         tags, generations = self.tag[blocks], self.generation[blocks]
         first = int(tags[0])
         if len(blocks) == 1 or not (tags != first).any():
@@ -218,6 +219,10 @@ class ForeignBlocks:
         for tag in dict.fromkeys(tags.tolist()):
             chosen = tags == tag
             self._end_domain(tag, blocks[chosen], generations[chosen], cause, due_us, now_us, fence)
+
+    def _fence_now(self) -> int:
+        """The newest device work that may use what a request gives back now."""
+        return self.fences.newest_open if self._ending_fence is None else self._ending_fence
 
     def _end_domain(
         self,

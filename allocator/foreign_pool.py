@@ -205,6 +205,7 @@ class ForeignPool(ForeignHolds):
         kept = last[stays]
         self.state[kept] = CACHED
         self.used[kept] = self._clock
+        self._cached_fence = max(self._cached_fence, self._fence_now())
         if len(kept) == len(last):
             return []
         gone = last[~stays]

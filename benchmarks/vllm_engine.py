@@ -6,15 +6,17 @@ V1 The EngineCore, scheduler, cache manager and block hasher are vLLM's own, bui
 V2 What the executor does is not counted, except pickling the step for the workers, which EngineCore does too. What
    the engine's thread does when the step has left and before it waits for the workers' answer is counted apart: in a
    served engine the workers compute then (`waiting_ns`).
-V3 A governed engine differs by `--kv-transfer-config` alone. Its scrubs are done for real, on memory of its own, and
-   their time is kept apart: they run in the worker's process.
+V3 A governed engine differs by `--kv-transfer-config` alone. Each engine has a worker in a process of its own, as a
+   served one has: it takes every step, does the scrubs for real on memory of its own, times them, and answers.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import queue
+from multiprocessing.connection import Connection
 from time import thread_time_ns
 from typing import Any, NamedTuple
 
@@ -51,8 +53,28 @@ class Step(NamedTuple):
     finished: int
 
 
+def work(pipe: Connection, blocks: int) -> None:
+    """The stand-in worker's process: takes steps; scrubs, where it has `blocks`."""
+    worker = None
+    if blocks:
+        from kvcustody.integrations.vllm.worker_side import WorkerSide
+
+        worker = WorkerSide(0)
+        size = SCRUBBED_BYTES_PER_BLOCK
+        worker.register({"layer": torch.zeros((blocks, size), dtype=torch.uint8)}, blocks)
+    while data := pipe.recv_bytes():
+        scheduled = pickle.loads(data)
+        receipt, scrubbed, start = None, 0, thread_time_ns()
+        if worker is not None:
+            order = scheduled.kv_connector_metadata
+            worker.obey(order)
+            receipt = worker.receipt()
+            scrubbed = order.order.blocks if order.order is not None else 0
+        pipe.send((receipt, scrubbed, thread_time_ns() - start))
+
+
 class BareExecutor(Executor):
-    """An executor without workers: it samples token 7 wherever one is due, and scrubs what it is told to."""
+    """An executor whose worker has no model: it samples token 7 wherever one is due, and scrubs what it is told to."""
 
     uses_ray = False
     supports_pp = False
@@ -61,21 +83,21 @@ class BareExecutor(Executor):
         self.uncounted_ns = self.worker_ns = self.scrubbed = self.waiting_ns = 0
         self._called_ns = 0
         self._known: dict[str, int] = {}
-        self._worker: Any = None
+        self._pipe: Connection
+        self._process: Any = None
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         return [None]
 
     def check_health(self) -> None:
-        """It has no workers that could die."""
+        """Its worker does not die."""
 
-    def scrub_with(self, blocks: int) -> None:
-        """Stand in for one worker's shard."""
-        from kvcustody.integrations.vllm.worker_side import WorkerSide
-
-        self._worker = WorkerSide(0)
-        size = SCRUBBED_BYTES_PER_BLOCK
-        self._worker.register({"layer": torch.zeros((blocks, size), dtype=torch.uint8)}, blocks)
+    def start_worker(self, blocks: int) -> None:
+        """One worker; with `blocks`, for one shard of a governed pool."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(theirs, blocks), daemon=True)
+        self._process.start()
 
     def expect(self, request_id: str, prompt_tokens: int) -> None:
         """How many tokens of a new request are known."""
@@ -83,13 +105,23 @@ class BareExecutor(Executor):
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         called = thread_time_ns()
-        pickle.dumps(scheduler_output, protocol=pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(scheduler_output, protocol=pickle.HIGHEST_PROTOCOL)
         start = thread_time_ns()
-        answer = _Done(self._sample(scheduler_output))
+        self._pipe.send_bytes(data)
         end = thread_time_ns()
         self.uncounted_ns += end - start
         self._called_ns += end - called
-        return answer
+        return _Answer(self, scheduler_output)
+
+    def answered(self, scheduled: Any) -> ModelRunnerOutput:
+        """Wait for the worker and sample."""
+        start = thread_time_ns()
+        receipt, scrubbed, worker_ns = self._pipe.recv()
+        self.scrubbed += scrubbed
+        self.worker_ns += worker_ns
+        output = self._sample(scheduled, receipt)
+        self.uncounted_ns += thread_time_ns() - start
+        return output
 
     def count_waiting(self) -> None:
         """Count what was put around `execute_model`: it runs when the step has left."""
@@ -108,7 +140,7 @@ class BareExecutor(Executor):
         self.uncounted_ns = self.worker_ns = self.scrubbed = self.waiting_ns = 0
         return thread_time_ns()
 
-    def _sample(self, scheduled: Any) -> ModelRunnerOutput:
+    def _sample(self, scheduled: Any, receipt: Any) -> ModelRunnerOutput:
         known = self._known
         computed = {one.req_id: one.num_computed_tokens for one in scheduled.scheduled_new_reqs}
         cached = scheduled.scheduled_cached_reqs
@@ -122,28 +154,19 @@ class BareExecutor(Executor):
         for request_id in scheduled.finished_req_ids:
             known.pop(request_id, None)
         places = {request_id: place for place, request_id in enumerate(ids)}
-        return ModelRunnerOutput(ids, places, sampled, kv_connector_output=self._obey(scheduled))
-
-    def _obey(self, scheduled: Any) -> KVConnectorOutput | None:
-        if self._worker is None:
-            return None
-        order = scheduled.kv_connector_metadata
-        start = thread_time_ns()
-        self._worker.obey(order)
-        self.worker_ns += thread_time_ns() - start
-        if order.order is not None:
-            self.scrubbed += int(order.order.blocks)
-        return KVConnectorOutput(kv_connector_worker_meta=self._worker.receipt())
+        done = KVConnectorOutput(kv_connector_worker_meta=receipt) if receipt is not None else None
+        return ModelRunnerOutput(ids, places, sampled, kv_connector_output=done)
 
 
-class _Done(NamedTuple):
-    """A future that is done."""
+class _Answer(NamedTuple):
+    """A step that is with the worker."""
 
-    value: ModelRunnerOutput
+    executor: BareExecutor
+    scheduled: Any
 
     def result(self) -> ModelRunnerOutput:
-        """What the workers said."""
-        return self.value
+        """What the worker said."""
+        return self.executor.answered(self.scheduled)
 
 
 class BareEngine(EngineCore):
@@ -157,8 +180,7 @@ class BareEngine(EngineCore):
         self._number = 0
         super().__init__(config, BareExecutor, log_stats=False)
         self.executor: BareExecutor = self.model_executor
-        if self.scheduler.connector is not None:
-            self.executor.scrub_with(pool_blocks)
+        self.executor.start_worker(pool_blocks if self.scheduler.connector is not None else 0)
         self.executor.count_waiting()
 
     def _initialize_kv_caches(self, vllm_config: Any) -> KVCacheConfig:

@@ -111,6 +111,20 @@ def constant(owner: Any, name: str, value: Any) -> Patch:
     return patch(owner, name, lambda original: lambda *args, **more: value)
 
 
+def without(*names: str) -> Callable[[Any], Any]:
+    """A constructor that finds what it always does, and loses these collections again."""
+
+    def make(original: Any) -> Any:
+        def init(self: Any, *args: Any, **more: Any) -> None:
+            original(self, *args, **more)
+            for name in names:
+                getattr(self, name).clear()
+
+        return init
+
+    return make
+
+
 def together(*patches: Patch) -> Patch:
     """Several patches as one."""
 

@@ -17,15 +17,13 @@ from kvcustody.allocator.block import CACHED
 from kvcustody.allocator.foreign_pool import ForeignPool
 from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.scrub_queue import ScrubQueue
-from kvcustody.governance import engine_port, plan, port_erasure, scope_token
+from kvcustody.governance import plan, port_erasure, scope_token
 from kvcustody.governance.domain import DomainSpec, tenant_owner
 from kvcustody.governance.domain_keys import DomainKeys
-from kvcustody.governance.engine_port import EnginePort
-from kvcustody.governance.erasure import Erased
 from kvcustody.governance.plan import PlanBook
 from kvcustody.governance.reuse import Reuse
 from kvcustody.governance.spent_tokens import SpentTokens
-from kvcustody.integrations.conformance.mutants import Mutant, constant, patch, together
+from kvcustody.integrations.conformance.mutants import Mutant, constant, patch, together, without
 
 # -- keys and identity -------------------------------------------------------------------------------------------------
 
@@ -167,22 +165,6 @@ def _without_tail(original: Any) -> Any:
     return add
 
 
-def _only_running(original: Any) -> Any:
-    def erase(port: EnginePort, engine: Any, selector: Any) -> Any:
-        running = [one.request_id for one in port.running.values() if port_erasure._matches(selector, one)]
-        engine.abort(running, "erased")
-        return Erased(len(running), 0, 0, 0, "")
-
-    return erase
-
-
-def _only_cached(original: Any) -> Any:
-    def matches(selector: Any, residency: Any) -> bool:
-        return bool(original(selector, residency)) and not residency.is_running
-
-    return matches
-
-
 PORT = (
     Mutant(
         "scope dropped at look-up",
@@ -200,6 +182,6 @@ PORT = (
         "hold renewed by foreign reader",
         patch(ForeignPool, "_holdable", lambda original: lambda self, tags, account: tags >= 0),
     ),
-    Mutant("erase misses cached", patch(engine_port, "erase", _only_running)),
-    Mutant("erase misses running", patch(port_erasure, "_matches", _only_cached)),
+    Mutant("erase misses cached", patch(port_erasure._Covered, "__init__", without("holds", "domains"))),
+    Mutant("erase misses running", patch(port_erasure._Covered, "__init__", without("running"))),
 )

@@ -12,7 +12,7 @@ from kvcustody.allocator.pool import Pool
 from kvcustody.allocator.tensor_memory import TensorMemory
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.governance import erasure
-from kvcustody.integrations.conformance.mutants import Mutant, constant, patch, together
+from kvcustody.integrations.conformance.mutants import Mutant, patch, together, without
 from kvcustody.integrations.conformance.mutants_of_governance import ANYWHERE, unscoped_keys
 from kvcustody.integrations.conformance.mutants_of_toys import (
     TOY,
@@ -137,11 +137,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "running block past its ceiling attached", patch(PrefixTree, "attachable", _attachable(ceiling=False))
     ),
     Mutant("hold renewed by foreign reader", patch(PrefixTree, "release", _renews)),
-    Mutant(
-        "erase misses cached",
-        together(constant(erasure, "_lapse", 0), constant(erasure, "_domains", (set(), 0))),
-    ),
-    Mutant("erase misses running", constant(erasure, "matches_plan", False)),
+    Mutant("erase misses cached", patch(erasure._Covered, "__init__", without("holds", "domains", "inside"))),
+    Mutant("erase misses running", patch(erasure._Covered, "__init__", without("sequences"))),
     Mutant("quota stalls others", patch(NativeEngine, "start", stalls_the_queue)),
     Mutant("quota preempts others", patch(NativeEngine, "start", preempts_anybody)),
 )

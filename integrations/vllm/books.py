@@ -111,8 +111,17 @@ class Books:
         """How many leading tokens of a hit pass the attach check in every group."""
         fine, residency = hit_tokens, mine.residency
         assert residency is not None
+        journal = self.journal
+        if journal.ends_something:
+            journal.sync()
         if self.simple:
-            count = self.port.attachable(residency, [block.block_id for block in found[0]])
+            ids = [block.block_id for block in found[0]]
+            count = self.port.attachable(residency, ids)
+            if (
+                count < len(ids) and not journal.is_empty
+            ):  # what the port has not heard of cannot be attached yet
+                journal.sync()
+                count = self.port.attachable(residency, ids)
             return min(fine, count * self.block_tokens)
         for group, blocks in zip(self.groups, found, strict=True):
             places = [at for at, block in enumerate(blocks) if not block.is_null]

@@ -7,7 +7,9 @@ J1 The order of telling is the order of what happened: workers' answers and ends
    was handed out, what entered the index. An end is noted only when everything of its request before it has been told.
 J2 `allocated_blocks` counts hand-outs where vLLM makes them, `told_blocks` those that the port was told. They are equal
    after each step, whatever happened: a hand-out that nobody attributes is an error, not a gap.
-J3 Every fact keeps the instant and the fence of its happening; that it was told later moves no deadline.
+J3 An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that take
+   indexed blocks with them: those are told first (`ends_something`).
+J4 Every fact keeps the instant and the fence of its happening; that it was told later moves no deadline.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Journal:
         self.loose = False  # blocks were freed outside a release
         self.allocated_blocks = self.told_blocks = 0
         self.scrub_within_us = LATER_US  # the shortest deadline among what has ended and was not told
+        self.ends_something = False  # telling the ends will take blocks out of the index
         self.port: EnginePort
         self._groups = groups
         self._simple = simple
@@ -70,8 +73,11 @@ class Journal:
     def end(self, residency: ForeignResidency, cause: str) -> None:
         """A request gave all its blocks back; everything that it ever held has been told (J1)."""
         port = self.port
-        self._ended.append(_Ended(residency, cause, port.clock.now_us(), port.pool.fences.newest_open))
+        at_us = port.clock.now_us()
         self.scrub_within_us = min(self.scrub_within_us, residency.domain.scrub_within_us)
+        if not port.keeps(residency, at_us, others=len(self._ended)):
+            self.ends_something = True
+        self._ended.append(_Ended(residency, cause, at_us, port.pool.fences.newest_open))
 
     def answer(self, answers: Sequence[Answer]) -> None:
         """Workers did scrubs. What failed is told at once: those blocks may be handed out no more."""
@@ -120,7 +126,7 @@ class Journal:
                 self.port.scrubbed(one.order, one.shard, one.results, one.device_blocks)
         if self._ended:
             ended, self._ended = self._ended, []
-            self.scrub_within_us = LATER_US
+            self.scrub_within_us, self.ends_something = LATER_US, False
             for end in ended:
                 self.port.release(end.residency, end.cause, at_us=end.at_us, fence=end.fence)
         if self.loose:

@@ -3,7 +3,7 @@
 E1 vLLM never evicts a cached block by itself: `make` has ended its custody before vLLM comes to it. So between two
    settlements the port and vLLM's index differ only in blocks that are new.
 E2 Blocks end in batches, and ahead of their use: they are zero when they are handed out, so that a step need not wait
-   for their scrub. At most `EVICT_SHARE` of the pool is ended before somebody asks for it.
+   for their scrub. At most two batches are ended before somebody asks for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from kvcustody.integrations.vllm.books import Books
 
-EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one eviction ends ahead of their use
+EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one batch ends ahead of their use
 
 
 class Room:
@@ -27,8 +27,8 @@ class Room:
 
     def ahead(self) -> None:
         """Out of the way of a step: enough room for what the next ones are likely to ask (E2)."""
-        if self._books.pool.spare_blocks < self._batch // 2:
-            self.make(self._batch // 2)
+        if self._books.pool.spare_blocks < self._batch:
+            self.make(self._batch)
 
     def make(self, blocks: int) -> None:
         """Before vLLM would evict to hand out `blocks`: end some custody now (E1)."""

@@ -238,14 +238,15 @@ class SchedulerSide:
         if self._opened is None:
             return
         grown, self._grown = self._grown, None
-        self._tell(grown)
-        self.books.room.ahead()
+        self._tell(grown, ahead=True)
         self._is_attended = True
 
-    def _tell(self, grown: Sequence[str] | None) -> None:
+    def _tell(self, grown: Sequence[str] | None, *, ahead: bool = False) -> None:
         """Tell the port everything, let it act, and keep the order of scrubs that has to leave with the next step."""
         books, port = self.books, self.port
         books.journal.settle(grown)
+        if ahead:
+            books.room.ahead()
         if self._order is not None:  # it never left: one order for both
             port.pool.queue.withdraw(self._order)
         self._order = port.step()
