@@ -42,6 +42,7 @@ else
     echo "== compute-sanitizer is not installed: memcheck and racecheck left out"
 fi
 part gpu-scrub "$PYTHON" benchmarks/scrub.py --device cuda --mib 1024 --full --json "$RESULTS/scrub-cuda.json"
+part gpu-residue "$PYTHON" benchmarks/residue.py --device cuda --mib 2048 --json "$RESULTS/residue-cuda.json"
 if has transformers; then
     part gpu-serving "$PYTHON" benchmarks/serving_cost.py --device cuda --shape llama-8b \
         --json "$RESULTS/serving-cuda.json"

@@ -156,7 +156,7 @@ class ReplayReport:
                 "share": self.coverage.share,
             },
             "identities": [{**row._asdict(), "holds": row.holds} for row in self.identities],
-            "scrub_lag": self.scrub_lag._asdict(),
+            "scrub_lag": {**self.scrub_lag._asdict(), "histogram": self.lag_histogram},
             "retention_age": {name: spread._asdict() for name, spread in self.retention_age.items()},
             "residue": {"blocks_checked": self.residue_checked_blocks, "nonzero_bytes": self.residue_bytes},
             "found": {"tokens_read_back": self.read_tokens, "wrong_tokens": self.wrong_tokens},

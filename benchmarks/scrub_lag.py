@@ -1,0 +1,76 @@
+"""From the end of custody to zeroed, under the two recorded traces, against the policy's deadlines.
+
+    python benchmarks/scrub_lag.py --traces FOLDER [--limit 4000] [--json benchmarks/results/scrub-lag-cpu.json]
+
+Each trace is replayed through the Governor with real tensors under `regulated-saas`; the lag of every block is the
+replay's own figure (receipt less due time, in the trace's time), and `late` counts blocks beyond their
+classification's deadline by the ledger's coverage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hardware
+
+TRACES = {"mooncake": "mooncake_conv_dev40.jsonl.gz", "agentic": "agentic_v6_dev.jsonl.gz"}
+
+
+def replay(kind: str, trace: Path, limit: int | None) -> dict[str, Any]:
+    """One trace through `kvcustody replay --json`."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "kvcustody.console.main",
+            "replay",
+            str(trace),
+            "--format",
+            kind,
+            "--json",
+        ]
+        command += ["--db", str(Path(folder) / "ledger.db"), "--html", str(Path(folder) / "page.html")]
+        command += ["--limit", str(limit)] if limit else []
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Replay both traces, print a line each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--traces", type=Path, required=True, help="the folder of the recorded traces")
+    parser.add_argument("--limit", type=int, help="only the first requests of each")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = {}
+    print(
+        "| trace | requests | blocks | p50 ms | p99 ms | max ms | late | read back |\n|---|---|---|---|---|---|---|---|"
+    )
+    for kind, name in TRACES.items():
+        found = replay(kind, options.traces / name, options.limit)
+        lag, coverage = found["scrub_lag"], found["coverage"]
+        late = coverage["late"] + coverage["failed"] + coverage["missing"] + coverage["overdue"]
+        rows[kind] = {"lag": lag, "late": late, "coverage": coverage, "requests": found["totals"]["requests"]}
+        cells = [kind, str(found["totals"]["requests"]), str(lag["blocks"])]
+        cells += [f"{lag[one] / 1000:.1f}" for one in ("p50_us", "p99_us", "max_us")]
+        print(f"| {' | '.join([*cells, str(late), str(coverage['reread_blocks'])])} |", flush=True)
+    if options.json:
+        result = {
+            "benchmark": "scrub_lag",
+            "facts": hardware.facts("kvcustody", "torch", "numpy"),
+            "policy": "regulated-saas",
+            "limit": options.limit,
+            "traces": rows,
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
