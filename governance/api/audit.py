@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from kvcustody.audit.event_query import BlockRef, EventFilter, EventRow, find_ev
 from kvcustody.audit.event_query import Cursor as Place
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.merkle import TreeError
 from kvcustody.audit.proofs import ProofError
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.audit import Checkpoint, Consistency, EventPage, LeafProof, Logs
@@ -30,11 +32,13 @@ from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action, Reach
 
 READ = Action.READ_CUSTODY
+KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
 _SCAN_MAX = 200_000  # leaves that one page looks at
 _TILE_WIDTH = 256
 _read = partial(Operation, method="GET", action=READ, tag="audit", recorded=True)
 Text = Annotated[str | None, Query(min_length=1, max_length=128)]
 Number = Annotated[int | None, Query(ge=0, lt=LARGE)]
+Kind = Annotated[KindName | None, Query(description="A kind of event.", examples=["receipt"])]
 LogName = Annotated[
     str, Query(min_length=1, max_length=160, description="`tenant/NAME` or `system`.", examples=["system"])
 ]
@@ -69,9 +73,7 @@ def found_events(
     tenant: Tenant = None,
     since: Since = None,
     until: Until = None,
-    kind: Annotated[
-        str | None, Query(max_length=32, description="A kind of event.", examples=["receipt"])
-    ] = None,
+    kind: Kind = None,
     outcome: Text = None,
     actor: Text = None,
     rule: Text = None,
@@ -91,8 +93,6 @@ def found_events(
 ) -> Response:
     """Leaves by what they say, log by log, each in the order of time."""
     mine = caller.tenant_of(READ, tenant)
-    if kind is not None and kind not in LEAF_KEYS:
-        raise ProblemError("invalid", "`kind` is no kind of event")
     asked = {
         "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
         "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
@@ -104,7 +104,7 @@ def found_events(
         logs=None if mine is None else (log_of(mine),),
         since_us=since,
         until_us=until,
-        kinds=() if kind is None else (kind,),
+        kinds=() if kind is None else (kind.value,),
         outcome=outcome,
         actor=actor,
         rule=rule,
@@ -205,7 +205,10 @@ def tile(
     """A tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""
     name = None if log == "root" else _log(caller, log)
     with service.reading() as connection, absent_is_absent():
-        data = LedgerProofs(connection).tiles(name).tile(level, index, width)
+        try:
+            data = LedgerProofs(connection).tiles(name).tile(level, index, width)
+        except TreeError:
+            raise not_found() from None
     return Response(data, media_type="application/octet-stream")
 
 

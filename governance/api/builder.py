@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -130,7 +131,8 @@ class Api:
             schemes["bearer"] = {"type": "http", "scheme": "bearer", "description": "An API key, or a token."}
             schemes["session"] = {"type": "apiKey", "in": "cookie", "name": "kvcustody"}
             schemas = made["components"].setdefault("schemas", {})
-            schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
+            problem = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= problem.pop("$defs", {}) | {"ProblemDocument": problem}
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             self._document = orjson.dumps(made, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
@@ -146,10 +148,8 @@ class Api:
         return found
 
 
-class Json(Response):
+class Json(JSONResponse):
     """A JSON answer from typed values."""
-
-    media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         """The bytes."""

@@ -51,7 +51,7 @@ class Enrolment(Model):
     roles: Annotated[list[Role], Field(min_length=1, max_length=8)]
     tenant: Name | None = None
     kind: Literal["person", "machine"] = "person"
-    key_days: Annotated[int | None, Field(ge=1, le=366)] = None
+    key_days: Annotated[int | None, Field(strict=True, ge=1, le=366)] = None
 
 
 class Principal(Model):
@@ -128,8 +128,8 @@ class Rotation(Model):
 
     model_config = example({"days": 90, "overlap_days": 1})
 
-    days: Annotated[int, Field(ge=1, le=366)] = 90
-    overlap_days: Annotated[int, Field(ge=0, le=30)] = 1
+    days: Annotated[int, Field(strict=True, ge=1, le=366)] = 90
+    overlap_days: Annotated[int, Field(strict=True, ge=0, le=30)] = 1
 
 
 class KeyRequest(Model):
@@ -137,7 +137,7 @@ class KeyRequest(Model):
 
     model_config = example({"days": 90})
 
-    days: Annotated[int, Field(ge=1, le=366)] = 90
+    days: Annotated[int, Field(strict=True, ge=1, le=366)] = 90
 
 
 class Session(Model):

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 LARGE = 1 << 53
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
-Whole = Annotated[int, Field(ge=0, lt=LARGE)]
-Utc = Annotated[int, Field(ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
+Whole = Annotated[int, Field(strict=True, ge=0, lt=LARGE)]
+Utc = Annotated[int, Field(strict=True, ge=0, lt=LARGE, description="UTC in microseconds since 1970.")]
 
 Cursor = Annotated[
     str | None, Query(max_length=1024, pattern=r"^[A-Za-z0-9_-]+$", description="`next` of the page before.")

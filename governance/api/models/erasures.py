@@ -34,7 +34,7 @@ class ErasureRequest(Model):
     ] = None
     classification: Name | None = None
     segment: Name | None = None
-    deadline_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] = 3600
+    deadline_seconds: Annotated[int, Field(strict=True, ge=1, le=30 * 86_400)] = 3600
 
 
 class Erasure(Model):

@@ -56,7 +56,7 @@ class ExportRequest(Model):
     model_config = example({"tenant": "acme", "form": "ndjson"})
 
     tenant: Name | None = None
-    since: Annotated[int | None, Field(ge=0, lt=LARGE)] = None
-    until: Annotated[int | None, Field(ge=0, lt=LARGE)] = None
-    as_of: Annotated[int | None, Field(ge=1, lt=LARGE)] = None
+    since: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
+    until: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
+    as_of: Annotated[int | None, Field(strict=True, ge=1, lt=LARGE)] = None
     form: Literal["ndjson", "csv", "parquet"] = "ndjson"

@@ -57,7 +57,7 @@ class PolicyQuestion(Model):
     action: Literal["admit", "reuse", "publish", "retain", "offload", "export", "administer"] = "reuse"
     scope: Literal["session", "subject", "tenant", "group", "public"] = "tenant"
     via: Literal["own", "grant", "segment"] = "own"
-    at_us: Annotated[int | None, Field(ge=0, lt=LARGE)] = None
+    at_us: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
     grant: Annotated[str | None, Field(min_length=1, max_length=160)] = None
     source: Source | None = None
 

@@ -36,7 +36,7 @@ class Incarnation(Model):
 
     model_config = example({"offset_us": 1_779_990_000_000_000})
 
-    offset_us: Annotated[int, Field(gt=-LARGE, lt=LARGE)]
+    offset_us: Annotated[int, Field(strict=True, gt=-LARGE, lt=LARGE)]
 
 
 class Registered(Model):
@@ -55,7 +55,7 @@ class Report(Model):
 
     policy_revision: Whole = 0
     status: Annotated[
-        dict[Counter, Annotated[float, Field(allow_inf_nan=False)]],
+        dict[Counter, Annotated[float, Field(allow_inf_nan=False, strict=True)]],
         Field(max_length=512, default_factory=dict),
     ]
 
