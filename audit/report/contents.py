@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     recount: bool = True
 
     def command(self) -> str:
-        """The command that makes the report again; `--db` and `--policy` name the reader's own."""
+        """The command that makes the report again; where the ledger is, `--db` says."""
         parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
         parts.append(f"--since {utc_text(self.since_us)} --until {utc_text(self.until_us)}")
         parts.append(f"--seed {self.seed} --sample {self.sample}")
@@ -172,7 +172,7 @@ class Report(NamedTuple):
         """Plain data, with the statement about every control spelled out."""
         made: dict[str, Any] = _plain(self)
         made["schema"] = SCHEMA
-        made["rerun"] = self.asked.command()
+        made["rerun"] = self.rerun()
         made["statements"] = [
             {"control": control.id, "statement": self.statement(control.id)}
             for control in self.framework.controls
@@ -182,6 +182,11 @@ class Report(NamedTuple):
     def to_bytes(self) -> bytes:
         """The canonical JSON."""
         return orjson.dumps(self.to_json(), option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER) + b"\n"
+
+    def rerun(self) -> str:
+        """The command that makes this report again."""
+        proved = "" if self.proof is None else f" --policy {self.proof.policy}.yaml"
+        return self.asked.command() + proved
 
     def digest(self) -> str:
         """SHA-256 of `to_bytes`, hexadecimal."""

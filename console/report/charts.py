@@ -60,7 +60,7 @@ def columns(
     step = (WIDTH - left) / len(values)
     bars: list[Bar] = []
     texts = [Word(left - 8, 16, f"{largest:,}", "end"), Word(left - 8, base, "0", "end")]
-    every = max(1, -(-len(values) // 8))
+    every = max(1, -(-len(values) // 11))
     for place, parts in enumerate(values):
         x, y = left + place * step, base
         for value, (name, series) in zip(parts, legend, strict=True):

@@ -185,7 +185,7 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
                 "folder": os.fspath(out),
                 "files": names,
                 "digest": digest,
-                "rerun": report.asked.command(),
+                "rerun": report.rerun(),
                 "checkpoint": report.asked.checkpoint,
                 "population": {"custodies": report.population.custodies, "digest": report.population.digest},
                 "total": report.total._asdict(),

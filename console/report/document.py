@@ -137,22 +137,13 @@ def _boundary(report: Report) -> Section:
             left=6,
             widths=(0.12, 0.12, 0.13, 0.09, 0.14, 0.16, 0.06, 0.09, 0.09),
         ),
-        Table(
-            ("policy revision", "name", "profile", "in effect from", "by", "digest"),
-            [
-                (str(item.revision), item.name, item.profile, moment(item.at_us), item.actor, item.digest)
-                for item in boundary.policies
-            ]
-            or [("none on record", "", "", "", "", "")],
-            left=6,
-            widths=(0.1, 0.16, 0.09, 0.19, 0.12, 0.34),
-        ),
+        *_policies(report),
         *_proof(report),
         Table(
-            ("log under the checkpoint", "leaves", "root"),
-            [(item.name, count(item.size), item.root) for item in boundary.logs[:100]],
-            left=1,
-            widths=(0.28, 0.12, 0.6),
+            ("log under the checkpoint", "root", "leaves"),
+            [(item.name, item.root, count(item.size)) for item in boundary.logs[:100]],
+            left=2,
+            widths=(0.28, 0.6, 0.12),
         ),
     ]
     if len(boundary.logs) > 100:
@@ -165,6 +156,22 @@ def _boundary(report: Report) -> Section:
             )
         )
     return Section("System boundary", tuple(blocks))
+
+
+def _policies(report: Report) -> Sequence[Block]:
+    if not report.boundary.policies:
+        return (Paragraph("Policies: this ledger records no activation.", "bad"),)
+    return (
+        Table(
+            ("policy revision", "name", "profile", "in effect from", "by", "digest"),
+            [
+                (str(item.revision), item.name, item.profile, moment(item.at_us), item.actor, item.digest)
+                for item in report.boundary.policies
+            ],
+            left=6,
+            widths=(0.1, 0.16, 0.09, 0.19, 0.12, 0.34),
+        ),
+    )
 
 
 def _proof(report: Report) -> Sequence[Block]:
@@ -402,7 +409,7 @@ def _sign_off(report: Report) -> Section:
         "Sign-off and re-run",
         (
             Paragraph("The same command on the same ledger gives the same bytes:"),
-            Literal(report.asked.command()),
+            Literal(report.rerun().replace(" --", " \\\n  --")),
             Facts([("expected SHA-256 of report.json", report.digest())]),
             Signatures(_ROLES),
         ),

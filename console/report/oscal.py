@@ -80,7 +80,7 @@ def assessment_results(report: Report) -> bytes:
                     "uuid": name("plan"),
                     "title": "How the evidence was taken",
                     "description": report.population.query,
-                    "remarks": asked.command(),
+                    "remarks": report.rerun(),
                 },
                 {
                     "uuid": name("report"),

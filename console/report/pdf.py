@@ -63,7 +63,7 @@ class _Setter:
         self._color: Callable[[str], Any] = colors.HexColor
         self._page_size = pagesizes.A4
         self._margin = 16 * units.mm
-        self._width = self._page_size[0] - 2 * self._margin
+        self._width = self._page_size[0] - 2 * self._margin - 12  # a frame's own padding
         self._style = styles.ParagraphStyle
         self._body = self._named(size=8.8, leading=12.2, after=5)
         self._cell, self._number = (
@@ -157,7 +157,7 @@ class _Setter:
             ]
             for name, value in block.items
         ]
-        table = self._long_table(rows, colWidths=[self._width * 0.3, self._width * 0.7])
+        table = self._long_table(rows, colWidths=[self._width * 0.32, self._width * 0.68])
         table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), *_padding(0, 1.5)])
         return [table, self._space(1, 6)]
 
