@@ -70,6 +70,9 @@ class ForeignBlocks:
         self.fence_bound_us = fence_bound_us
         self._ending_fence: int | None = None  # of what ends now; None: the newest open one
         self._cached_fence = 0  # the newest fence under which anything became CACHED
+        self.only_steps = (
+            False  # no device work uses a CACHED block that no request has: fences are of steps alone
+        )
         size = blocks - len(self.reserved)
         self.partition = Partition(0, size, 0, 0)
         self.accounts: dict[str, Account] = {}
@@ -209,7 +212,8 @@ class ForeignBlocks:
         self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
 
     def _end_flat(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
-        fence = self._fence_now() if self.state[blocks[0]] == ACTIVE else self._cached_fence
+        cached = self.only_steps and self.state[blocks[0]] == CACHED
+        fence = self._cached_fence if cached else self._fence_now()
         self.state[blocks] = FENCED
         tags, generations = self.tag[blocks], self.generation[blocks]
         first = int(tags[0])

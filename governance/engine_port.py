@@ -264,7 +264,7 @@ class EnginePort(Authority):
     ) -> int:
         """How many leading blocks may be attached now: domain, deadline and ceiling are compared again (T3).
 
-        An adapter that tells late has told every release that is not certain to leave its blocks CACHED (`keeps`).
+        An adapter that tells late has told every release that may have taken blocks out by now (`keeps_until`).
         `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
         """
         if not blocks or not residency.domain.is_open:
@@ -401,17 +401,21 @@ class EnginePort(Authority):
         self._obey(forget)
         return True
 
-    def keeps(self, residency: ForeignResidency, at_us: int, *, others: int = 0) -> bool:
-        """Its release at that instant, after `others` of its tenant, will take nothing out of the index."""
+    def keeps_until(self, residency: ForeignResidency, at_us: int, *, others: int = 0) -> int:
+        """Until when its release at that instant, after `others` of its tenant, leaves all its blocks in the index.
+
+        On the boot-time clock; 0 where it may take some out.
+        """
         domain, account = residency.domain, residency.account
-        return (
+        if (
             residency.publishes
             and not residency.is_mixed
             and domain.cacheable
             and domain.is_open
-            and at_us < min(residency.ceiling_us, residency.began_us + domain.absolute_us)
             and len(account.residencies) + others < account.residency_cap
-        )
+        ):
+            return min(at_us + domain.idle_us, residency.ceiling_us, residency.began_us + domain.absolute_us)
+        return 0
 
     def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | Refused:
         """A preempted, released request waits to run again: its successor, with every token it has by now.

@@ -112,7 +112,7 @@ class Books:
         fine, residency = hit_tokens, mine.residency
         assert residency is not None
         journal = self.journal
-        if journal.ends_something:
+        if journal.has_ends and journal.keeps_until_us <= self.port.clock.now_us():
             journal.sync()
         if self.simple:
             ids = [block.block_id for block in found[0]]

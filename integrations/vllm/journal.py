@@ -7,8 +7,8 @@ J1 The order of telling is the order of what happened: workers' answers and ends
    was handed out, what entered the index. An end is noted only when everything of its request before it has been told.
 J2 `allocated_blocks` counts hand-outs where vLLM makes them, `told_blocks` those that the port was told. They are equal
    after each step, whatever happened: a hand-out that nobody attributes is an error, not a gap.
-J3 An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that take
-   indexed blocks with them: those are told first (`ends_something`).
+J3 An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that may
+   have taken indexed blocks with them: those are told first (`keeps_until_us`).
 J4 Every fact keeps the instant and the fence of its happening; that it was told later moves no deadline.
 """
 
@@ -54,7 +54,7 @@ class Journal:
         self.loose = False  # blocks were freed outside a release
         self.allocated_blocks = self.told_blocks = 0
         self.scrub_within_us = LATER_US  # the shortest deadline among what has ended and was not told
-        self.ends_something = False  # telling the ends will take blocks out of the index
+        self.keeps_until_us = LATER_US  # from then on, telling the ends may take blocks out of the index
         self.port: EnginePort
         self._groups = groups
         self._simple = simple
@@ -75,8 +75,8 @@ class Journal:
         port = self.port
         at_us = port.clock.now_us()
         self.scrub_within_us = min(self.scrub_within_us, residency.domain.scrub_within_us)
-        if not port.keeps(residency, at_us, others=len(self._ended)):
-            self.ends_something = True
+        keeps_until_us = port.keeps_until(residency, at_us, others=len(self._ended))
+        self.keeps_until_us = min(self.keeps_until_us, keeps_until_us)
         self._ended.append(_Ended(residency, cause, at_us, port.pool.fences.newest_open))
 
     def answer(self, answers: Sequence[Answer]) -> None:
@@ -91,6 +91,11 @@ class Journal:
     def is_behind(self) -> bool:
         """Requests that run hold something of which the port has not heard, or have given it back."""
         return bool(self.placed or self.noted or self.filled) or self.loose or self._has_grown
+
+    @property
+    def has_ends(self) -> bool:
+        """Requests have ended of which the port has not heard."""
+        return bool(self._ended)
 
     @property
     def is_empty(self) -> bool:
@@ -126,7 +131,7 @@ class Journal:
                 self.port.scrubbed(one.order, one.shard, one.results, one.device_blocks)
         if self._ended:
             ended, self._ended = self._ended, []
-            self.scrub_within_us, self.ends_something = LATER_US, False
+            self.scrub_within_us = self.keeps_until_us = LATER_US
             for end in ended:
                 self.port.release(end.residency, end.cause, at_us=end.at_us, fence=end.fence)
         if self.loose:

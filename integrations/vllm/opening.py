@@ -92,17 +92,27 @@ def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
         )
 
 
+def has_foreign_connectors(config: VllmConfig) -> bool:
+    """Whether another connector runs beside ours."""
+    return bool(_foreign_connectors(config))
+
+
+def _foreign_connectors(config: VllmConfig) -> list[str]:
+    transfer = config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != _MULTI:
+        return []
+    children = transfer.kv_connector_extra_config.get("connectors", ())
+    names = [str(child.get("kv_connector")) for child in children]
+    return [name for name in names if name != NAME]
+
+
 def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
     """Raises `ConfigError` that names the first connector that is not allowed beside ours (O2).
 
     config: the engine's, not the copy that a connector among several is given, which names that connector alone.
     """
-    transfer = config.kv_transfer_config
-    if transfer is None or transfer.kv_connector != _MULTI:
-        return
-    fine = {NAME, *(name.strip() for name in allowed.split(","))}
-    for child in transfer.kv_connector_extra_config.get("connectors", ()):
-        name = str(child.get("kv_connector"))
+    fine = {name.strip() for name in allowed.split(",")}
+    for name in _foreign_connectors(config):
         if name not in fine:
             raise ConfigError(
                 f"connector `{name}` keeps KV blocks outside this engine, where no deadline, scrub or scope reaches "

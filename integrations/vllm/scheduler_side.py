@@ -130,6 +130,7 @@ class SchedulerSide:
         """
         opening.refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
+        self.port.pool.only_steps = not opening.has_foreign_connectors(scheduler.vllm_config)
         self.control.scheduler = scheduler
         scheduler.defer_block_free = False
 
