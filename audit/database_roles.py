@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, Table, inspect
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.schema import metadata
-from kvcustody.audit.store import VERSION_TABLE, failure
+from kvcustody.audit.every_table import projections
+from kvcustody.audit.store import VERSION_TABLE, check_store, failure
 from kvcustody.errors import LedgerError
 
 WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
@@ -49,28 +49,18 @@ def set_up_roles(engine: Engine) -> RoleGrants:
         raise LedgerError(
             "roles need PostgreSQL; a SQLite ledger is protected by its file's mode and by triggers"
         )
+    check_store(engine)
     try:
         with engine.begin() as connection:
-            there = set(inspect(connection).get_table_names())
-            tables = [table.name for table in metadata.sorted_tables if table.name in there]
-            by_tenant = tuple(sorted({*_BY_LOG, *(t.name for t in projections() if t.name in there)}))
-            for statement in _statements(connection, tables, by_tenant):
+            by_tenant = tuple(sorted({*_BY_LOG, *(table.name for table in projections())}))
+            for statement in _statements(connection, by_tenant):
                 connection.exec_driver_sql(statement)
     except SQLAlchemyError as problem:
         raise failure(engine, problem) from problem
     return RoleGrants((WRITER, READER, AUDITOR, SIGNER, RETENTION), by_tenant)
 
 
-def projections() -> list[Table]:
-    """Tables whose rows are keyed by the leaf they came from."""
-    return [
-        table
-        for table in metadata.sorted_tables
-        if [column.name for column in table.primary_key.columns] == ["log", "idx"] and table.name != "events"
-    ]
-
-
-def _statements(connection: Connection, tables: list[str], by_tenant: tuple[str, ...]) -> Iterator[str]:
+def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[str]:
     known = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
     for role in (WRITER, READER, AUDITOR, SIGNER, RETENTION):
         if role not in known:

@@ -13,6 +13,7 @@ from kvcustody.console import size as size_command
 from kvcustody.console.audit import command as audit_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage import command as coverage_command
+from kvcustody.console.db import command as db_command
 from kvcustody.console.plugins import add_commands
 from kvcustody.console.policy import command as policy_command
 from kvcustody.console.principal import command as principal_command
@@ -35,6 +36,7 @@ app.command(name="replay", epilog=replay_command.EPILOG)(replay_command.replay)
 app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
 
 app.add_typer(keys_command.app, name="keys")
+app.add_typer(db_command.app, name="db")
 app.add_typer(policy_command.app, name="policy")
 app.command(name="init", epilog=serve_command.INIT_EPILOG)(serve_command.init)
 app.command(name="serve", epilog=serve_command.SERVE_EPILOG)(serve_command.serve)

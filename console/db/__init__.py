@@ -1,0 +1,1 @@
+"""`kvcustody db`: the ledger's database."""

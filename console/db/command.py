@@ -1,0 +1,104 @@
+"""`kvcustody db`: bring a ledger's schema up to date, set up its roles, move it to PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from sqlalchemy import Engine
+
+from kvcustody.audit.database_roles import set_up_roles
+from kvcustody.audit.move import Progress, move_ledger
+from kvcustody.audit.store import open_store
+from kvcustody.console.command import Json, print_json, progress_bar
+from kvcustody.migrations.upgrade import upgrade as upgrade_schema
+
+DEFAULT = "sqlite:///kvcustody.db"
+_URL = "an SQLite file or a PostgreSQL server, as a URL"
+Ledger = Annotated[
+    str,
+    typer.Option("--ledger", envvar="KVCUSTODY_DATABASE_URL", help=f"The ledger: {_URL}.", show_envvar=True),
+]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The ledger's database: its schema, its roles, and moving it from SQLite to PostgreSQL.",
+    epilog="docs/ledger.md says what the tables hold, and who may do what in them.",
+)
+
+
+@app.command(epilog="Example: `kvcustody db upgrade --ledger postgresql://ledger@db/kvcustody`")
+def upgrade(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
+    """Bring the schema up to this program's revision. Nothing is lost; a failed upgrade changes nothing.
+
+    A worker does the same at its start; do it here where workers may not change the schema.
+    """
+    with _open(ledger) as engine, _progress() as told:
+        reached = upgrade_schema(engine, progress=told)
+    if as_json:
+        print_json({"revision": reached})
+    else:
+        print(f"the ledger is at revision {reached}")
+
+
+@app.command(epilog="Example: `kvcustody db roles --ledger postgresql://postgres@db/kvcustody`")
+def roles(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
+    """Create the roles of a PostgreSQL ledger, their grants, and row-level security by tenant. May be repeated.
+
+    The roles cannot log in: grant one to a login, and let it connect with `?options=-c%20role%3Dkvcustody_writer`.
+    """
+    with _open(ledger) as engine:
+        made = set_up_roles(engine)
+    if as_json:
+        print_json(made._asdict())
+    else:
+        print(f"roles: {', '.join(made.roles)}")
+        print(f"a reader sees one tenant's rows of {len(made.by_tenant)} tables")
+
+
+@app.command(
+    epilog="Example: `kvcustody db move sqlite:///kvcustody.db postgresql://ledger@db/kvcustody`\n\n"
+    "Stop the workers first, then give them the new URL in KVCUSTODY_DATABASE_URL."
+)
+def move(
+    source: Annotated[str, typer.Argument(help=f"The ledger to copy: {_URL}. It is only read.")],
+    target: Annotated[str, typer.Argument(help="An empty PostgreSQL database; its schema is made here.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Copy a whole ledger into PostgreSQL: same leaves, trees, root and signatures, checked before it counts.
+
+    The copy is one transaction: a move that fails leaves the target empty and the source as it was.
+    """
+    with _open(source) as here, _open(target) as there, _progress() as told:
+        upgrade_schema(here, progress=told)
+        upgrade_schema(there, progress=told)
+        moved = move_ledger(here, there, progress=told)
+    if as_json:
+        print_json(moved._asdict() | {"head": {"size": moved.head.size, "root": moved.head.root.hex()}})
+    else:
+        print(f"moved {moved.leaves} leaves, {sum(moved.rows.values())} rows of {len(moved.rows)} tables")
+        print(f"the root is unchanged: {moved.head.root.hex()} over {moved.head.size} root leaves")
+
+
+@contextmanager
+def _open(url: str) -> Iterator[Engine]:
+    engine = open_store(url, timeout_seconds=30.0)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar for each kind of work in turn."""
+    with progress_bar() as bar:
+        task = bar.add_task("ledger", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield show
