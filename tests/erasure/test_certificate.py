@@ -1,0 +1,134 @@
+"""A certificate is checked from the document and a public key alone, and claims nothing that its leaves do not show."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from custody_world import CustodyWorld
+from sqlalchemy import Engine
+
+from kvcustody.audit.certificate import Opening, canonical, issue, new_opening, statement_text
+from kvcustody.audit.certificate_check import verify
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import ReceiptRecorded
+from kvcustody.audit.signing import SigningKey, sign_statement
+from kvcustody.errors import LedgerError
+from kvcustody.governance.selector import Selector
+
+ANN = Selector("alpha", "alpha-user-1")
+KEY = SigningKey.generate("example.com/ledger")
+VKEYS = [str(KEY.verifier)]
+
+
+class Case:
+    """A world in which one subject was erased, and the certificate of it."""
+
+    def __init__(self, store: Engine, folder: Path, *, lost: bool = False) -> None:
+        self.dropping = False
+        self.world = CustodyWorld(
+            store,
+            folder,
+            seed=4,
+            blocks=200,
+            chosen=lambda event: (
+                lost and self.dropping and isinstance(event, ReceiptRecorded) and event.shard == 1
+            ),
+        )
+        self.world.break_a_block = lambda: None  # type: ignore[method-assign]
+        self.world.run(60)
+        self.dropping = True
+        self.done = self.world.governor.erase(ANN)
+        self.world.lengths = {
+            one: n for one, n in self.world.lengths.items() if one in self.world.governor.running
+        }
+        self.world.settle()
+        self.world.close()
+        self.world.writer.close()
+        signer = CheckpointSigner(store, [KEY], memory=folder / "signed", clock=self.world.clock)
+        signer.sign_once()
+        self.opening = new_opening(ANN.text())
+        with store.connect() as connection:
+            self.document = issue(
+                connection, self.done.erasure, KEY, self.opening, now_us=self.world.clock.utc_us()
+            )
+
+    @property
+    def data(self) -> bytes:
+        return orjson.dumps(self.document)
+
+
+@pytest.fixture
+def case(store: Engine, tmp_path: Path) -> Case:
+    return Case(store, tmp_path)
+
+
+def test_it_verifies_offline_and_its_figures_are_those_of_the_process(case: Case) -> None:
+    report = verify(case.data, VKEYS, case.opening)
+    assert report.ok, report.problems
+    assert report.outcome == "complete" and report.opened and report.figures is not None
+    figures = report.figures
+    assert figures.units >= case.done.ended_blocks > 0 and figures.unproven == 0
+    assert figures.destroyed == sum(count for _, count in figures.by_level)
+    assert figures.reread_blocks > 0 and figures.reread_nonzero == 0
+    assert case.document["body"]["population"]["residencies"] > 0
+    assert b"alpha-user-1" not in case.data, "the subject is a pseudonym"
+    assert not verify(case.data, VKEYS, Opening(case.opening.salt, Selector("alpha", "bob").text())).ok
+    assert not verify(case.data, [str(SigningKey.generate("example.com/ledger").verifier)]).ok
+
+
+def tampered(document: dict[str, Any], change: Callable[[dict[str, Any]], None], *, again: bool) -> bytes:
+    """A changed document; `again`: whoever changed it also has the ledger's key and signs it anew."""
+    made = copy.deepcopy(document)
+    change(made["body"])
+    if again:
+        signature = sign_statement(KEY, statement_text(KEY.name, canonical(made["body"])))
+        made["signature"]["data"] = __import__("base64").b64encode(signature.data).decode()
+    return json.dumps(made).encode()
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a figure": lambda body: body["figures"].update(destroyed=body["figures"]["destroyed"] + 1),
+    "another subject": lambda body: body["request"].update(subject="f" * 24),
+    "a dropped receipt": lambda body: body["leaves"].remove(
+        next(one for one in body["leaves"] if '"receipt"' in one["leaf"])
+    ),
+    "an altered leaf": lambda body: body["leaves"][-1].update(leaf=body["leaves"][-1]["leaf"] + " "),
+    "a leaf of another place": lambda body: body["leaves"][0].update(idx=body["leaves"][0]["idx"] + 1),
+    "a leaf twice": lambda body: body["leaves"].append(body["leaves"][0]),
+    "a worker without an answer": lambda body: body["waiting"].append("worker-9"),
+    "no request": lambda body: body.update(
+        leaves=[one for one in body["leaves"] if "erasure-requested" not in one["leaf"]]
+    ),
+    "no answer": lambda body: body.update(
+        leaves=[one for one in body["leaves"] if "erasure-completed" not in one["leaf"]]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("again", [False, True], ids=["changed", "changed and signed"])
+def test_what_was_changed_is_refused(case: Case, name: str, again: bool) -> None:
+    assert verify(case.data, VKEYS).ok
+    assert not verify(tampered(case.document, CHANGES[name], again=again), VKEYS).ok
+
+
+def test_a_receipt_that_never_was_makes_it_partial(store: Engine, tmp_path: Path) -> None:
+    case = Case(store, tmp_path, lost=True)
+    report = verify(case.data, VKEYS)
+    assert report.ok and report.outcome == "partial"
+    assert report.figures is not None and report.figures.unproven > 0
+
+
+def test_what_is_no_certificate_is_a_report_and_an_unknown_erasure_an_error(
+    store: Engine, case: Case
+) -> None:
+    for data in (b"", b"[]", b"{}", b'{"body": {"schema": "x"}, "signature": {}}', case.data[:-2]):
+        assert not verify(data, VKEYS).ok
+    with store.connect() as connection, pytest.raises(LedgerError, match="is not in the ledger"):
+        issue(connection, "nowhere", KEY, case.opening, now_us=1)
