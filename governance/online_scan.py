@@ -28,9 +28,9 @@ from kvcustody.governance.scan import Finding
 class Budget(NamedTuple):
     """What one step may look at."""
 
-    nodes: int = 48
+    nodes: int = 16
     holds: int = 24
-    sequences: int = 8
+    sequences: int = 4
     blocks: int = 8192
 
 
@@ -44,24 +44,7 @@ class Progress(NamedTuple):
     blocks: int
 
 
-class _Noted:
-    """A node as the round first saw it, and what has been counted for it since."""
-
-    __slots__ = ("hits", "holds", "node", "refs", "seen_holds", "seen_refs")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.refs = node.refs
-        self.holds = node.holds
-        self.hits = node.hits
-        self.seen_refs = 0
-        self.seen_holds = 0
-
-    @property
-    def is_still(self) -> bool:
-        """Nothing was attached to it or taken from it since it was noted."""
-        node = self.node
-        return bool(node.length and (node.refs, node.holds, node.hits) == (self.refs, self.holds, self.hits))
+_HOLD = 1 << 32  # in a count, holds stand above references
 
 
 class OnlineScan:
@@ -74,8 +57,11 @@ class OnlineScan:
         self._live = live
         self._budget = budget or Budget()
         self._work: Iterator[None] = self._round()
-        # In shards, so that no step ever pays for resizing or freeing all of it.
-        self._shards: list[dict[int, _Noted]] = [{} for _ in range(len(manager.tree.index.stripes))]
+        # By node: what it had (references, holds, uses, generation of its first block), and what was counted. In shards,
+        # so that no step ever pays for resizing or freeing all of it; numbers only, so that no collector walks it.
+        shards = len(manager.tree.index.stripes)
+        self._noted: list[dict[int, tuple[int, int, int, int]]] = [{} for _ in range(shards)]
+        self._counts: list[dict[int, int]] = [{} for _ in range(shards)]
         self._holds_counted = True
         self._suspects: set[tuple[str, int, int]] = set()
         self._before: set[tuple[str, int, int]] = set()
@@ -128,9 +114,9 @@ class OnlineScan:
         most, seen = self._budget.nodes, 0
         for stripe in self._manager.tree.index.stripes:
             for node in list(stripe.values()):
-                noted = self._shard(node)
+                noted = self._noted[self._shard(node)]
                 if id(node) not in noted:
-                    noted[id(node)] = _Noted(node)
+                    noted[id(node)] = self._state(node)
                     for blocks in (node.blocks, *node.windows):
                         self._mark(blocks)
                 seen += 1
@@ -139,8 +125,17 @@ class OnlineScan:
         self._count(nodes=seen)
         yield
 
-    def _shard(self, node: Node) -> dict[int, _Noted]:
-        return self._shards[(id(node) >> 5) % len(self._shards)]
+    def _shard(self, node: Node) -> int:
+        return (id(node) >> 5) % len(self._noted)
+
+    def _state(self, node: Node) -> tuple[int, int, int, int]:
+        return node.refs, node.holds, node.hits, int(self._manager.pool.generation[node.blocks[0]])
+
+    def _see(self, node: Node, count: int) -> None:
+        shard = self._shard(node)
+        if id(node) in self._noted[shard]:
+            counts = self._counts[shard]
+            counts[id(node)] = counts.get(id(node), 0) + count
 
     def _mark(self, blocks: NDArray[np.int64]) -> None:
         self._has[blocks] = self._manager.pool.generation[blocks]
@@ -157,9 +152,7 @@ class OnlineScan:
                 self._suspect(what, sequence.account.name, "a sequence without a live request")
             node = sequence.leaf
             while node is not None:
-                noted = self._shard(node).get(id(node))
-                if noted is not None:
-                    noted.seen_refs += 1
+                self._see(node, 1)
                 self._mark(node.blocks)
                 for window in node.windows:
                     self._mark(window)
@@ -195,28 +188,34 @@ class OnlineScan:
             what = "residency without block", hold.id, 0
             self._suspect(what, hold.account.name, "its last block has ended")
         while node is not None:
-            noted = self._shard(node).get(id(node))
-            if noted is not None and (node.domain.owner is hold.account or node.domain.is_segment):
-                noted.seen_holds += 1
+            if node.domain.owner is hold.account or node.domain.is_segment:
+                self._see(node, _HOLD)
             node = node.parent
 
     def _compare_nodes(self) -> Iterator[None]:
+        """Only what is as it was noted: nothing was attached to it or taken from it meanwhile."""
         at = 0
-        for shard in self._shards:
-            while shard:
-                _, noted = shard.popitem()
-                if noted.is_still:
-                    self._compare(noted)
+        for stripe in self._manager.tree.index.stripes:
+            for node in list(stripe.values()):
+                shard = self._shard(node)
+                noted = self._noted[shard].pop(id(node), None)
+                count = self._counts[shard].pop(id(node), 0)
+                if noted is not None and node.length and noted == self._state(node):
+                    self._compare(node, count % _HOLD, count // _HOLD)
                 at += 1
                 if at % self._budget.nodes == 0:
                     yield
+        for number in range(len(self._noted)):  # nodes that went meanwhile
+            self._noted[number].clear()
+            self._counts[number].clear()
+            if number % 64 == 63:
+                yield
         yield
 
-    def _compare(self, noted: _Noted) -> None:
-        node = noted.node
+    def _compare(self, node: Node, refs: int, holds: int) -> None:
         pairs = (
-            (noted.refs, noted.seen_refs, "reference without sequence", "sequence without reference"),
-            (noted.holds, noted.seen_holds, "hold without residency", "residency without block"),
+            (node.refs, refs, "reference without sequence", "sequence without reference"),
+            (node.holds, holds, "hold without residency", "residency without block"),
         )
         for kept, counted, more, fewer in pairs if self._holds_counted else pairs[:1]:
             if kept != counted:
