@@ -14,6 +14,7 @@ from kvcustody.governance.api.erasures import add_erasures
 from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.api.health import add_health
 from kvcustody.governance.api.jobs import add_jobs
+from kvcustody.governance.api.pages_port import Pages
 from kvcustody.governance.api.policies import add_policies
 from kvcustody.governance.api.self_service import add_self_service
 from kvcustody.governance.api.workbench import add_workbench
@@ -42,7 +43,8 @@ def create_api(service: Service) -> Api:
     return api
 
 
-def create_app(service: Service, *, workers_only: bool = False) -> Gate:
+def create_app(service: Service, *, workers_only: bool = False, pages: Pages | None = None) -> Gate:
     """The ASGI application of a service."""
     api = create_api(service)
-    return Gate(api.app, api.operations, service, queries=api.queries(), workers_only=workers_only)
+    queries = api.queries()
+    return Gate(api.app, api.operations, service, queries=queries, workers_only=workers_only, pages=pages)

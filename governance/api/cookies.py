@@ -30,13 +30,17 @@ def cookie_of(header: str | None, names: tuple[str, ...]) -> str | None:
     return next((found[name] for name in names if name in found), None)
 
 
-def check_origin(exchange: Exchange, sessions: Sessions, cookie: str) -> None:
-    """Raise `csrf` unless the act comes from a page of this service (K2)."""
-    site = exchange.header("sec-fetch-site")
-    if site not in (None, "same-origin"):
+def check_origin(exchange: Exchange) -> None:
+    """Raise `csrf` where the browser says that the request comes from elsewhere (K2)."""
+    if exchange.header("sec-fetch-site") not in (None, "same-origin"):
         raise ProblemError("csrf")
-    origin, host = exchange.header("origin"), exchange.header("host")
-    if origin is not None and origin.partition("://")[2] != host:
+    origin = exchange.header("origin")
+    if origin is not None and origin.partition("://")[2] != exchange.header("host"):
         raise ProblemError("csrf")
-    if not sessions.vouches(cookie, exchange.header("x-csrf-token") or ""):
+
+
+def check_act(exchange: Exchange, sessions: Sessions, cookie: str, form_token: str = "") -> None:
+    """Raise `csrf` unless an act in a session comes from a page of this service (K2)."""
+    check_origin(exchange)
+    if not sessions.vouches(cookie, exchange.header("x-csrf-token") or form_token):
         raise ProblemError("csrf")

@@ -20,7 +20,7 @@ from anyio.to_thread import run_sync
 
 from kvcustody.audit.events import AccessRecorded
 from kvcustody.errors import IdentityError
-from kvcustody.governance.api.cookies import SESSION_COOKIES, check_origin, cookie_of
+from kvcustody.governance.api.cookies import SESSION_COOKIES, check_act, check_origin, cookie_of
 from kvcustody.governance.api.exchange import (
     ClientGoneError,
     Exchange,
@@ -31,6 +31,7 @@ from kvcustody.governance.api.exchange import (
     problem_answer,
 )
 from kvcustody.governance.api.operation import Operation, Operations
+from kvcustody.governance.api.pages_port import Pages, form_token, is_page
 from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.service.answers import Claim
 from kvcustody.governance.service.authenticator import too_many
@@ -55,12 +56,14 @@ class Gate:
         *,
         queries: dict[str, frozenset[str]],
         workers_only: bool = False,
+        pages: Pages | None = None,
     ) -> None:
         self._app = app
         self._operations = operations
         self._service = service
         self._queries = queries
         self._workers_only = workers_only
+        self._pages = pages
         self._running = 0
         self._threads = anyio.CapacityLimiter(32)
         self.counts: dict[tuple[str, int], list[float]] = {}  # (operation, status): requests, seconds
@@ -84,6 +87,9 @@ class Gate:
                 raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
             if operation is not None and operation.action is None:
                 await self._app(exchange.scope, exchange.replay(), exchange.send)
+                return
+            if is_page(self._pages, exchange.path):
+                caller = await self._page(exchange)
                 return
             caller = await self._authenticate(exchange)
             await self._serve(exchange, operation, caller)
@@ -109,7 +115,29 @@ class Gate:
         if wait_seconds:
             raise too_many(wait_seconds)
         if cookie is not None and exchange.method not in ("GET", "HEAD"):
-            check_origin(exchange, self._service.sessions, cookie)
+            check_act(exchange, self._service.sessions, cookie)
+        return caller
+
+    async def _page(self, exchange: Exchange) -> Caller | None:
+        """A request of the pages: with its session, where it has one that is not over (pages_port, P1 and P2)."""
+        assert self._pages is not None
+        cookie = cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        caller = None
+        if cookie is not None:
+            find = self._service.authenticator.of_session
+            caller = await run_sync(find, cookie, limiter=self._threads)
+        rate = caller.name if caller is not None else f"page:{exchange.address}"
+        wait_seconds = self._service.rates.take(rate)
+        if wait_seconds:
+            raise too_many(wait_seconds)
+        await exchange.read(int(self._service.settings.body_bytes_max))
+        if exchange.method not in ("GET", "HEAD"):
+            if caller is None or cookie is None:
+                check_origin(exchange)
+            else:
+                check_act(exchange, self._service.sessions, cookie, form_token(exchange))
+        exchange.scope[CALLER] = caller
+        await self._pages(exchange.scope, exchange.replay(), exchange.send)
         return caller
 
     async def _serve(self, exchange: Exchange, operation: Operation | None, caller: Caller) -> None:

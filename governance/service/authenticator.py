@@ -46,15 +46,20 @@ class Authenticator:
         _log.warning("credential refused", reason=reason)
         raise unauthenticated()
 
+    def of_session(self, cookie: str) -> Caller | None:
+        """Who a session's cookie stands for; None where it is over or never was."""
+        name = self._sessions.principal(cookie)
+        found = None if name is None else self._principals.find(name)
+        return None if found is None or found.disabled_us is not None else _caller(found, "session")
+
     def _proven(self, authorization: str | None, cookie: str | None) -> Caller:
         if authorization is None:
             if cookie is None:
                 raise _refused("no credential")
-            name = self._sessions.principal(cookie)
-            found = None if name is None else self._principals.find(name)
-            if found is None or found.disabled_us is not None:
+            found = self.of_session(cookie)
+            if found is None:
                 raise _refused("no such session")
-            return _caller(found, "session")
+            return found
         scheme, _, credential = authorization.partition(" ")
         if scheme.lower() != "bearer" or not credential or len(credential) > _CHARACTERS_MAX:
             raise _refused("not a bearer credential")
