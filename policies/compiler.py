@@ -67,7 +67,10 @@ class _Compiler:
         self._grants = [g for g in grants if g.id not in revoked and g.group not in revoked]
         self._segments = [s for s in policy.segments if s.id not in revoked]
         self._decisions: dict[tuple[object, ...], Decision] = {}
-        self._own_cells: dict[tuple[object, ...], dict[int, dict[int, Decision]]] = {}
+        # Decisions are interned and kept by `_decisions`, so their identities stand for them.
+        self._own_cells: dict[tuple[int, Scope], dict[int, Decision]] = {}
+        self._own_levels: dict[tuple[int, ...], dict[int, dict[int, Decision]]] = {}
+        self._own_rows: dict[tuple[int, ...], dict[int, dict[int, dict[int, Decision]]]] = {}
 
     def tables(self) -> Tables:
         """Every table, complete."""
@@ -106,24 +109,26 @@ class _Compiler:
         owed = self._obligations[key]
         row = {}
         for action in Action:
-            marks = (id(rulings), action, tenant.scope, tenant.id if action is Action.ADMIT else owed)
-            if marks not in self._own_cells:
-                self._own_cells[marks] = {
-                    level: self._own_scopes(
-                        action, tenant, rulings.get((action, level), SILENT), level, owed[level]
-                    )
-                    for level in self._levels
-                }
-            row[int(action)] = self._own_cells[marks]
-        return row
+            levels = {
+                level: self._own_scopes(
+                    action, tenant, rulings.get((action, level), SILENT), level, owed[level]
+                )
+                for level in self._levels
+            }
+            row[int(action)] = self._own_levels.setdefault(tuple(map(id, levels.values())), levels)
+        return self._own_rows.setdefault(tuple(map(id, row.values())), row)
 
     def _own_scopes(
         self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations
     ) -> dict[int, Decision]:
+        """The cells of one action and level; one object for all tenants that are decided alike."""
         widest = tenant.scope if action in _DOMAIN_ACTIONS else Scope.TENANT
         inside = self._own_decision(action, tenant, ruling, level, owed)
-        outside = self._decision(Effect.DENY, (DEFAULT_DENY,))
-        return {int(scope): inside if scope <= widest else outside for scope in Scope}
+        marks = (id(inside), widest)
+        if marks not in self._own_cells:
+            outside = self._decision(Effect.DENY, (DEFAULT_DENY,))
+            self._own_cells[marks] = {int(scope): inside if scope <= widest else outside for scope in Scope}
+        return self._own_cells[marks]
 
     def _own_decision(
         self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations

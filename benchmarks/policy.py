@@ -1,0 +1,149 @@
+"""What the policy workbench costs, and whether a decision costs more under a longer policy.
+
+    python benchmarks/policy.py [--json FILE]
+
+Sizes are in CPU seconds of this process: validate, compile and lint of 1,000 rules and 200 tenants; the proof of 40
+tenants and 200 grants. Decisions under 10 and under 1,000 rules take turns over the same requests, and the median of
+the ratios of each pair of turns is the figure: what else runs on the machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hardware
+from decide import HEAD, NOW, nanoseconds, requests, sized
+
+from kvcustody.policies import library
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.ir import Grant, Policy
+from kvcustody.policies.loader import load_policy
+from kvcustody.policies.workbench.lint import lint
+from kvcustody.policies.workbench.prove import prove
+
+RULES, TENANTS, TURNS, CALLS = 1_000, 200, 301, 2_000
+DAY_US = 86_400_000_000
+
+
+def mixed(rules: int, tenants: int) -> str:
+    """A policy text whose rules differ in effect, actions, readers, owners, levels and ways."""
+    rng = random.Random(1)
+    names = [f"tenant-{i:03d}" for i in range(tenants)]
+    lines = [HEAD, "classify:", '  - {tenant: "*", as: internal}', "tenants:"]
+    lines += [f"  {name}: {{quota: {{guaranteed: 0.4%, cap: 20%}}}}" for name in names]
+    lines.append("grants:")
+    for i in range(tenants):
+        owner, reader = rng.sample(names, 2)
+        parties = f"id: g{i}, owner: {owner}, reader: {reader}"
+        lines.append(f"  - {{{parties}, at_most: internal, until: 2027-03-31, reason: benchmark}}")
+    lines += ["rules:", "  - {id: own, effect: permit, action: reuse, when: {reader: owner}}"]
+    for i in range(rules - 1):
+        a, b, c = rng.sample(names, 3)
+        kinds = (
+            f"permit, action: [reuse, export], when: {{reader: [{a}, {b}, {c}], classification: internal}}",
+            f"forbid, action: reuse, when: {{reader: {a}, owner: {b}, via: grant}}",
+            f"forbid, action: [offload, export], when: {{owner: [{a}, {b}], classification: restricted}}",
+        )
+        lines.append(f"  - {{id: r{i}, effect: {kinds[i % 3]}}}")
+    return "\n".join(lines) + "\n"
+
+
+def shared(tenants: int, grants: int) -> Policy:
+    """The library's policy with many tenants and random dated grants among them."""
+    rng = random.Random(2)
+    base = library.load("regulated-saas")
+    names = [f"tenant-{i:03d}" for i in range(tenants)]
+    made = []
+    for i in range(grants):
+        owner, reader = rng.sample(names, 2)
+        start = rng.randint(20_400, 20_700)
+        made.append(
+            Grant(f"g{i}", owner, reader, rng.randint(0, 3), start * DAY_US, (start + 90) * DAY_US, "x")
+        )
+    entries = tuple(replace(base.tenants[0], id=name) for name in names)
+    return replace(base, tenants=entries, grants=tuple(made), segments=(), classify=base.classify[:1])
+
+
+def cpu_seconds(call: Callable[[], Any], repetitions: int) -> tuple[float, Any]:
+    """(median CPU seconds, the last result)."""
+    taken = []
+    for _ in range(repetitions):
+        started = time.process_time()
+        result = call()
+        taken.append(time.process_time() - started)
+    return statistics.median(taken), result
+
+
+def workbench() -> dict[str, float]:
+    """CPU seconds of each step."""
+    text = mixed(RULES, TENANTS)
+    validate_s, policy = cpu_seconds(lambda: load_policy(text, name="mixed.yaml"), 5)
+    compile_s, table = cpu_seconds(lambda: compile_policy(policy, revision=1), 5)
+    lint_s, found = cpu_seconds(lambda: lint(table, now_us=NOW), 5)
+    proved = compile_policy(shared(40, 200), revision=1)
+    prove_s, proof = cpu_seconds(lambda: prove(proved), 3)
+    assert proof.holds and found
+    return {
+        "validate_s": validate_s,
+        "compile_s": compile_s,
+        "lint_s": lint_s,
+        "together_s": validate_s + compile_s + lint_s,
+        "prove_s": prove_s,
+        "prove_cells": proof.searched.cells,
+    }
+
+
+def decisions() -> dict[str, dict[str, float]]:
+    """By kind of request: nanoseconds under few and many rules, and the median ratio of pairs of turns."""
+    few, many = (compile_policy(sized(rules, TENANTS), revision=1).decide for rules in (10, RULES))
+    found = {}
+    for kind in ("own", "unlisted", "grant", "segment"):
+        asked = requests(kind, TENANTS, CALLS)
+        pairs = []
+        for turn in range(TURNS):
+            order = (few, many) if turn % 2 else (many, few)
+            taken = {decide: nanoseconds(lambda request, d=decide: d(*request), asked) for decide in order}
+            pairs.append((taken[few], taken[many]))
+        found[kind] = {
+            "few_ns": statistics.median(one for one, _ in pairs),
+            "many_ns": statistics.median(two for _, two in pairs),
+            "ratio": statistics.median(two / one for one, two in pairs),
+        }
+    return found
+
+
+def main() -> None:
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    arguments = parser.parse_args()
+    costs, asked = workbench(), decisions()
+    for name, value in costs.items():
+        print(f"{name:>12} {value:.3f}" if name.endswith("_s") else f"{name:>12} {value:,}")
+    for kind, row in asked.items():
+        print(
+            f"{kind:>12} {row['few_ns']:.0f} ns under 10 rules, {row['many_ns']:.0f} under 1,000: {row['ratio']:.3f}"
+        )
+    if arguments.json:
+        result = {
+            "benchmark": "policy",
+            "facts": hardware.facts("kvcustody", "PyYAML"),
+            "settings": {"rules": RULES, "tenants": TENANTS, "turns": TURNS, "calls": CALLS},
+            "workbench": costs,
+            "decisions": asked,
+        }
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
