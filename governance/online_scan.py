@@ -57,7 +57,7 @@ class OnlineScan:
         self._live = live
         self._budget = budget or Budget()
         self._work: Iterator[None] = self._round()
-        # By node: what it had (references, holds, uses, generation of its first block), and what was counted. In shards,
+        # By node: what it had (references, holds, uses, first generation), and what was counted. In shards,
         # so that no step ever pays for resizing or freeing all of it; numbers only, so that no collector walks it.
         shards = len(manager.tree.index.stripes)
         self._noted: list[dict[int, tuple[int, int, int, int]]] = [{} for _ in range(shards)]
