@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import permutations
 
 from kvcustody.policies.bundle_json import BundleRejected, decode, encode
 from kvcustody.policies.bundle_manifest import (
@@ -30,7 +31,7 @@ from kvcustody.policies.loader import load_policy
 
 SCHEMA = "kvcustody/policy-bundle@1"
 BUNDLE_BYTES_MAX = 4 << 20
-SIGNATURES_MAX = 16
+SIGNATURES_MAX = 8
 SKEW_US = 300 * 1_000_000
 """How far another machine's clock may be ahead before what it issued counts as future-dated."""
 
@@ -134,8 +135,13 @@ def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
             raise BundleRejected(
                 f"bundle has no signature of an {role.value}; the trust configuration needs one", role=role
             )
-    if len(keys) < len(trust.needs):
-        raise BundleRejected(f"bundle has {len(keys)} signatures, {len(trust.needs)} people must sign")
+    if not any(
+        all(role in key.roles for role, key in zip(trust.needs, each, strict=True))
+        for each in permutations(keys, len(trust.needs))
+    ):
+        raise BundleRejected(
+            f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed"
+        )
     return tuple(key.name for key in keys)
 
 

@@ -52,6 +52,8 @@ class PolicyFeed:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.problem = ""
+        self._renewal: Future[None] | None = None
+        self._until_us = 0
         authority.renew_lease(clock.now_us() + self._lease_us)
 
     def poll(self) -> bool:
@@ -66,8 +68,11 @@ class PolicyFeed:
             self.problem = str(error)
             return False
         self.problem = ""
-        until_us = asked_us + self._lease_us
-        self._authority.call(lambda authority: authority.renew_lease(until_us))
+        self._until_us = asked_us + self._lease_us
+        if (
+            self._renewal is None or self._renewal.done()
+        ):  # an engine that sleeps has one waiting, for the newest time
+            self._renewal = self._authority.call(lambda authority: authority.renew_lease(self._until_us))
         return True
 
     def start(self, interval_seconds: float) -> None:

@@ -59,15 +59,14 @@ class RevisionMark:
                 f"revision `{manifest.revision}` is not the one that was in effect here under that number"
             )
 
-    def advance(self, manifest: Manifest | None = None, records: Sequence[bytes] = ()) -> None:
+    def advance(self, manifest: Manifest | None = None, *, records: int = 0, head: str = "") -> None:
         """Move the mark, durably. Nothing moves it back."""
         mark = self.mark
         if manifest is not None:
             self.check_revision(manifest)
             mark = Mark(manifest.revision, manifest.id, mark.records, mark.head)
-        if records:
-            self.check_records(records)
-            mark = Mark(mark.revision, mark.manifest, len(records), digest_of(records[-1]))
+        if records > mark.records:
+            mark = Mark(mark.revision, mark.manifest, records, head)
         if mark != self.mark:
             self._write(mark)
             self.mark = mark

@@ -6,6 +6,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.release import gates
 from kvcustody.governance.release.gates import Gate
 from kvcustody.governance.release.mark import RevisionMark
+from kvcustody.governance.release.record import ReleaseError, digest_of
 from kvcustody.governance.release.state import Proposal, ReleaseState, fold
 from kvcustody.governance.release.store import ReleaseStore
 from kvcustody.policies.bundle_trust import Trust
@@ -23,17 +24,37 @@ class ReleaseReader:
         self._mark = mark
         self._gate = gate
         self._passed: set[str] = set()
+        self._state: ReleaseState | None = None
 
     def read(self) -> ReleaseState:
-        """The verified state, what is in effect in it past the gates, and the mark moved; raises `CustodyError`."""
-        records = self._store.read()
-        self._mark.check_records(records)
-        state = fold(records, self._trust)
+        """The verified state, what is in effect in it past the gates, and the mark moved; raises `CustodyError`.
+
+        Records that were verified before are not read again: the last of them vouches for all before it.
+        """
+        state = self._first() if self._state is None else self._further(self._state)
         for proposal in (state.active, state.staged):
             if proposal is not None and proposal.manifest.id not in self._passed:
                 self._gate(state, proposal)
                 self._passed.add(proposal.manifest.id)
-        self._mark.advance(None if state.active is None else state.active.manifest, records)
+        manifest = None if state.active is None else state.active.manifest
+        self._mark.advance(manifest, records=len(state.records), head=state.head)
+        return state
+
+    def _first(self) -> ReleaseState:
+        records = self._store.read()
+        self._mark.check_records(records)
+        self._state = fold(records, self._trust)
+        return self._state
+
+    def _further(self, state: ReleaseState) -> ReleaseState:
+        known = len(state.records)
+        records = self._store.read(max(0, known - 1))
+        if known and (not records or digest_of(records[0]) != state.head):
+            raise ReleaseError(
+                f"the release was cut, or its record `{known}` is not the one that was seen before"
+            )
+        for data in records[1:] if known else records:
+            state.apply(data)
         return state
 
     def first(self, profile: str) -> tuple[DecisionTable, int]:

@@ -23,8 +23,8 @@ from kvcustody.governance.wrapping import fsync_directory
 class ReleaseStore(Protocol):
     """An ordered, append-only list of records, as bytes."""
 
-    def read(self) -> list[bytes]:
-        """Every record in order; raises `CustodyError` where the store cannot be reached."""
+    def read(self, after: int = 0) -> list[bytes]:
+        """Every record beyond number `after`, in order; raises `CustodyError` where the store cannot be reached."""
 
     def append(self, number: int, data: bytes) -> None:
         """Add the record with this number, durably; raises `ReleaseError` where the number is taken."""
@@ -43,8 +43,8 @@ class FolderStore:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> list[bytes]:
-        """Every record; raises `ReleaseError` for a folder that is missing or whose files leave a gap."""
+    def read(self, after: int = 0) -> list[bytes]:
+        """The records; raises `ReleaseError` for a folder that is missing or whose files leave a gap."""
         try:
             names = sorted(path.name for path in self.path.iterdir() if path.name.endswith(".json"))
             found = []
@@ -53,6 +53,8 @@ class FolderStore:
                     raise ReleaseError(
                         f"release folder `{self.path}`: `{name}` is out of place, or one is missing"
                     )
+                if number <= after:
+                    continue
                 with (self.path / name).open("rb") as file:
                     found.append(file.read(RECORD_BYTES_MAX + 1))
         except OSError as error:
@@ -87,15 +89,19 @@ class SqlStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def read(self) -> list[bytes]:
-        """Every record; raises `LedgerError` where the database cannot be reached."""
-        query = select(policy_release.c.number, policy_release.c.record).order_by(policy_release.c.number)
+    def read(self, after: int = 0) -> list[bytes]:
+        """The records; raises `LedgerError` where the database cannot be reached."""
+        query = (
+            select(policy_release.c.number, policy_release.c.record)
+            .where(policy_release.c.number > after)
+            .order_by(policy_release.c.number)
+        )
         try:
             with self._engine.connect() as connection:
                 rows = connection.execute(query).all()
         except SQLAlchemyError as problem:
             raise failure(self._engine, problem) from problem
-        if [row.number for row in rows] != list(range(1, len(rows) + 1)):
+        if [row.number for row in rows] != list(range(after + 1, after + len(rows) + 1)):
             raise ReleaseError("the release's records leave a gap: one was removed from the database")
         return [bytes(row.record) for row in rows]
 

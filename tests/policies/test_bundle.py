@@ -218,6 +218,13 @@ def test_one_key_under_two_names_is_one_person() -> None:
     assert accepted(made(ADA, GRACE), trust)
 
 
+def test_one_person_with_both_roles_does_not_stand_for_two() -> None:
+    both = TrustedKey("ada", TRUST.keys["ada"].public, frozenset({Role.AUTHOR, Role.APPROVER}))
+    trust = replace(TRUST, keys={**TRUST.keys, "ada": both, "eve": EVE.trusted(Role.OPERATOR)})
+    assert not accepted(made(ADA, EVE), trust)
+    assert accepted(made(ADA, GRACE), trust)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 53) + 1, (1 << 53) - 1) | st.text(),
     lambda inner: (

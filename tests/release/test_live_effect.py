@@ -85,10 +85,10 @@ class Away:
         self.store = store
         self.is_away = False
 
-    def read(self) -> list[bytes]:
+    def read(self, after: int = 0) -> list[bytes]:
         if self.is_away:
             raise ReleaseError("the control plane is away")
-        return self.store.read()  # type: ignore[no-any-return,attr-defined]
+        return self.store.read(after)  # type: ignore[no-any-return,attr-defined]
 
     def append(self, number: int, data: bytes) -> None:
         self.store.append(number, data)  # type: ignore[attr-defined]
