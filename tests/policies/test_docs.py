@@ -12,6 +12,9 @@ from kvcustody.policies.codes import CODES
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.loader import load_policy
 from kvcustody.policies.reading.fields import RESERVED, Fields
+from kvcustody.policies.workbench.cases import load_cases
+from kvcustody.policies.workbench.proof import PROPERTIES
+from kvcustody.policies.workbench.run_cases import run_cases
 
 DOCS = Path(__file__).parents[2] / "docs"
 LANGUAGE = (DOCS / "policy-language.md").read_text()
@@ -68,3 +71,14 @@ def test_every_code_has_its_row():
         re.MULTILINE,
     )
     assert rows == [(code, entry.title, entry.advice) for code, entry in CODES.items()]
+
+
+def test_the_cases_of_the_page_pass_on_its_policy():
+    table = compile_policy(load_policy(WHOLE, name="example.yaml"), revision=1)
+    text = re.search(r"```yaml cases\n(.*?)```", LANGUAGE, re.DOTALL)[1]
+    report = run_cases(table, load_cases(text, name="cases.yaml", policy=table.policy))
+    assert report.passed, [str(failure) for failure in report.failures]
+
+
+def test_every_property_has_its_row():
+    assert dict(re.findall(r"^\| (ISO-\d+) \| (.*?) \|$", LANGUAGE, re.MULTILINE)) == PROPERTIES
