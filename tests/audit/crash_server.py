@@ -3,11 +3,15 @@
 Commands on stdin: `go LEDGER SPILL PROGRESS SEED` forks and prints the child's id; `wait` reaps it. The
 child submits events for ever, with the database locked now and then, and keeps in PROGRESS the last
 sequence it was told is durable (and the one it had merely submitted, for the positive control).
+
+Progress is written through a mapping and replies through writev, so that the calls which a test injects faults into
+(pwrite64, fsync, fdatasync, ftruncate, rename, unlink) are the ledger's alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import random
 import sqlite3
@@ -37,7 +41,9 @@ def child(ledger: str, spill: str, progress: str, seed: int) -> None:
     settings = WriterSettings(batch=50, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=0.2)
     clock = SystemClock()
     writer = EventWriter(engine, worker="victim", clock=clock, spill_directory=Path(spill), settings=settings)
-    file = os.open(progress, os.O_RDWR | os.O_CREAT, 0o600)
+    Path(progress).write_bytes(b" " * 80)
+    descriptor = os.open(progress, os.O_RDWR)
+    file = mmap.mmap(descriptor, 80)
     intruder = sqlite3.connect(ledger, isolation_level=None, timeout=0.5)
     writer.submit([WorkerStarted(clock.now_us(), "victim", 64, 1, 4096, "cpu", "test")])
     residency = generation = 0
@@ -92,7 +98,7 @@ def child(ledger: str, spill: str, progress: str, seed: int) -> None:
                 locked = not locked
         time.sleep(chance.random() * 0.004)
         line = f"{writer.incarnation} {writer.durable_sequence} {submitted}"
-        os.pwrite(file, line.ljust(80).encode(), 0)
+        file[:] = line.ljust(80).encode()
 
 
 def main() -> None:
@@ -102,10 +108,10 @@ def main() -> None:
             found = os.fork()
             if not found:
                 child(arguments[0], arguments[1], arguments[2], int(arguments[3]))
-            print(found, flush=True)
+            os.writev(1, [b"%d\n" % found])
         else:
             os.wait()
-            print("dead", flush=True)
+            os.writev(1, [b"dead\n"])
 
 
 if __name__ == "__main__":

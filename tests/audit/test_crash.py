@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import select as select_module
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine, func, select
 
+from kvcustody.audit.events import KeyEvent, ResidencyReleased
+from kvcustody.audit.fsck import fsck
 from kvcustody.audit.queries import gaps
-from kvcustody.audit.schema import events, incarnations, logs, outages
+from kvcustody.audit.schema import events, incarnations, logs, outages, receipts
+from kvcustody.errors import LedgerUnavailable
 
 
 class Kill(NamedTuple):
@@ -58,6 +63,158 @@ def kill_often(store: Engine, folder: Path, kills: int) -> list[Kill]:
         server.stdin.close()
         server.wait(10)
     return made
+
+
+CALLS = "pwrite64,fsync,fdatasync,ftruncate,rename,unlink"
+
+
+def inject(store: Engine, folder: Path, rule: str, children: int, seconds: float) -> list[Kill]:
+    """Run writers one after the other, each with a fault in its system calls (`strace -e inject=…:rule`).
+
+    One that the fault does not kill is killed when its time is up.
+    """
+    ledger = str(store.url.database).removeprefix("file:").split("?", 1)[0]
+    program = [
+        "strace",
+        "-f",
+        "-o",
+        "/dev/null",
+        "-e",
+        f"trace={CALLS}",
+        "-e",
+        f"inject={rule}",
+    ]
+    server = subprocess.Popen(
+        [*program, sys.executable, str(Path(__file__).with_name("crash_server.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdin and server.stdout
+    made = []
+    try:
+        for number in range(children):
+            progress = folder / f"progress-{abs(hash((rule, number)))}"
+            print("go", ledger, folder / "spill", progress, number, file=server.stdin, flush=True)
+            child = int(server.stdout.readline())
+            print("wait", file=server.stdin, flush=True)
+            if not select_module.select([server.stdout], [], [], seconds)[0]:
+                os.kill(child, signal.SIGKILL)
+            assert server.stdout.readline() == "dead\n"
+            if progress.exists() and (words := progress.read_text().split()):
+                made.append(Kill(words[0], int(words[1]), int(words[2])))
+    finally:
+        server.stdin.close()
+        server.wait(20)
+    return made
+
+
+def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list[Kill]) -> int:
+    """Replay what is left, then: nothing acknowledged is missing, nothing is there twice, and the trees agree (F2)."""
+    last = make_writer(store, worker="victim", spill_directory=folder / "spill")
+    assert last.flush()
+    last.close()
+    assert [kill for kill in made if missing(store, kill.incarnation, kill.durable)] == []
+    with store.connect() as connection:
+        twice = select(receipts.c.incarnation, receipts.c.launch).group_by("incarnation", "launch")
+        assert connection.execute(twice.having(func.count() > 1)).all() == []
+        assert fsck(connection).problems == []
+        return int(connection.scalar(select(func.count()).select_from(events)) or 0)
+
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="faults are injected by strace")
+
+
+@needs_strace
+@pytest.mark.parametrize("boundary", [1, 3, 9, 20])
+def test_killed_at_a_write_boundary(store: Engine, make_writer: Any, tmp_path: Path, boundary: int) -> None:
+    """SIGKILL at the n-th write, sync, truncation, rename or removal of a thread, in several schedules."""
+    made = inject(store, tmp_path, f"{CALLS}:signal=KILL:when={boundary}", 4, 5.0)
+    check_exactly_once(store, make_writer, tmp_path, made)
+
+
+@needs_strace
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "pwrite64:error=ENOSPC:when=12+9",
+        "fdatasync,fsync:error=EIO:when=4+5",
+        "fdatasync,fsync:delay_enter=40000",
+        "pwrite64:error=EIO:when=30+1",  # and never again a write
+    ],
+)
+def test_a_disk_that_fails_or_is_slow(store: Engine, make_writer: Any, tmp_path: Path, rule: str) -> None:
+    """ENOSPC, EIO and slow syncs (F3): nothing that was called durable is missing afterwards."""
+    made = inject(store, tmp_path, rule, 2, 1.0)
+    assert made
+    check_exactly_once(store, make_writer, tmp_path, made)
+
+
+@needs_strace
+@pytest.mark.soak
+def test_a_million_operations_across_every_write_boundary(
+    store: Engine, make_writer: Any, tmp_path: Path
+) -> None:
+    """Each of the first 60 boundaries of a thread, then every seventh up to the 400th; on, until there are enough."""
+    boundaries = [*range(1, 61), *range(61, 400, 7)]
+    made: list[Kill] = []
+    leaves = rounds = 0
+    while leaves < 1_000_000 or rounds < len(boundaries):
+        boundary = boundaries[rounds % len(boundaries)]
+        made += inject(store, tmp_path, f"{CALLS}:signal=KILL:when={boundary}", 6, 10.0)
+        rounds += 1
+        with store.connect() as connection:
+            leaves = int(connection.scalar(select(func.count()).select_from(events)) or 0)
+    assert check_exactly_once(store, make_writer, tmp_path, made) >= 1_000_000
+    print(
+        f"{leaves} leaves, {6 * rounds} writers killed, {len(made)} of them after their first acknowledgement"
+    )
+
+
+def test_a_database_that_is_away_for_a_while(store: Engine, make_writer: Any, tmp_path: Path) -> None:
+    away(store, make_writer, tmp_path, 1.5)
+
+
+@pytest.mark.soak
+def test_a_database_that_is_away_for_a_minute(store: Engine, make_writer: Any, tmp_path: Path) -> None:
+    away(store, make_writer, tmp_path, 60.0)
+
+
+def away(store: Engine, make_writer: Any, folder: Path, seconds: float) -> None:
+    """The ledger's file vanishes and comes back (F3): class A is refused, the rest goes on and arrives once."""
+    path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
+    writer = make_writer(store, worker="steady")
+    writer.submit([KeyEvent(1, "acme", "made", 0, "operator")])
+    assert writer.flush()
+    hidden = folder / "hidden"
+    hidden.mkdir()
+    names = [each for each in path.parent.glob(path.name + "*") if each.is_file()]
+    for each in names:
+        each.rename(hidden / each.name)
+    until, number, refused = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < until:
+        number += 1
+        writer.submit([ResidencyReleased(number, number, "acme", "finish", (), 0)])
+        if number % 100 == 1:
+            with pytest.raises(LedgerUnavailable):
+                writer.submit_durable(
+                    KeyEvent(number, "acme", "made", number, "operator"), timeout_seconds=0.2
+                )
+            refused += 1
+        assert writer.admitting
+        time.sleep(0.002)
+    assert writer.status().spilled_bytes > 0
+    for each in hidden.iterdir():
+        each.rename(path.parent / each.name)
+    assert writer.flush(20)
+    writer.submit_durable(KeyEvent(1, "acme", "made", 1, "operator"))
+    with store.connect() as connection:
+        column = events.c.kind
+        rows = connection.execute(select(column, func.count().label("leaves")).group_by(column))
+        counts = {row.kind: row.leaves for row in rows}
+        assert counts["residency-released"] == number and counts["key-event"] == 2 and refused > 0
+        assert gaps(connection) == () and fsck(connection).problems == []
 
 
 def missing(store: Engine, incarnation: str, upto: int) -> int:
@@ -104,5 +261,5 @@ def test_kill_9_loses_nothing_acknowledged(store: Engine, make_writer: Any, tmp_
 
 
 @pytest.mark.soak
-def test_kill_9_two_hundred_times(store: Engine, make_writer: Any, tmp_path: Path) -> None:
-    check(store, make_writer, tmp_path, 200)
+def test_kill_9_a_thousand_times(store: Engine, make_writer: Any, tmp_path: Path) -> None:
+    check(store, make_writer, tmp_path, 1000)
