@@ -14,11 +14,13 @@ from kvcustody.console.audit import command as audit_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage import command as coverage_command
 from kvcustody.console.db import command as db_command
+from kvcustody.console.erasure import command as erasure_command
 from kvcustody.console.plugins import add_commands
 from kvcustody.console.policy import command as policy_command
 from kvcustody.console.principal import command as principal_command
 from kvcustody.console.replay import command as replay_command
 from kvcustody.console.report import command as report_command
+from kvcustody.console.scan import command as scan_command
 from kvcustody.console.serve import command as serve_command
 from kvcustody.console.witness import command as witness_command
 
@@ -46,6 +48,8 @@ app.add_typer(audit_command.app, name="audit")
 app.add_typer(witness_command.app, name="witness")
 app.add_typer(coverage_command.app, name="coverage")
 app.add_typer(report_command.app, name="report")
+app.add_typer(erasure_command.app, name="erasure")
+app.add_typer(scan_command.app, name="scan")
 
 
 @app.command(epilog="Example: `kvcustody version --json`")

@@ -1,0 +1,1 @@
+"""`kvcustody erasure`: request an erasure, see who has answered, and get and check its certificate."""

@@ -1,0 +1,266 @@
+"""The commands of `kvcustody erasure`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from kvcustody.audit.certificate import Opening, issue, new_opening
+from kvcustody.audit.certificate_check import verify as verify_certificate
+from kvcustody.audit.erasures import Status, names, requests, status
+from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.signing import read_signing_key
+from kvcustody.audit.writer import EventWriter
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.console.audit.ledger import DEFAULT, Keys, Ledger, key_texts, reading, writing
+from kvcustody.console.command import EXIT_ERROR, Json, make_table, print_json, stdout
+from kvcustody.console.erasure.page import render
+from kvcustody.errors import ConfigError
+from kvcustody.governance.erasure_run import request_event
+from kvcustody.governance.selector import Selector, check_selector, selector_from
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="End everything that is held of a tenant, subject, session, domain or model, and prove it.",
+    epilog="docs/erasure.md says what an erasure covers, what may lawfully stay, and what its certificate shows.",
+)
+_Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed it.", metavar="ERASURE")]
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody erasure request --tenant acme --subject ada --actor dpo@acme\n\n"
+    "    kvcustody erasure request --tenant acme --classification confidential --actor dpo@acme --json"
+)
+def request(
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Whose data.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Of this subject alone; needs the tenant.")] = None,
+    session: Annotated[str | None, typer.Option(help="Of this session alone; needs the tenant.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model's digest, in hex.")] = None,
+    classification: Annotated[str | None, typer.Option(help="Domains of this classification.")] = None,
+    segment: Annotated[str | None, typer.Option(help="The domain of this declared segment.")] = None,
+    key_epoch: Annotated[int | None, typer.Option(help="Domains of this key epoch.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Domains with this label, as `region=eu`.")] = None,
+    actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
+    within_seconds: Annotated[int, typer.Option(min=1, help="Seconds until the deadline.")] = 3600,
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Put an erasure on record; every worker of the ledger takes it up within its `erasure_poll_ms`.
+
+    It returns once the request is durable. What was created before that moment is covered.
+    """
+    selector = Selector(
+        tenant, subject, session, _digest(model), classification, segment, key_epoch, _labels(label or [])
+    )
+    check_selector(selector)
+    erasure = uuid.uuid4().hex
+    clock = SystemClock()
+    with writing(ledger) as engine, tempfile.TemporaryDirectory() as spill:
+        name = f"console-{uuid.uuid4().hex[:12]}"
+        writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(spill))
+        try:
+            now_us = clock.now_us()
+            deadline_us = now_us + within_seconds * MICROSECONDS
+            writer.submit_durable(request_event(selector, erasure, actor, deadline_us, now_us))
+            writer.submit([WorkerStopped(clock.now_us(), name, "closed", 0, ())])
+        finally:
+            writer.close()
+    if as_json:
+        print_json({"erasure": erasure, "kind": selector.kind, "within_seconds": within_seconds})
+    else:
+        print(f"requested: {erasure} ({selector.kind}); see `kvcustody erasure status {erasure}`")
+
+
+def _digest(text: str | None) -> bytes | None:
+    try:
+        return bytes.fromhex(text) if text is not None else None
+    except ValueError:
+        raise ConfigError(f"model `{text}` is not a digest in hex") from None
+
+
+def _labels(given: list[str]) -> tuple[tuple[str, str], ...]:
+    made = []
+    for text in given:
+        name, found, value = text.partition("=")
+        if not (name and found and value):
+            raise ConfigError(f"label `{text}` is not `name=value`")
+        made.append((name, value))
+    return tuple(sorted(made))
+
+
+@app.command(
+    name="status",
+    epilog="Examples:\n\n    kvcustody erasure status 3f2a…\n\n"
+    "    kvcustody erasure status 3f2a… --wait-seconds 60 --json",
+)
+def show_status(
+    erasure: _Id,
+    *,
+    wait_seconds: Annotated[int, typer.Option(min=0, help="Wait so long for it to be complete.")] = 0,
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Which workers have answered, what each did, what stays and why, and who has not answered."""
+    until = time.monotonic() + wait_seconds
+    with reading(ledger) as engine:
+        while True:
+            with engine.connect() as connection:
+                found = status(connection, erasure, SystemClock().utc_us())
+            if found.outcome == "complete" or time.monotonic() >= until:
+                break
+            time.sleep(0.25)
+    if as_json:
+        print_json(_plain(found))
+        return
+    print(f"{found.outcome}: {found.request.erasure} ({found.request.selector})")
+    table = make_table("", "worker", "answer", "reason", "residencies", "blocks", "remaining", left=3)
+    for one in found.answers:
+        answer = one.outcome or ("unreachable" if one.worker in found.unreachable else "none yet")
+        counts = map(str, (one.residencies, one.blocks, one.remaining))
+        table.add_row(one.worker, answer, one.reason, *counts)
+    stdout().print(table)
+
+
+def _plain(found: Status) -> dict[str, Any]:
+    return {
+        "outcome": found.outcome,
+        "request": found.request._asdict(),
+        "answers": [one._asdict() for one in found.answers],
+        "waiting": list(found.waiting),
+        "unreachable": list(found.unreachable),
+    }
+
+
+@app.command(name="list", epilog="Example: `kvcustody erasure list --tenant acme --json`")
+def show_list(
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Every erasure on record, newest first, with its outcome over all workers."""
+    with reading(ledger) as engine, engine.connect() as connection:
+        now_us = SystemClock().utc_us()
+        found = [
+            (one, status(connection, one.erasure, now_us).outcome)
+            for one in requests(connection, tenant=tenant)
+        ]
+    if as_json:
+        print_json([{**one._asdict(), "outcome": outcome} for one, outcome in found])
+        return
+    table = make_table("", "erasure", "kind", "tenant", "asked by", "outcome", left=5)
+    for one, outcome in found:
+        table.add_row(one.erasure, one.selector, one.tenant or "any", one.actor, outcome)
+    stdout().print(table)
+
+
+@app.command(
+    epilog="Example: `kvcustody erasure certificate 3f2a… --signing-key kvcustody-signing.key --out certificate.json "
+    "--html certificate.html --opening opening.json`"
+)
+def certificate(
+    erasure: _Id,
+    *,
+    signing_key: Annotated[Path, typer.Option(help="The ledger's signing key file.")],
+    out: Annotated[Path, typer.Option(help="Where the certificate goes; an existing file is replaced.")],
+    html: Annotated[Path | None, typer.Option(help="Where its page for people goes.")] = None,
+    opening: Annotated[
+        Path | None, typer.Option(help="Where the opening goes, for the requester: it names the selector.")
+    ] = None,
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Issue the certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature.
+
+    Issue it again when a partial erasure has become complete. The opening names the subject: keep it from others.
+    """
+    key = read_signing_key(signing_key)
+    with reading(ledger) as engine, engine.connect() as connection:
+        now_us = SystemClock().utc_us()
+        asked = status(connection, erasure, now_us).request
+        known = names(connection, asked)
+        parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
+        selector = parts._replace(
+            tenant=asked.tenant,
+            subject=known.subject if known is not None else asked.subject,
+            session=known.session if known is not None else asked.session,
+        )
+        opens = new_opening(selector.text())
+        document = issue(connection, erasure, key, opens, now_us=now_us)
+    _write(out, orjson.dumps(document))
+    if html is not None:
+        _write(html, render(document).encode())
+    if opening is not None:
+        _write(opening, json.dumps(opens._asdict()).encode())
+    body = document["body"]
+    if as_json:
+        print_json(
+            {"erasure": erasure, "outcome": body["outcome"], "figures": body["figures"], "path": str(out)}
+        )
+    else:
+        print(
+            f"{body['outcome']}: {out}, {body['figures']['destroyed']} of {body['figures']['units']} blocks destroyed"
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        fresh.write_bytes(data)
+        fresh.replace(path)
+    except OSError as error:
+        raise ConfigError(f"`{path}` cannot be written: {error.strerror}", path=path) from None
+
+
+@app.command(
+    epilog="Example: `kvcustody erasure verify certificate.json --key ledger.vkey --opening opening.json --json`"
+)
+def verify(
+    file: Annotated[Path, typer.Argument(help="The certificate.", metavar="CERTIFICATE")],
+    *,
+    key: Keys,
+    opening: Annotated[Path | None, typer.Option(help="The opening that the requester has.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a certificate offline: signature, every leaf's place in the ledger, and every figure from the leaves.
+
+    It needs the file and the ledger's public key, and nothing else. Exits 2 where anything is wrong.
+    """
+    opens = None
+    try:
+        data = file.read_bytes()
+        if opening is not None:
+            opens = Opening(**json.loads(opening.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
+    report = verify_certificate(data, key_texts(key), opens)
+    figures = report.figures.as_dict() if report.figures is not None else None
+    if as_json:
+        print_json(
+            {
+                "ok": report.ok,
+                "erasure": report.erasure,
+                "outcome": report.outcome,
+                "opened": report.opened,
+                "figures": figures,
+                "problems": report.problems,
+            }
+        )
+    elif report.ok and report.figures is not None:
+        print(
+            f"ok: erasure {report.erasure} is {report.outcome}; {report.figures.destroyed} of {report.figures.units} "
+            f"blocks destroyed, {sum(count for _, count in report.figures.kept)} kept for others"
+        )
+    else:
+        for problem in report.problems:
+            print(f"problem: {problem}")
+    if not report.ok:
+        raise typer.Exit(EXIT_ERROR)

@@ -1,0 +1,137 @@
+"""An erasure's certificate as one HTML page that prints: what was asked, what was done, what stays, how to check it.
+
+H1  Everything on it is in the certificate; every text is escaped, and the page loads nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+_STYLE = """
+body{font:16px/1.5 system-ui,sans-serif;color:#1a1a1a;background:#fff;max-width:52rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.6rem;margin-bottom:0}h2{font-size:1.15rem;margin-top:2rem}
+table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #ccc;
+vertical-align:top}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+code{font-size:.9em;overflow-wrap:anywhere}.state{font-size:1.15rem;font-weight:600}
+@media print{body{margin:0;max-width:none}h2{break-after:avoid}tr{break-inside:avoid}}
+"""
+
+
+def render(document: dict[str, Any]) -> str:
+    """The page of a certificate."""
+    body = document["body"]
+    figures, asked = body["figures"], body["request"]
+    parts = [
+        f"<h1>Erasure {escape(body['erasure'])}</h1>",
+        f"<p class=state>{_state(body)}</p>",
+        "<h2>What was asked</h2>",
+        _facts(_asked(asked)),
+        "<h2>What was done</h2>",
+        _facts(_done(body, figures)),
+        "<h2>What remains, and why</h2>",
+        _table(("reason", "blocks"), [*figures["kept"].items(), *_unproven(figures)], "nothing remains"),
+        "<h2>Workers</h2>",
+        _table(
+            ("worker", "answer", "at", "blocks ended", "remaining", "reason"),
+            [
+                (
+                    one["worker"],
+                    one["outcome"] or "none yet",
+                    _time(one["at_us"]) if one["at_us"] else "",
+                    one["blocks"],
+                    one["remaining"],
+                    one["reason"],
+                )
+                for one in body["workers"]
+            ],
+            "no worker had memory when it was requested",
+        ),
+        "<h2>How to check it</h2>",
+        "<p>The certificate carries the ledger's leaves with proofs of their place. With the document and the ledger's "
+        "public key alone:</p><pre><code>kvcustody erasure verify certificate.json --key ledger.vkey</code></pre>",
+        _facts(
+            [
+                ("root checkpoint", f"{body['ledger']['checkpoint_size']} root leaves"),
+                ("leaves carried", str(len(body["leaves"]))),
+                ("logs", ", ".join(sorted(body["ledger"]["heads"]))),
+                ("signed by", document["signature"]["name"]),
+            ]
+        ),
+        "<h2>What it does not say</h2>",
+        "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in body["limits"]) + "</ul>",
+    ]
+    title = f"Erasure {escape(body['erasure'])}"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _state(body: dict[str, Any]) -> str:
+    if body["outcome"] == "complete":
+        return "Complete: every worker that owed an answer has given it."
+    away = [*body["waiting"], *body["unreachable"]]
+    if away:
+        return f"Partial: no answer from {escape(', '.join(away))}."
+    return "Partial: some custody has no proof of its end."
+
+
+def _asked(asked: dict[str, Any]) -> list[tuple[str, str]]:
+    made = [("kind", asked["selector"]), ("tenant", asked["tenant"] or "any")]
+    made += [(name, asked[name]) for name in ("subject", "session") if asked[name]]
+    if asked["detail"] not in ("", "{}"):
+        made.append(("narrowed to", asked["detail"]))
+    return [
+        *made,
+        ("commitment", asked["commitment"]),
+        ("requested by", asked["actor"]),
+        ("requested", _time(asked["at_us"])),
+        ("deadline", _time(asked["deadline_us"])),
+    ]
+
+
+def _done(body: dict[str, Any], figures: dict[str, Any]) -> list[tuple[str, str]]:
+    population = body["population"]
+    made = [
+        ("residencies of the selector", str(population["residencies"] or "not counted")),
+        ("blocks covered", str(figures["units"])),
+        ("blocks destroyed", str(figures["destroyed"])),
+    ]
+    made += [(f"… verification `{level}`", str(count)) for level, count in figures["by_level"].items()]
+    made += [(f"objects in tier `{name}`", str(count)) for name, count in figures["tiers"].items()]
+    return [
+        *made,
+        ("bytes overwritten, all shards", str(figures["bytes"])),
+        ("receipts", str(figures["receipts"])),
+        ("read back afterwards, still clean", f"{figures['reread_blocks']} blocks"),
+        ("bytes not zero when read back", str(figures["reread_nonzero"])),
+    ]
+
+
+def _unproven(figures: dict[str, Any]) -> list[tuple[str, int]]:
+    return [("no receipt: unproven", figures["unproven"])] if figures["unproven"] else []
+
+
+def _facts(rows: Iterable[tuple[str, str]]) -> str:
+    lines = (
+        f"<tr><th scope=row>{escape(name)}</th><td><code>{escape(value)}</code></td></tr>"
+        for name, value in rows
+    )
+    return f"<table><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _table(head: tuple[str, ...], rows: list[Any], nothing: str) -> str:
+    if not rows:
+        return f"<p>{escape(nothing)}</p>"
+    heads = "".join(f"<th scope=col>{escape(name)}</th>" for name in head)
+    lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _time(us: int) -> str:
+    return datetime.fromtimestamp(us / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

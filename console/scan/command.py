@@ -1,0 +1,92 @@
+"""The commands of `kvcustody scan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.orphans import dead_incarnations, gap_cause, new_gaps
+from kvcustody.audit.queries import findings
+from kvcustody.audit.writer import EventWriter
+from kvcustody.clock import SystemClock
+from kvcustody.console.audit.ledger import DEFAULT, Ledger, reading, writing
+from kvcustody.console.command import Json, make_table, print_json, stdout
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Orphans: custody that two sources disagree about.",
+    epilog="A worker scans its own memory while it serves; docs/orphans.md has the twelve classes.",
+)
+
+
+@app.command(epilog="Example: `kvcustody scan ledger --json`")
+def ledger(*, ledger: Ledger = DEFAULT, as_json: Json = False) -> None:
+    """What the ledger says against itself: processes that ended without a word, and gaps that nothing explains."""
+    with reading(ledger) as engine, engine.connect() as connection:
+        rows = [
+            {"orphan": "dead incarnation", "owner": one.worker, "cause": f"process {one.incarnation}"}
+            for one in dead_incarnations(connection)
+        ]
+        rows += [
+            {"orphan": "ledger gap", "owner": "", "cause": gap_cause(gap)} for gap in new_gaps(connection)
+        ]
+    _show(rows, ("orphan", "owner", "cause"), as_json)
+
+
+@app.command(name="findings", epilog="Example: `kvcustody scan findings --tenant acme --json`")
+def show_findings(
+    *,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone.")] = None,
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Everything that scans have found and what became of it, oldest first."""
+    with reading(ledger) as engine, engine.connect() as connection:
+        rows = [one._asdict() for one in findings(connection, tenant=tenant)]
+    _show(rows, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
+
+
+@app.command(
+    name="close-dead", epilog="Example: `kvcustody scan close-dead worker-0 --spill kvcustody.spill`"
+)
+def close_dead(
+    worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
+    *,
+    spill: Annotated[Path, typer.Option(help="The worker's spill folder; its lock says whether it runs.")],
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Close what a worker's dead processes held, as unproven; refused while a process of that name runs.
+
+    A worker that starts again does the same by itself. Events that its spill still holds are added first.
+    """
+    clock = SystemClock()
+    with writing(ledger) as engine:
+        writer = EventWriter(engine, worker=worker, clock=clock, spill_directory=spill)
+        try:
+            writer.submit([WorkerStopped(clock.now_us(), worker, "closed", 0, ())])
+            writer.flush()
+        finally:
+            writer.close()
+        with engine.connect() as connection:
+            left = [one.incarnation for one in dead_incarnations(connection) if one.worker == worker]
+    if as_json:
+        print_json({"worker": worker, "left": left})
+    else:
+        print(f"closed: nothing of `{worker}` is open" if not left else f"open: {', '.join(left)}")
+
+
+def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        print("nothing found")
+        return
+    table = make_table("", *columns, left=len(columns))
+    for row in rows:
+        table.add_row(*(str(row[name] if row[name] is not None else "") for name in columns))
+    stdout().print(table)
