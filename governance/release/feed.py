@@ -1,7 +1,7 @@
 """What a worker takes over from a release: what is revoked, what is active or staged, and the lease.
 
 1. A poll reads the store, verifies every record against the worker's own trust configuration, and asks the gates again.
-2. Revocations go to the engine's thread first, on their own; it drains them at its next step.
+2. Revocations go to the engine's thread first and wait for no gate; it drains them at its next step.
 3. Only a poll that succeeded renews the lease, counted from before it asked. A worker that hears nothing, or nothing
    that it can verify, keeps its revision, and from the lease's end reuses nothing but the own scope.
 4. What was taken over is marked first, so neither a restart nor a restored store leads back.
@@ -60,7 +60,11 @@ class PolicyFeed:
         """Ask once; False where nothing could be learned, and `problem` then says why."""
         asked_us = self._clock.now_us()
         try:
-            state = self._reader.read()
+            try:
+                state = self._reader.verified()
+            finally:
+                self._hand_over_revoked()
+            self._reader.check(state)
             self._hand_over(state)
         except CustodyError as error:
             if str(error) != self.problem:
@@ -92,11 +96,13 @@ class PolicyFeed:
         while not self._stop.wait(interval_seconds):
             self.poll()
 
-    def _hand_over(self, state: ReleaseState) -> None:
-        fresh = state.revoked - self._revoked
+    def _hand_over_revoked(self) -> None:
+        fresh = self._reader.revoked - self._revoked
         if fresh:
             self._authority.call(lambda authority: authority.revoke(fresh, actor=self._actor))
             self._revoked |= fresh
+
+    def _hand_over(self, state: ReleaseState) -> None:
         self._check_last()
         coming = state.staged or state.active
         if coming is None:

@@ -27,18 +27,31 @@ class ReleaseReader:
         self._state: ReleaseState | None = None
 
     def read(self) -> ReleaseState:
-        """The verified state, what is in effect in it past the gates, and the mark moved; raises `CustodyError`.
+        """The verified state, what is in effect in it past the gates, and the mark moved; raises `CustodyError`."""
+        state = self.verified()
+        self.check(state)
+        return state
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """What is revoked by the records that were verified so far, whatever is wrong with a later one."""
+        return frozenset() if self._state is None else self._state.revoked
+
+    def verified(self) -> ReleaseState:
+        """What all records amount to, past no gate yet; raises `CustodyError`.
 
         Records that were verified before are not read again: the last of them vouches for all before it.
         """
-        state = self._first() if self._state is None else self._further(self._state)
+        return self._first() if self._state is None else self._further(self._state)
+
+    def check(self, state: ReleaseState) -> None:
+        """Take what is in effect past the gates, and move the mark; raises `CustodyError`."""
         for proposal in (state.active, state.staged):
             if proposal is not None and proposal.manifest.id not in self._passed:
                 self._gate(state, proposal)
                 self._passed.add(proposal.manifest.id)
         manifest = None if state.active is None else state.active.manifest
         self._mark.advance(manifest, records=len(state.records), head=state.head)
-        return state
 
     def _first(self) -> ReleaseState:
         records = self._store.read()

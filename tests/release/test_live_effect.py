@@ -16,6 +16,7 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.domain import tenant_owner
 from kvcustody.governance.identity import identify
 from kvcustody.governance.outcome import Admission, Refused
+from kvcustody.governance.release import gates
 from kvcustody.governance.release.mark import RevisionMark
 from kvcustody.governance.release.record import ReleaseError, digest_of
 from kvcustody.governance.release.staged import Stage, StagedTable
@@ -75,6 +76,18 @@ def test_revoking_does_not_wait_for_the_ledger(release: Release) -> None:
     assert worker.glance("reader") == 0
 
 
+def test_a_revocation_waits_for_no_gate(release: Release) -> None:
+    """Behind a revision that does not pass, and before a record that does not verify, it is heard all the same."""
+    worker = opened(release)
+    release.desk._gate = gates.review  # a desk that skips its gates
+    release.desk.break_glass(release.people.brock, reason="x", seconds=60, document=policy(READS, THIRD))
+    release.desk.revoke(["reads"], release.people.holger, reason="over")
+    (release.folder / "release" / "000007.json").write_bytes(b"{}")
+    assert not worker.feed.poll()
+    worker.governor.step()
+    assert worker.governor.table.revision == 1 and worker.glance("reader") == 0
+
+
 # -- the lease ----------------------------------------------------------------------------------------------------
 
 
@@ -129,13 +142,13 @@ def test_a_store_that_cannot_be_verified_is_as_good_as_none(release: Release) ->
 def test_a_lease_counts_from_before_the_question(release: Release) -> None:
     """An answer that took long renews nothing beyond the moment at which it was asked for."""
     worker = opened(release, lease_seconds=60)
-    slow = worker.reader.read
+    slow = worker.reader.verified
 
     def read() -> object:
         worker.clock.advance(50 * MICROSECONDS)
         return slow()
 
-    worker.reader.read = read  # type: ignore[method-assign,assignment]
+    worker.reader.verified = read  # type: ignore[method-assign,assignment]
     worker.follow()
     worker.clock.advance(9 * MICROSECONDS)
     assert worker.glance("reader") == HIT
