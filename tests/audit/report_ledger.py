@@ -1,0 +1,78 @@
+"""A ledger worth reporting on: three workers, good custody and bad, an erasure, denials, a gap, a policy, a seal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import falsified
+from sqlalchemy import Engine
+
+from kvcustody.audit.append import Appender
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import (
+    ErasureCompleted,
+    ErasureRequested,
+    Event,
+    GapRecorded,
+    HitCounters,
+    OrphanFound,
+    PolicyActivated,
+    ReceiptRecorded,
+    SpillStarted,
+    WorkerStopped,
+)
+from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.note import KeyKind
+from kvcustody.audit.signing import SigningKey
+from kvcustody.audit.store import WRITE
+from kvcustody.clock import VirtualClock
+
+ORIGIN = "ledger.example/kvcustody"
+
+
+def histories(world: Callable[..., Any]) -> list[list[Event]]:
+    """A worker that stopped in order, one that still runs, and one that lost a twentieth of its receipts."""
+    chance = random.Random(11)
+    first = world(1).run(120)
+    while first.dirty:
+        first.scrub()
+    at = first.now
+    orderly = [
+        *first.events[:1],
+        PolicyActivated(2, 1, "regulated-saas", "shared", "sha256:" + "cd" * 32, "governor"),
+        *first.events[1:],
+        ErasureRequested(at + 1, "e-1", "tenant-1", "subject", "user-1", None, at + 9_000_000, "dpo"),
+        ErasureCompleted(at + 2, "e-1", "tenant-1", "partial", 1, 3, 1, "held by another residency"),
+        HitCounters(at + 3, "tenant-2", "tenant-0", "reuse", "deny", "no-<grant>", 1, 1, 7, 0, 0),
+        OrphanFound(
+            at + 4, 1, 1, "stuck fence", "bound passed", "tenant-0", 5, (), "quarantine", "quarantined"
+        ),
+        SpillStarted(at + 5, "the database is away", 9),
+        WorkerStopped(at + 6, "worker-1", "closed", first.generation, tuple(first.scrubbed)),
+    ]
+    running = world(2).run(120).events
+    lossy = [
+        e for e in world(3).run(120).events if not (isinstance(e, ReceiptRecorded) and chance.random() < 0.05)
+    ]
+    return [orderly, running, [*lossy, GapRecorded(world(3).run(120).now, "disk full", 5000, 5009)]]
+
+
+def fill(store: Engine, world: Callable[..., Any], folder: Path, *, seed: bytes = bytes(32)) -> SigningKey:
+    """Write the histories, each in a batch of its own, and sign the checkpoint; returns the signing key."""
+    with store.connect().execution_options(**WRITE) as connection:
+        appender = Appender()
+        for number, events in enumerate(histories(world)):
+            with connection.begin():
+                appender.append(connection, batch_of(falsified.leaf_set(events, f"{number + 1:032x}")))
+    key = SigningKey.from_seed(ORIGIN, KeyKind.ED25519, seed)
+    sign(store, key, folder)
+    return key
+
+
+def sign(store: Engine, key: SigningKey, folder: Path) -> None:
+    """Sign the newest checkpoint at a fixed time."""
+    clock = VirtualClock(utc_us=falsified.OFFSET_US + 10**9)
+    CheckpointSigner(store, [key], memory=folder / "signed", clock=clock).sign_once()
