@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.store import open_store
@@ -23,3 +24,9 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     upgrade(engine)
     yield engine
     engine.dispose()
+
+
+@pytest.fixture(autouse=True)
+def quiet(unconfigured_logs: None) -> None:
+    """A line an erasure would be most of what these tests do."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
