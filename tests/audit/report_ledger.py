@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.append import Appender
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import (
+    CustodyEnded,
     ErasureCompleted,
     ErasureRequested,
     Event,
@@ -34,9 +35,11 @@ ORIGIN = "ledger.example/kvcustody"
 
 
 def histories(world: Callable[..., Any]) -> list[list[Event]]:
-    """A worker that stopped in order, one that still runs, and one that lost a twentieth of its receipts."""
+    """A worker that stopped in order, one that still runs, and one that lost a twentieth of its ends and receipts."""
     chance = random.Random(11)
     first = world(1).run(120)
+    for residency in sorted(first.open):
+        first.leave(residency)
     while first.dirty:
         first.scrub()
     at = first.now
@@ -55,7 +58,9 @@ def histories(world: Callable[..., Any]) -> list[list[Event]]:
     ]
     running = world(2).run(120).events
     lossy = [
-        e for e in world(3).run(120).events if not (isinstance(e, ReceiptRecorded) and chance.random() < 0.05)
+        e
+        for e in world(3).run(120).events
+        if not (isinstance(e, (ReceiptRecorded, CustodyEnded)) and chance.random() < 0.05)
     ]
     return [orderly, running, [*lossy, GapRecorded(world(3).run(120).now, "disk full", 5000, 5009)]]
 
