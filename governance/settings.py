@@ -170,8 +170,8 @@ class Settings(BaseSettings):
     )
     vllm_connectors_allowed: str = Field(
         "",
-        description="vLLM KV connectors that may run beside ours, separated by commas: only those that passed the "
-        "conformance kit.",
+        description="vLLM KV connectors that may run beside ours, separated by commas, each with the record of its "
+        "passed conformance run and that record's digest: `NAME=RECORD#DIGEST`.",
     )
     kv_events_endpoint: str = Field(
         "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from pathlib import Path
 from typing import cast
 
 from kvcustody.errors import ConfigError
@@ -12,6 +13,7 @@ from kvcustody.integrations.conformance.cases import ALL, BY_NAME
 from kvcustody.integrations.conformance.engine_under_test import EngineFactory
 from kvcustody.integrations.conformance.kit import SEED, run
 from kvcustody.integrations.conformance.mutants import kill, unaccounted
+from kvcustody.integrations.conformance.record import digest_of, load_subject, record, subject_of
 from kvcustody.integrations.conformance.report import Verdict
 
 
@@ -61,12 +63,25 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        help="write a passed run of all cases here, for `vllm_connectors_allowed`; needs --subject",
+    )
+    parser.add_argument("--subject", metavar="MODULE:CLASS", help="the class that the record vouches for")
     chosen = parser.parse_args(arguments)
     if chosen.mutants:
         return _mutants(load(chosen.engine), chosen.mutants, chosen.seed)
+    if bool(chosen.record) != bool(chosen.subject):
+        parser.error("--record and --subject belong together")
+    subject = subject_of(load_subject(chosen.subject)) if chosen.subject else None
     cases = [BY_NAME[name] for name in chosen.case] if chosen.case else ALL
     report = run(load(chosen.engine), cases, _progress, seed=chosen.seed)
     print(report.to_json() if chosen.json else f"{report}\nseed {chosen.seed}")
+    if subject is not None and report.passed:
+        data = record(report, subject)
+        chosen.record.write_bytes(data)
+        print(f"{chosen.record}: {subject.name} {subject.version}, digest {digest_of(data)}", file=sys.stderr)
     return 0 if report.passed else 1
 
 

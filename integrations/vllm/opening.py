@@ -2,15 +2,15 @@
 
 O1 Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`, whose
    names are those of docs/settings.md. Every process of an engine reads the same.
-O2 A connector beside ours is refused unless it is on the allow-list: an external tier keeps blocks out of custody, and
-   some hash tokens without any scope.
+O2 A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
+   tier keeps blocks out of custody, and some hash tokens without any scope.
 O3 What would publish token ids, or exchange the cache's memory under a running engine, is refused at start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError
@@ -97,25 +97,63 @@ def has_foreign_connectors(config: VllmConfig) -> bool:
     return bool(_foreign_connectors(config))
 
 
-def _foreign_connectors(config: VllmConfig) -> list[str]:
+def _foreign_connectors(config: VllmConfig) -> list[Mapping[str, Any]]:
     transfer = config.kv_transfer_config
     if transfer is None or transfer.kv_connector != _MULTI:
         return []
     children = transfer.kv_connector_extra_config.get("connectors", ())
-    names = [str(child.get("kv_connector")) for child in children]
-    return [name for name in names if name != NAME]
+    return [child for child in children if child.get("kv_connector") != NAME]
 
 
 def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
-    """Raises `ConfigError` that names the first connector that is not allowed beside ours (O2).
+    """Raises `ConfigError` that names the first connector that is not allowed beside ours, and why (O2).
 
+    allowed: `NAME=RECORD#DIGEST`, separated by commas: the record of a passed run of the conformance kit.
     config: the engine's, not the copy that a connector among several is given, which names that connector alone.
     """
-    fine = {name.strip() for name in allowed.split(",")}
-    for name in _foreign_connectors(config):
-        if name not in fine:
+    foreign = _foreign_connectors(config)
+    if not foreign:
+        return
+    from kvcustody.integrations.conformance.record import check_record
+
+    records = _records(allowed)
+    for child in foreign:
+        name = str(child.get("kv_connector"))
+        if name not in records:
             raise ConfigError(
                 f"connector `{name}` keeps KV blocks outside this engine, where no deadline, scrub or scope reaches "
-                "them; remove it, or list it in `vllm_connectors_allowed` once it passes the conformance kit",
+                "them; remove it, or list the record of its passed conformance run in `vllm_connectors_allowed`",
                 connector=name,
             )
+        check_record(*records[name], _connector_class(child))
+
+
+def _records(allowed: str) -> dict[str, tuple[str, str]]:
+    records = {}
+    for entry in filter(None, map(str.strip, allowed.split(","))):
+        name, _, where = entry.partition("=")
+        path, _, digest = where.rpartition("#")
+        if not (name and path and digest):
+            raise ConfigError(
+                f"`vllm_connectors_allowed`: `{entry}` is not `NAME=RECORD#DIGEST`; the conformance kit writes the "
+                "record and prints its digest (`--record`)",
+                entry=entry,
+            )
+        records[name.strip()] = (path.strip(), digest.strip())
+    return records
+
+
+def _connector_class(child: Mapping[str, Any]) -> type:
+    """The class that vLLM would load for this entry of `connectors`."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvcustody.integrations.conformance.record import load_subject
+
+    name, module = str(child.get("kv_connector")), child.get("kv_connector_module_path")
+    try:
+        if module is not None:
+            return load_subject(f"{module}:{name}")
+        found: type = KVConnectorFactory.get_connector_class_by_name(name)
+    except ValueError as error:
+        raise ConfigError(f"connector `{name}`: {error}", connector=name) from error
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -267,3 +268,31 @@ def test_a_foreign_connector_is_refused(rig: Callable[..., Rig]) -> None:
     ]
     with pytest.raises(ConfigError, match="ExampleConnector"):
         rig(connectors=children)
+
+
+def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
+
+    from kvcustody.integrations.conformance import ALL, Report, Verdict
+    from kvcustody.integrations.conformance.record import digest_of, record, subject_of
+    from kvcustody.integrations.vllm.opening import refuse_foreign_connectors
+
+    children = [{"kv_connector": "KVCustody"}, {"kv_connector": "ExampleConnector"}]
+    transfer = KVTransferConfig("MultiConnector", kv_role="kv_both")
+    transfer.kv_connector_extra_config = {"connectors": children}
+    config: Any = SimpleNamespace(kv_transfer_config=transfer)
+    report = Report("an engine with this tier", tuple(Verdict(case.name, "pass", "", 0.1, 1) for case in ALL))
+
+    def allowed(tested: type) -> str:
+        path = tmp_path / f"{tested.__name__}.json"
+        path.write_bytes(record(report, subject_of(tested)))
+        return f"ExampleConnector={path}#{digest_of(path.read_bytes())}"
+
+    refuse_foreign_connectors(config, allowed(ExampleConnector))
+    with pytest.raises(ConfigError, match="is of name `scheduler_rig:Rig`"):
+        refuse_foreign_connectors(config, allowed(Rig))
+    with pytest.raises(ConfigError, match="is not `NAME=RECORD#DIGEST`"):
+        refuse_foreign_connectors(config, "ExampleConnector")
+    with pytest.raises(ConfigError, match="list the record"):
+        refuse_foreign_connectors(config, "")
