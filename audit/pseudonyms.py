@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, select
 
+from kvcustody.audit.bulk import insert_rows
 from kvcustody.audit.events import KINDS, Event
 from kvcustody.audit.schema import subjects
 from kvcustody.audit.subject_keys import SubjectKeys, owner_of
@@ -37,7 +38,6 @@ _LOOKUP = (
     f" FROM (VALUES {_WANTED}) AS wanted JOIN subjects AS s ON s.tenant = wanted.column1"
     " AND s.subject = wanted.column2 AND s.session = wanted.column3"
 )
-_INSERT = "INSERT INTO subjects (pseudonym, tenant, subject, session) VALUES (?, ?, ?, ?)"
 
 
 class SubjectDirectory:
@@ -125,7 +125,7 @@ def store_names(connection: Connection, rows: list[Row], *, skip_known: bool = F
             there.update(connection.scalars(query))
         rows = [row for row in dict.fromkeys(rows) if row[0] not in there]
     if rows:
-        connection.exec_driver_sql(_marked(connection, _INSERT), rows)
+        insert_rows(connection, subjects, rows)
 
 
 def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
