@@ -16,7 +16,8 @@ import structlog
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.erasures import Requested, names, pending
+from kvcustody.audit.erasures import Names, Requested, names, pending
+from kvcustody.errors import ServiceError
 from kvcustody.governance.erasure_run import Erased
 from kvcustody.governance.selector import Selector, selector_from
 
@@ -36,7 +37,8 @@ class Erasing(Protocol):
 class ErasureInbox:
     """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
 
-    def __init__(self, engine: Engine, worker: str, offset_us: int) -> None:
+    def __init__(self, engine: Engine | None, worker: str, offset_us: int) -> None:
+        """`engine` None: another source of requests stands in for the ledger (`_pending`)."""
         self._engine = engine
         self._worker = worker
         self._offset_us = offset_us
@@ -76,22 +78,26 @@ class ErasureInbox:
         while not self._stop.wait(every_seconds):
             try:
                 self.look(facade)
-            except SQLAlchemyError as problem:
+            except (SQLAlchemyError, ServiceError) as problem:
                 _log.warning("erasures cannot be read", problem=type(problem).__name__)
 
     def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
         made = []
-        with self._engine.connect() as connection:
-            for asked in pending(connection, self._worker):
-                if asked.erasure in self._taken:
-                    continue
-                known = names(connection, asked)
-                if known is None:
-                    _log.error("an erasure's subject cannot be named any more", erasure=asked.erasure)
-                    continue
-                self._taken.add(asked.erasure)
-                made.append((_selector(asked, known.subject, known.session), self._order(asked)))
+        for asked, known in self._pending():
+            if asked.erasure in self._taken:
+                continue
+            if known is None:
+                _log.error("an erasure's subject cannot be named any more", erasure=asked.erasure)
+                continue
+            self._taken.add(asked.erasure)
+            made.append((_selector(asked, known.subject, known.session), self._order(asked)))
         return made
+
+    def _pending(self) -> list[tuple[Requested, Names | None]]:
+        """What is owed, each with who is meant, where somebody can still say."""
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            return [(asked, names(connection, asked)) for asked in pending(connection, self._worker)]
 
     def _order(self, asked: Requested) -> dict[str, Any]:
         return {

@@ -60,6 +60,7 @@ def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str,
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
     service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))
+    service.changed()
     offset_us = service.writer.offset_us
     return {
         "erasure": erasure,

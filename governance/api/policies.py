@@ -33,6 +33,7 @@ from kvcustody.governance.service.cursor import Question
 from kvcustody.governance.service.policy_desk import PolicyDesk
 from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action
+from kvcustody.governance.service.service import Service
 
 Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
 IfMatch = Annotated[
@@ -137,7 +138,7 @@ def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable
     if staged is None:
 
         def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
-            return _taken(service.policies, what, caller.name, steps, None)
+            return _taken(service, what, caller.name, steps, None)
 
         take.__doc__ = says
         return take
@@ -149,17 +150,19 @@ def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable
             raise ProblemError("if-match-required")
         if if_match.strip() not in (_tag(_state(service.policies)), "*"):
             raise ProblemError("changed")
-        return _taken(service.policies, what, caller.name, steps, staged)
+        return _taken(service, what, caller.name, steps, staged)
 
     take_matching.__doc__ = says
     return take_matching
 
 
 def _taken(
-    desk: PolicyDesk, what: SignedStep, caller: str, steps: tuple[Step, ...], staged: bool | None
+    service: Service, what: SignedStep, caller: str, steps: tuple[Step, ...], staged: bool | None
 ) -> Response:
-    desk.trust  # noqa: B018 - `conflict` where there is none
-    return _release(desk.take(what.record.encode(), caller=caller, steps=steps, staged=staged))
+    service.policies.trust  # noqa: B018 - `conflict` where there is none
+    state = service.policies.take(what.record.encode(), caller=caller, steps=steps, staged=staged)
+    service.changed()
+    return _release(state)
 
 
 def _state(desk: PolicyDesk) -> ReleaseState:

@@ -6,17 +6,24 @@ K2 A batch that was answered with 200 is durable. The same batch again adds noth
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Path, Request
+from anyio.to_thread import run_sync
+from fastapi import Path, Query, Request
 
+from kvcustody.audit.erasures import names, pending
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     BatchStored,
     Heard,
     Incarnation,
+    Orders,
+    PolicyRecords,
     Registered,
     Report,
     Workers,
@@ -25,9 +32,13 @@ from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.service.cursor import Question
 from kvcustody.governance.service.leaf_check import read_batch
 from kvcustody.governance.service.roles import Action
+from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
+Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news.")]
+_LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
+_STEPS_MAX = 200
 _work = partial(Operation, action=Action.WORK, tag="worker")
 _BATCH = {
     "requestBody": {
@@ -46,8 +57,38 @@ def add_workers(api: Api) -> None:
     problems = ("not-found", "conflict")
     api.add(_work("registerIncarnation", "PUT", mine), register, answers=Registered, problems=problems)
     api.add(_work("reportStatus", "PUT", f"{mine}/status"), report, answers=Heard, problems=("not-found",))
+    steps = _work("pullPolicy", "GET", "/v1/worker/policy/records")
+    api.add(steps, policy_records, answers=PolicyRecords)
+    api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
     api.add(batch, ship, answers=BatchStored, problems=("not-found", "refused-leaf"), more=_BATCH)
+
+
+async def policy_records(
+    service: Serving, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
+) -> dict[str, Any]:
+    """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
+    return await _new(
+        service, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
+    )
+
+
+async def erasures(
+    caller: Asking,
+    service: Serving,
+    wait: Wait = 0,
+    known: Annotated[
+        str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")
+    ] = "",
+) -> dict[str, Any]:
+    """Erasures that this worker owes an answer for; held open up to `wait` seconds for one that it does not know."""
+    taken = set(known.split(","))
+    return await _new(
+        service,
+        wait,
+        lambda: _owed(service, caller.name),
+        lambda answer: any(item["erasure"] not in taken for item in answer["items"]),
+    )
 
 
 def listed(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
@@ -75,8 +116,6 @@ async def ship(
     caller: Asking, service: Serving, incarnation: Uuid, sequence: Sequence, request: Request
 ) -> dict[str, Any]:
     """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
-    from anyio.to_thread import run_sync
-
     body = await request.body()
 
     def store() -> dict[str, Any]:
@@ -86,3 +125,45 @@ async def ship(
         return {**stored._asdict(), "last_sequence": batch.last_sequence}
 
     return await run_sync(store)
+
+
+def _records(service: Service, after: int) -> dict[str, Any]:
+    records = service.policies.records()
+    return {"items": [data.decode() for data in records[after : after + _STEPS_MAX]], "total": len(records)}
+
+
+def _owed(service: Service, worker: str) -> dict[str, Any]:
+    with service.reading() as connection:
+        made = []
+        for asked in pending(connection, worker):
+            who = names(connection, asked)
+            named = {
+                "named": who is not None,
+                "subject_name": who and who.subject,
+                "session_name": who and who.session,
+            }
+            made.append(asked._asdict() | named)
+    return {"items": made}
+
+
+async def _new(
+    service: Service,
+    wait_seconds: int,
+    ask: Callable[[], dict[str, Any]],
+    news: Callable[[dict[str, Any]], bool],
+) -> dict[str, Any]:
+    """What `ask` gives, as soon as it is news, or when the wait or the service is over.
+
+    Whatever this process changes is seen at once; what another process does, within two seconds.
+    """
+    ends = time.monotonic() + wait_seconds
+    while True:
+        seen, asked = service.changes, time.monotonic()
+        answer = await run_sync(ask)
+        if news(answer) or asked >= ends or service.stopping.is_set():
+            return answer
+        while service.changes == seen and not service.stopping.is_set():
+            now = time.monotonic()
+            if now >= ends or now >= asked + _LOOK_SECONDS:
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)

@@ -90,6 +90,8 @@ def _leaf(line: bytes, sender: Sender, place: int) -> Leaf:
         or body.get("worker", sender.worker) != sender.worker
     ):
         raise _refused(place, "is not of this worker's incarnation")
+    if float in set(map(type, body.values())):
+        raise _refused(place, "carries a float")
     _check_numbers(body, sender, place)
     log = body["log"]
     if log != SYSTEM or body.get("tenant") is not None or "reader" in body:

@@ -51,6 +51,7 @@ class Service:
     def __init__(self, settings: ServiceSettings, clock: Clock, stack: ExitStack) -> None:
         self.settings = settings
         self.clock = clock
+        self.changes = 0  # goes up with whatever workers wait for
         self.stopping = threading.Event()  # long answers end when this is set
         self._stack = stack
         folder = settings.state_path
@@ -113,6 +114,10 @@ class Service:
             raise ProblemError(
                 "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
             ) from error
+
+    def changed(self) -> None:
+        """There is something new for workers that wait."""
+        self.changes += 1
 
     def submit(self, events: Sequence[Event]) -> None:
         """Queue class B events."""

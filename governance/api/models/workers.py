@@ -31,6 +31,58 @@ Workers = page_of(
 Counter = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z][a-z0-9_./:-]*$")]
 
 
+_ORDER = {
+    "erasure": "4f1c0e",
+    "tenant": "acme",
+    "selector": "subject",
+    "subject": "5e0c…",
+    "session": None,
+    "actor": "acme-dpo",
+    "at_us": 1_780_000_000_000_000,
+    "deadline_us": 1_780_000_060_000_000,
+    "detail": "{}",
+    "named": True,
+    "subject_name": "user-17",
+    "session_name": None,
+}
+
+
+class PolicyRecords(Model):
+    """Signed steps, and how many there are in all; the worker verifies them itself."""
+
+    model_config = example({"items": ['{"action":"proposed"}'], "total": 1})
+
+    items: list[str]
+    total: Whole
+
+
+class Order(Model):
+    """An erasure for a worker: whom it means is named to workers alone."""
+
+    model_config = example(_ORDER)
+
+    erasure: str
+    tenant: str | None
+    selector: str
+    subject: str | None
+    session: str | None
+    actor: str
+    at_us: Utc
+    deadline_us: Utc
+    detail: str
+    named: bool
+    subject_name: str | None
+    session_name: str | None
+
+
+class Orders(Model):
+    """Erasures that the worker owes an answer for."""
+
+    model_config = example({"items": [_ORDER]})
+
+    items: list[Order]
+
+
 class Incarnation(Model):
     """A process of a worker: `offset_us` turns its boot time into UTC."""
 

@@ -1,0 +1,304 @@
+"""A worker's ledger behind the control plane: events in as for a database, batches out over the API.
+
+R1 `submit` does no I/O. `durable_sequence` is the highest sequence up to which every event was acknowledged by the
+   control plane, fsynced in the local spill, or refused to its caller.
+R2 `submit_durable` returns only after the control plane's acknowledgement, which means committed there.
+R3 While the control plane cannot be reached, class B goes to the spill and is handed in afterwards, each leaf once: the
+   ledger skips what it has. Class A is refused. When the spill is full, `admitting` is False.
+R4 Tries are spaced: half a second, doubled up to half a minute, each by a random share, or as long as we are told.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import structlog
+
+from kvcustody.audit.events import Context, Event, GapRecorded, SpillStarted, leaves
+from kvcustody.audit.events.encoder import BatchEncoder, Entry
+from kvcustody.audit.intake import Intake
+from kvcustody.audit.mark import Mark
+from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.spill import Segment, Spill, SpillFullError
+from kvcustody.audit.worker_name import claim
+from kvcustody.audit.writer import WriterSettings, WriterStatus
+from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError, LedgerUnavailable, ServiceError
+from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.service.leaf_check import Name, write_batch
+
+_log = structlog.get_logger(__name__)
+_MEDIA = "application/x-ndjson"
+_WAIT_SECONDS, _WAIT_SECONDS_MAX = 0.5, 30.0
+_BATCH_LEAVES = 5000
+
+
+class RemoteLedger:
+    """Owns the thread that hands in one incarnation's events; one a process, closed at its end."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        worker: str,
+        clock: Clock,
+        spill_directory: Path,
+        settings: WriterSettings | None = None,
+    ) -> None:
+        """Registers the incarnation; raises `ServiceError` where the control plane refuses or cannot be reached."""
+        self._connection = connection
+        self._clock = clock
+        self._settings = settings = settings or WriterSettings()
+        self.incarnation = uuid.uuid4().hex
+        self.offset_us = clock.utc_us() - clock.now_us()
+        self._directory = SubjectDirectory()
+        self._context = Context(self.incarnation, self.offset_us, self._directory)
+        self._encoder = BatchEncoder(self._context)
+        batch = min(settings.batch, _BATCH_LEAVES)
+        self._intake = Intake(
+            clock, capacity=settings.capacity, batch=batch, count_seconds=settings.count_seconds
+        )
+        self._mark = Mark()
+        self._spill = Spill(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
+        self._stop_at = float("inf")
+        self.down = ""  # why the control plane takes nothing; empty when it does
+        self._full = ""
+        self._spilled = bool(list(spill_directory.glob("*.spill")))
+        self._retry_at = 0.0
+        self._wait_seconds = _WAIT_SECONDS
+        self._lock = claim(spill_directory, worker)
+        try:
+            connection.put(f"/v1/worker/incarnations/{self.incarnation}", {"offset_us": self.offset_us})
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._thread = threading.Thread(target=self._run, name="kvcustody-ship", daemon=True)
+        self._thread.start()
+
+    # -- the engine's side ----------------------------------------------------------------------------------
+
+    @property
+    def admitting(self) -> bool:
+        """False while new custody could not be recorded."""
+        return not self._full and len(self._intake) <= self._settings.capacity and self._thread.is_alive()
+
+    @property
+    def durable_sequence(self) -> int:
+        """R1."""
+        return self._mark.sequence
+
+    def status(self) -> WriterStatus:
+        """A snapshot for health and metrics."""
+        return WriterStatus(
+            admitting=self.admitting,
+            healthy=not (self.down or self._spilled or self._full),
+            cause=self._full or self.down,
+            backlog=len(self._intake),
+            submitted_sequence=self._intake.sequence,
+            durable_sequence=self._mark.sequence,
+            spilled_bytes=self._spill.bytes(),
+        )
+
+    def submit(self, events: Sequence[Event], /) -> int:
+        """Queue events of class B and C; returns the sequence of the last one."""
+        return self._intake.submit(events)
+
+    def submit_durable(self, event: Event, /, *, timeout_seconds: float | None = None) -> int:
+        """Record a class A event before its act: returns its sequence once committed, else raises."""
+        sequence, ticket = self._intake.submit_ticket(event)
+        seconds = self._settings.durable_seconds if timeout_seconds is None else timeout_seconds
+        if not self._thread.is_alive():
+            ticket.cause = "the ledger's connection has ended"
+        elif not ticket.done.wait(seconds):
+            ticket.cause = ticket.cause or self.down or "no acknowledgement within the deadline"
+        if not self._intake.give_up(sequence, event, ticket):
+            return sequence
+        raise LedgerUnavailable(
+            f"not recorded, so not done: {ticket.cause}", sequence=sequence, cause=ticket.cause
+        )
+
+    def flush(self, timeout_seconds: float = 30.0) -> bool:
+        """Wait until everything submitted before is durable (or refused); False when time ran out."""
+        target = self._intake.sequence
+        self._intake.wake.set()
+        return self._mark.reached(target, timeout_seconds)
+
+    def close(self, timeout_seconds: float = 30.0) -> None:
+        """Hand in what is left, or spill it, and stop; raises `LedgerError` when events could be kept nowhere."""
+        self._stop_at = time.monotonic() + timeout_seconds
+        self._intake.wake.set()
+        self._thread.join(timeout_seconds + 5.0)
+        self._spill.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        missing = self._intake.sequence - self._mark.sequence
+        if missing:
+            cause = self._full or self.down or "the connection ended"
+            raise LedgerError(f"`{missing}` events are not recorded: {cause}", missing=missing, cause=cause)
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._sleep()
+                self._cycle()
+                ending = self._stop_at < float("inf")
+                if ending and (self._intake.empty or time.monotonic() > self._stop_at):
+                    return
+        finally:
+            self._intake.release_all("the ledger's connection has ended")
+
+    def _sleep(self) -> None:
+        intake, ending = self._intake, self._stop_at < float("inf")
+        if not (len(intake) or ending):
+            due = [intake.counts_due] + [self._retry_at] * bool(self._spilled or self.down)
+            intake.idle = True
+            if not len(intake):
+                intake.wake.wait(max(0.001, min(due) - time.monotonic()))
+            intake.idle = False
+        intake.wake.clear()
+        if not (ending or intake.awaited or len(intake) >= self._settings.batch):
+            intake.wake.wait(self._settings.interval_seconds)
+
+    def _cycle(self) -> None:
+        self._intake.flush_counts(now=self._stop_at < float("inf"))
+        if (self._spilled or self.down) and time.monotonic() >= self._retry_at:
+            self._recover()
+        items, given_up = self._intake.take()
+        self._mark.advance(given_up)
+        if not items:
+            return
+        work = self._encoder.encode(items)
+        for sequence, event, problem in work.refused:
+            self._unwritable(sequence, event, type(problem).__name__)
+        entries = work.entries()
+        if entries and not (self.down or self._spilled):
+            entries = self._ship(entries)
+        if entries:
+            self._divert(entries)
+
+    def _ship(self, entries: list[Entry]) -> list[Entry]:
+        """Hand entries in; returns those that did not get through."""
+        names = self._directory.fresh()
+        try:
+            self._put(self.incarnation, names, [leaf for entry in entries for leaf in entry.leaves])
+        except ServiceError as error:
+            if error.operands.get("problem") != "refused-leaf":
+                self._lost(error)
+                return entries
+            if len(entries) == 1:
+                self._unwritable(entries[0].sequence, entries[0].event, "refused by the control plane")
+                return []
+            half = len(entries) // 2
+            left = self._ship(entries[:half])
+            return left + entries[half:] if left else self._ship(entries[half:])
+        self._directory.settle(names)
+        self._finish(entries)
+        return []
+
+    def _put(self, incarnation: str, names: Sequence[Name], data: Sequence[bytes]) -> None:
+        first = int(orjson.loads(data[0])["sequence"]) if data else 1
+        path = f"/v1/worker/incarnations/{incarnation}/batches/{first}"
+        self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
+        self._wait_seconds = _WAIT_SECONDS
+
+    def _lost(self, error: ServiceError) -> None:
+        if not self.down:
+            _log.warning("control plane takes no batches", reason=error.message)
+        self.down = error.message
+        wait = max(self._wait_seconds, float(error.operands.get("wait_seconds") or 0.0))
+        self._retry_at = time.monotonic() + wait * random.uniform(0.75, 1.25)  # noqa: S311 - spacing, no secret
+        self._wait_seconds = min(2 * self._wait_seconds, _WAIT_SECONDS_MAX)
+
+    def _divert(self, entries: list[Entry]) -> None:
+        """Refuse class A, spill the rest; where the spill is full, keep it in the queue and stop admitting."""
+        intake, cause = self._intake, self.down or "earlier events are still in the spill"
+        kept = [entry for entry in entries if not intake.awaits(entry.sequence)]
+        refused = [entry for entry in entries if intake.awaits(entry.sequence)]
+        told = [entry for entry in refused if intake.settle(entry.sequence, "refused", cause)]
+        kept += [self._entry(intake.withdrawal(entry.sequence, entry.event)) for entry in told]
+        if kept and not self._spilled:
+            kept.insert(0, self._entry(SpillStarted(self._clock.now_us(), cause, entries[0].sequence)))
+        if kept:
+            self._keep(kept)
+        self._mark.advance([entry.sequence for entry in refused])
+
+    def _keep(self, entries: list[Entry]) -> None:
+        names = self._directory.fresh()
+        records = [b"P" + orjson.dumps(row) for row in names]
+        records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
+        try:
+            self._spill.append(records)
+        except SpillFullError as problem:
+            self._full = problem.message
+            for entry in entries:
+                self._intake.requeue(entry.sequence, entry.event)
+            time.sleep(min(0.05, self._settings.retry_seconds))
+            return
+        self._directory.settle(names)
+        self._full, self._spilled = "", True
+        self._finish(entries)
+
+    def _recover(self) -> None:
+        """Hand in every spill that no live process holds; then the control plane counts as back."""
+        segments = self._spill.segments()
+        try:
+            for segment in segments:
+                self._replay(segment)
+                segment.retire()
+        except ServiceError as error:
+            self._lost(error)
+        else:
+            self.down = self._full = ""
+            self._spilled = False
+        finally:
+            for segment in segments:
+                segment.close()
+
+    def _replay(self, segment: Segment) -> None:
+        names: list[Name] = []
+        chunk: list[bytes] = []
+        for record in segment.records():
+            if record[:1] == b"P":
+                row = orjson.loads(record[1:])
+                names.append((row[0], row[1], row[2], row[3]))
+            else:
+                chunk.append(record[1:])
+            if len(chunk) >= _BATCH_LEAVES:
+                self._put(_incarnation(chunk), names, chunk)
+                names, chunk = [], []
+        if chunk:
+            self._put(_incarnation(chunk), names, chunk)
+
+    def _entry(self, event: Event) -> Entry:
+        sequence = self._intake.next_sequence()
+        return Entry(sequence, event, [leaf.data for leaf in leaves(event, self._context, sequence)])
+
+    def _unwritable(self, sequence: int, event: Event, why: str) -> None:
+        """An event that no retry can write becomes a gap; its submitter, if waiting, is refused."""
+        cause = f"{type(event).__name__} could not be written: {why}"
+        self._intake.settle(sequence, "refused", cause)
+        self._intake.emit(GapRecorded(self._clock.now_us(), cause, sequence, sequence))
+
+    def _finish(self, entries: Sequence[Entry]) -> None:
+        done = [entry.sequence for entry in entries]
+        if self._intake.awaited:
+            for sequence in filter(self._intake.awaits, done):
+                self._intake.settle(sequence, "committed")
+        for entry in entries:
+            if isinstance(entry.event, GapRecorded):
+                done.extend(range(entry.event.first_sequence, entry.event.last_sequence + 1))
+        self._mark.advance(done)
+
+
+def _incarnation(leaves_: Sequence[bytes]) -> str:
+    return str(orjson.loads(leaves_[0])["incarnation"])
