@@ -166,7 +166,7 @@ def _owing(connection: Connection, asked: Requested) -> list[Any]:
 def _answer(connection: Connection, erasure: str, worker: Any) -> Answer:
     result, life = erasure_results.c, incarnations.c
     query = (
-        select(result, life.uuid)
+        select(erasure_results, life.uuid)
         .join(incarnations, life.id == result.incarnation)
         .where(result.erasure == erasure, life.worker == worker.id)
         .order_by(result.outcome == "complete", result.at_us, result.idx)

@@ -45,6 +45,7 @@ from kvcustody.governance.orphan_scan import (
     troubles_of,
 )
 from kvcustody.governance.outcome import Admission, Deferred, Refused
+from kvcustody.governance.overdue import OverdueWatch
 from kvcustody.governance.plan import Plan
 from kvcustody.governance.pools import Pools
 from kvcustody.governance.release.staged import quotas_of
@@ -76,6 +77,7 @@ class Governor(Authority):
         self._live: dict[object, Running] = {}
         self._launch = 0
         self._scans = 0
+        self._overdue = OverdueWatch()
         super().__init__(
             table,
             keyring,
@@ -326,6 +328,7 @@ class Governor(Authority):
             over += [sequence.id for sequence in manager.step(now_us)]
         for request_id in over:
             self.release(request_id, "active-max")
+        self._outbox += self._overdue.look(self._pools.managers, now_us)
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)

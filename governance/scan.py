@@ -145,11 +145,11 @@ class PoolScan:
         for code, account in enumerate(accounts):
             for residency in account.residencies.values():
                 leaf = residency.leaf
-                at = self.place.get(id(leaf)) if leaf is not None and leaf.length else None
-                if at is None:
+                place = self.place.get(id(leaf)) if leaf is not None and leaf.length else None
+                if place is None:
                     self.blockless.append(residency)
                 else:
-                    leaves.append(at)
+                    leaves.append(place)
                     owners.append(code)
         width = max(1, len(accounts))
         counted = np.zeros(len(self.nodes), dtype=np.int64)
@@ -168,11 +168,11 @@ class PoolScan:
         pairs = np.array(leaves, dtype=np.int64) * width + np.array(owners, dtype=np.int64)
         pairs, counts = np.unique(pairs, return_counts=True)
         while len(pairs):
-            at, who = pairs // width, pairs % width
-            owner_here = node_owner[at]
+            here, who = pairs // width, pairs % width
+            owner_here = node_owner[here]
             holds = (owner_here == who) | (owner_here == -2)
-            counted += np.bincount(at[holds], counts[holds], len(counted)).astype(np.int64)
-            up = parents[at]
+            counted += np.bincount(here[holds], counts[holds], len(counted)).astype(np.int64)
+            up = parents[here]
             inside = up >= 0
             pairs, counts = _combined(up[inside] * width + who[inside], counts[inside])
         return counted

@@ -21,6 +21,7 @@ class PoolStats(NamedTuple):
     evicted: dict[str, int]
     expired_residencies: int
     overdue_residencies: int
+    overdue_us: int = 0  # for how long the oldest of them has been
 
 
 class Stats(NamedTuple):
@@ -44,4 +45,11 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         dict(manager.tree.evicted),
         manager.expired_residencies,
         manager.tree.wheel.overdue(now_us),
+        overdue_us(manager, now_us),
     )
+
+
+def overdue_us(manager: BlockManager, now_us: int) -> int:
+    """For how long the oldest hold is past its deadline and not lapsed; 0 where none is, to within a wheel's tick."""
+    dues = [partition.wheel.next_due_us() for partition in manager.pool.partitions]
+    return max((now_us - due for due in dues if due is not None and due < now_us), default=0)

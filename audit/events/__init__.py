@@ -62,7 +62,12 @@ from kvcustody.audit.events.duties import (
     OrphanFound,
     OrphanScanned,
 )
-from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
+from kvcustody.audit.events.erasing import (
+    CustodyOverdue,
+    ErasureApplied,
+    ErasureRemaining,
+    ErasureReread,
+)
 from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SinkChanged, SubjectUnlinked
 from kvcustody.audit.events.kinds import (
     KINDS,
@@ -96,6 +101,7 @@ __all__ = [
     "BlocksReleased",
     "Context",
     "CustodyEnded",
+    "CustodyOverdue",
     "DecisionRecorded",
     "ErasureApplied",
     "ErasureCompleted",

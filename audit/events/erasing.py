@@ -1,4 +1,4 @@
-"""Events of an erasure in one process: what it took, what lawfully stays, and what was read back afterwards."""
+"""Events of erasures in one process (what was taken, what stays, what was read back), and of overdue custody."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvcustody.audit.runs import Runs
 class ErasureApplied(NamedTuple):
     """An erasure took effect here (class B): `runs` is all custody that it covers, ended or about to end or kept.
 
-    `requests` were aborted, `finishing` run on unattachable, `residencies` lapsed; `objects[i]` are those of `tiers[i]`.
+    `requests` were aborted, `finishing` run on unattachable, `residencies` lapsed; `objects[i]` are of `tiers[i]`.
     """
 
     at_us: int
@@ -47,3 +47,15 @@ class ErasureReread(NamedTuple):
     checked: int
     changed: int
     nonzero: int
+
+
+class CustodyOverdue(NamedTuple):
+    """Holds are past their deadline and not lapsed yet: the process slept, or fell behind (class B).
+
+    Nothing of them is served meanwhile. A second one, with none left, says that it has caught up.
+    """
+
+    at_us: int
+    pool: int
+    residencies: int
+    due_us: int

@@ -30,7 +30,12 @@ from kvcustody.audit.events.custody import (
     ResidencyReleased,
 )
 from kvcustody.audit.events.duties import ErasureCompleted, ErasureRequested, OrphanFound, OrphanScanned
-from kvcustody.audit.events.erasing import ErasureApplied, ErasureRemaining, ErasureReread
+from kvcustody.audit.events.erasing import (
+    CustodyOverdue,
+    ErasureApplied,
+    ErasureRemaining,
+    ErasureReread,
+)
 from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SinkChanged, SubjectUnlinked
 from kvcustody.audit.events.observed import (
     ObservationGap,
@@ -71,6 +76,7 @@ Event = (
     | ErasureApplied
     | ErasureRemaining
     | ErasureReread
+    | CustodyOverdue
     | ErasureCompleted
     | OrphanScanned
     | OrphanFound
@@ -122,6 +128,7 @@ KINDS: dict[type, Kind] = {
     ErasureApplied: Kind("erasure-applied", "B"),
     ErasureRemaining: Kind("erasure-remaining", "B"),
     ErasureReread: Kind("erasure-reread", "B"),
+    CustodyOverdue: Kind("custody-overdue", "B"),
     ErasureCompleted: Kind("erasure-completed", "B"),
     OrphanScanned: Kind("orphan-scanned", "B"),
     OrphanFound: Kind("orphan-found", "B"),
