@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from kvcustody.console.audit import check, export, find, keep, ship
+from kvcustody.console.audit import anchor, check, export, find, keep, ship
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +21,10 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "fsck": (check.check, "fsck --key ledger.vkey --note checkpoint-of-last-week"),
     "export": (export.export, "export ./evidence --since 2026-10-01 --until 2026-11-01"),
     "verify": (export.verify, "verify ./evidence --key ledger.vkey --witness witness.vkey"),
+    "timestamp": (
+        anchor.timestamp,
+        "timestamp --url http://tsa.example.org/ --certificate tsa.pem --roots roots.pem",
+    ),
     "redact": (keep.redact, "redact acme alice --actor dpo --reason 'request 7'"),
     "purge": (
         keep.drop,

@@ -1,0 +1,168 @@
+"""RFC 3161 (T1-T3) against a real authority: OpenSSL's, with a root made for the test."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, select
+
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import KeyEvent
+from kvcustody.audit.keeping_schema import timestamps
+from kvcustody.audit.signing import SigningKey
+from kvcustody.audit.timestamp import Authority, TimestampError, ask, check, stamp
+from kvcustody.clock import SystemClock
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is OpenSSL's")
+
+CONFIG = """
+[tsa]
+serial = {folder}/serial
+signer_digest = sha256
+default_policy = 1.2.3.4.1
+digests = sha256, sha512
+accuracy = secs:1
+ess_cert_id_alg = sha256
+"""
+
+
+def openssl(*words: str, cwd: Path) -> None:
+    subprocess.run(["openssl", *words], cwd=cwd, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root, an authority under it, and a stranger's root."""
+    made = tmp_path_factory.mktemp("tsa")
+    (made / "tsa.cnf").write_text(CONFIG.format(folder=made))
+    (made / "serial").write_text("01\n")
+    (made / "ext").write_text("extendedKeyUsage=critical,timeStamping\nkeyUsage=critical,digitalSignature\n")
+    for name in ("root", "stranger"):
+        openssl(
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.pem",
+            "-days", "30", "-subj", f"/CN={name}", cwd=made,
+        )  # fmt: skip
+    openssl(
+        "req",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        "tsa.key",
+        "-out",
+        "tsa.csr",
+        "-subj",
+        "/CN=tsa",
+        cwd=made,
+    )
+    openssl(
+        "x509", "-req", "-in", "tsa.csr", "-CA", "root.pem", "-CAkey", "root.key", "-CAcreateserial",
+        "-out", "tsa.pem", "-days", "30", "-extfile", "ext", cwd=made,
+    )  # fmt: skip
+    return made
+
+
+class Server(HTTPServer):
+    """Answers timestamp queries with OpenSSL's authority."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Reply)
+        self.folder = folder
+        self.replay: bytes | None = None
+        self.asked = 0
+
+
+class _Reply(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        folder = self.server.folder
+        self.server.asked += 1
+        (folder / "query").write_bytes(self.rfile.read(int(self.headers["Content-Length"])))
+        openssl(
+            "ts", "-reply", "-config", "tsa.cnf", "-section", "tsa", "-queryfile", "query", "-signer", "tsa.pem",
+            "-inkey", "tsa.key", "-out", "reply", cwd=folder,
+        )  # fmt: skip
+        data = self.server.replay or (folder / "reply").read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    made = Server(folder)
+    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def authority(server: Server, folder: Path) -> Authority:
+    url = f"http://127.0.0.1:{server.server_port}/"
+    return Authority.load("tsa", url, folder / "tsa.pem", folder / "root.pem")
+
+
+def test_a_token_is_of_this_message_authority_and_question(
+    authority: Authority, folder: Path, server: Server
+) -> None:
+    token, at_us = ask(authority, b"checkpoint", timeout_seconds=10)
+    assert abs(at_us - SystemClock().utc_us()) < 60_000_000
+    assert check(authority, token, b"checkpoint") == at_us
+    with pytest.raises(TimestampError):
+        check(authority, token, b"another")
+    stranger = Authority.load("tsa", authority.url, folder / "tsa.pem", folder / "stranger.pem")
+    with pytest.raises(TimestampError):
+        check(stranger, token, b"checkpoint")
+    server.replay = token  # an old answer to a new question: its nonce is another
+    with pytest.raises(TimestampError):
+        ask(authority, b"checkpoint", timeout_seconds=10)
+
+
+def test_no_byte_of_a_token_can_be_changed(authority: Authority) -> None:
+    token, at_us = ask(authority, b"checkpoint", timeout_seconds=10)
+    for at in range(0, len(token), 17):
+        changed = token[:at] + bytes([token[at] ^ 1]) + token[at + 1 :]
+        try:
+            assert check(authority, changed, b"checkpoint") == at_us  # outside what is signed
+        except TimestampError:
+            continue
+
+
+def test_the_newest_checkpoint_is_stamped_once(
+    store: Engine, make_writer: Any, authority: Authority, server: Server, tmp_path: Path
+) -> None:
+    writer = make_writer(store)
+    writer.submit_durable(KeyEvent(1, "acme", "made", 1, "operator"))
+    signer = CheckpointSigner(
+        store, [SigningKey.generate("ledger.example")], memory=tmp_path / "last", clock=SystemClock()
+    )
+    signer.sign_once()
+    first = stamp(store, authority)
+    assert stamp(store, authority) == first and server.asked == 1
+    with store.connect() as connection:
+        rows = connection.execute(select(timestamps)).all()
+    assert [(row.size, row.authority, row.at_us) for row in rows] == [(first[0], "tsa", first[1])]
+
+
+def test_an_authority_that_is_away(authority: Authority, server: Server, folder: Path) -> None:
+    gone = Authority("tsa", "http://127.0.0.1:1/", authority.certificate, authority.roots)
+    with pytest.raises(TimestampError):
+        ask(gone, b"checkpoint", timeout_seconds=1)
+    server.replay = b"nonsense"
+    with pytest.raises(TimestampError):
+        ask(authority, b"checkpoint", timeout_seconds=5)
+    with pytest.raises(TimestampError):
+        Authority.load("tsa", "http://x/", folder / "absent.pem", folder / "root.pem")
