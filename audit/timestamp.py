@@ -12,7 +12,7 @@ from __future__ import annotations
 import http.client
 import ssl
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,7 +93,7 @@ def check(authority: Authority, token: bytes, message: bytes, *, nonce: int | No
             tsa_certificate=authority.certificate, roots=list(authority.roots), nonce=nonce
         )
         builder.build().verify_message(answer, message)
-        moment = answer.tst_info.gen_time
+        moment: datetime = answer.tst_info.gen_time
     except Exception as problem:  # a hostile token may upset any parser
         reason = " ".join(str(problem).split())[:200]
         raise TimestampError(

@@ -12,11 +12,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 from kvcustody.audit.checkpoint import open_checkpoint
-from kvcustody.audit.merkle import leaf_hashes
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import KeyEvent
+from kvcustody.audit.merkle import TreeHead, leaf_hashes
 from kvcustody.audit.note import KeyKind, parse_signatures
 from kvcustody.audit.proofs import MemoryTiles, consistency_proof
 from kvcustody.audit.root_log import root_checkpoint
@@ -25,7 +29,10 @@ from kvcustody.audit.witness.client import WitnessAddress, cosign
 from kvcustody.audit.witness.memory import WitnessError, WitnessMemory
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint, parse_request
 from kvcustody.audit.witness.server import WitnessServer
+from kvcustody.audit.witness.status import UNWITNESSED, witness_status
+from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.witness.witness import Answer, Witness
+from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 
 ORIGIN = "ledger.example"
@@ -40,7 +47,6 @@ class Log:
         self.tiles = MemoryTiles(leaf_hashes([leaf + b"%d" % number for number in range(40)]))
 
     def note(self, size: int) -> bytes:
-        from kvcustody.audit.merkle import TreeHead
         from kvcustody.audit.proofs import tree_root
 
         return sign_checkpoint(
@@ -301,3 +307,51 @@ def test_kill_9_never_makes_it_sign_two_histories(tmp_path: Path, log: Log) -> N
 def test_signature_lines_are_what_a_witness_returns(witness: Witness, log: Log) -> None:
     [line] = parse_signatures(witness.add_checkpoint(log.body(0, 2)).body)
     assert (line.name, line.key_id) == ("witness.example", witness.key.verifier.key_id)
+
+
+def test_a_dead_witness_delays_no_commit_and_is_seen(store: Engine, make_writer: Any, tmp_path: Path) -> None:
+    """F3: the submitter's thread alone waits for a witness that accepts connections and never answers."""
+    key = SigningKey.generate("witness.example", KeyKind.COSIGNATURE).verifier
+    signer = CheckpointSigner(
+        store, [SigningKey.generate(ORIGIN)], memory=tmp_path / "last", clock=SystemClock()
+    )
+    writer = make_writer(store)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = WitnessAddress(f"http://127.0.0.1:{silent.getsockname()[1]}", key)
+        submitter = WitnessSubmitter(store, [address], interval_seconds=0.01, timeout_seconds=0.3)
+        submitter.start()
+        for number in range(30):
+            began = time.monotonic()
+            writer.submit_durable(KeyEvent(1, "acme", "made", number, "operator"))
+            signer.sign_once()
+            assert time.monotonic() - began < 2
+        until = time.monotonic() + 5
+        while not submitter.status()[0].failures and time.monotonic() < until:
+            time.sleep(0.01)
+        submitter.close()
+    assert submitter.status()[0].failures and "reached" in submitter.status()[0].problem
+    with store.connect() as connection:
+        status = witness_status(connection, SystemClock().utc_us())
+    assert status.warning == UNWITNESSED and status.witnessed_size == 0 and status.unwitnessed_us > 0
+
+
+def test_a_witness_that_remembers_more_shows_a_restored_ledger(
+    store: Engine,
+    make_writer: Any,
+    server: WitnessServer,
+    witness: Witness,
+    memory: WitnessMemory,
+    tmp_path: Path,
+) -> None:
+    """The ledger is put back to an old backup and signed again: the witness refuses, and the submitter says why."""
+    key = SigningKey.generate(ORIGIN)
+    memory.trust([key.verifier])
+    memory.advance(ORIGIN, memory.head(ORIGIN), TreeHead(1000, bytes(32)))
+    writer = make_writer(store)
+    writer.submit_durable(KeyEvent(1, "acme", "made", 1, "operator"))
+    CheckpointSigner(store, [key], memory=tmp_path / "last", clock=SystemClock()).sign_once()
+    submitter = WitnessSubmitter(store, [WitnessAddress(server.address, witness.key.verifier)])
+    with pytest.raises(WitnessError, match="has seen `1000`"):
+        submitter.submit_once(submitter._addresses[0])
