@@ -156,13 +156,15 @@ def test_a_disk_that_fails_or_is_slow(store: Engine, make_writer: Any, tmp_path:
 def test_a_million_operations_across_every_write_boundary(
     store: Engine, make_writer: Any, tmp_path: Path
 ) -> None:
-    """Each of the first 60 boundaries of a thread, then every seventh up to the 400th; on, until there are enough."""
-    boundaries = [*range(1, 61), *range(61, 400, 7)]
+    """The first 40 boundaries of a thread, some up to the 400th, then far ones at random until there are enough."""
+    boundaries = [*range(1, 41), *range(41, 400, 40)]
+    chance = random.Random(6)
     made: list[Kill] = []
     leaves = rounds = 0
     while leaves < 1_000_000 or rounds < len(boundaries):
-        boundary = boundaries[rounds % len(boundaries)]
-        made += inject(store, tmp_path, f"{CALLS}:signal=KILL:when={boundary}", 6, 10.0)
+        far = rounds >= len(boundaries)
+        boundary = chance.randrange(1000, 6000) if far else boundaries[rounds]
+        made += inject(store, tmp_path, f"{CALLS}:signal=KILL:when={boundary}", 6, 60.0)
         rounds += 1
         with store.connect() as connection:
             leaves = int(connection.scalar(select(func.count()).select_from(events)) or 0)
