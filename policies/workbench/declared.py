@@ -54,6 +54,11 @@ class Declared:
             return []
         return [s for s in self._segments.get(owner, []) if s.tenants is None or reader in s.tenants]
 
+    def owners(self, reader: str) -> set[str]:
+        """Every owner of a declared grant or segment for this reader."""
+        grants = {owner for who, owner in self._grants if who == reader}
+        return grants | {owner for owner in self._segments if self.segments(reader, owner)}
+
     def instants(self, reader: str, owner: str) -> set[int]:
         """The instants at which something declared between the two begins or ends."""
         grants = self.grants(reader, owner)

@@ -10,20 +10,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvcustody.policies.digest import digest
 from kvcustody.policies.ir import Action, Policy, Scope, Via
 from kvcustody.policies.obligations import obligations_of
-from kvcustody.policies.table import Decision, DecisionTable
+from kvcustody.policies.table import UNLISTED, Decision, DecisionTable, Unlisted
 from kvcustody.policies.workbench.declared import Declared
 from kvcustody.policies.workbench.duties import check_duties, check_levels
 from kvcustody.policies.workbench.findings import Findings
 from kvcustody.policies.workbench.proof import Proof, Searched
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request
 
-ABSENT_PAIRS_MAX = 100_000
+ABSENT_EACH_MAX = 10_000
+"""Pairs of tenants of which each is asked cell by cell; beyond it, those without an entry are asked in bulk."""
+ABSENT_BULK_MAX = 1_000_000
 Progress = Callable[[int, int], None]
 
 
@@ -85,33 +91,54 @@ class _Search:
         self._findings = Findings(policy.classifications)
         self._owed = {tenant.id: obligations_of(policy, tenant) for tenant in policy.tenants}
         self._instants: set[int] = set()
+        self._owners: dict[str | Unlisted, set[str]] = {}
+        for reader, owner in table.entries():
+            self._owners.setdefault(reader, set()).add(owner)
         self._absent = "each asked"
 
     def run(self, progress: Progress | None) -> None:
         """Ask everything."""
         pairs = len(self._tenants) ** 2
-        ask_absent = pairs <= ABSENT_PAIRS_MAX
-        if not ask_absent:
+        if pairs > ABSENT_BULK_MAX:
             self._absent = (
-                f"{pairs} pairs: those without an entry are one look-up that finds none, not each asked"
+                f"{pairs} pairs: one without an entry is a look-up that finds none; not each was asked"
             )
+        elif pairs > ABSENT_EACH_MAX:
+            self._absent = "each asked, in bulk"
         for done, reader in enumerate(self._tenants):
             self._own(reader)
-            for owner in self._tenants:
-                if reader != owner and (ask_absent or self._has_entry(reader, owner)):
-                    self._pair(reader, owner)
+            for owner in self._tenants if pairs <= ABSENT_EACH_MAX else self._opened_to(reader):
+                if reader != owner:
+                    self._across(reader, owner, tuple(Via))
+            if ABSENT_EACH_MAX < pairs <= ABSENT_BULK_MAX:
+                self._bulk(reader)
             if progress is not None:
                 progress(done + 1, len(self._tenants))
         self._malformed()
         check_levels(self._table, self._declared, self._tenants, self._findings)
         check_duties(self._table, self._declared, self._tenants, self._findings)
 
-    def _has_entry(self, reader: str, owner: str) -> bool:
-        return bool(
-            self._table.timelines(reader, owner)
-            or self._declared.grants(reader, owner)
-            or self._declared.segments(reader, owner)
-        )
+    def _opened_to(self, reader: str) -> list[str]:
+        """The owners for which either side has an entry with this reader."""
+        listed = self._owners.get(reader, set()) | self._owners.get(UNLISTED, set())
+        return sorted(listed | self._declared.owners(reader))
+
+    def _bulk(self, reader: str) -> None:
+        """One reader and every owner, at the epoch, in one call: what is permitted is judged one by one."""
+        columns = self._columns
+        owners = [self._tenants[i] for i in columns[0]]
+        mask = self._table.decide_many(columns[1], [reader] * len(owners), owners, *columns[2:], 0)
+        self._findings.cells += len(mask)
+        for place in np.flatnonzero(mask & (columns[0] != self._tenants.index(reader))):
+            action, level, scope, via = (int(column[place]) for column in columns[1:])
+            request = Request(Action(action), reader, owners[place], level, Scope(scope), Via(via), 0)
+            self._judge_crossing(request, request.ask(self._table))
+
+    @cached_property
+    def _columns(self) -> tuple[NDArray[np.int64], ...]:
+        """(owner, action, level, scope, way) of every cell of one reader, as columns of indices."""
+        sizes = (len(self._tenants), len(Action), len(self._levels), len(Scope), len(Via))
+        return tuple(column.ravel() for column in np.indices(sizes))
 
     def _own(self, tenant: str) -> None:
         """A tenant's own domains; such an answer does not depend on time, so one instant is asked."""
@@ -122,9 +149,6 @@ class _Search:
             if decision.permitted:
                 self._judge_own(Request(action, tenant, tenant, level, scope, Via.OWN, 0), decision)
         self._across(tenant, tenant, (Via.GRANT, Via.SEGMENT))
-
-    def _pair(self, reader: str, owner: str) -> None:
-        self._across(reader, owner, tuple(Via))
 
     def _across(self, reader: str, owner: str, vias: tuple[Via, ...]) -> None:
         """Every cell of a pair, at each instant that either side can tell apart, by each source and by any."""

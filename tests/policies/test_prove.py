@@ -280,6 +280,18 @@ def test_forty_tenants_and_two_hundred_grants_within_five_seconds():
     assert spent <= 5, f"{spent:.2f} s"
 
 
+@pytest.mark.parametrize(("each", "bulk", "said"), [(0, 10**6, "in bulk"), (0, 0, "not each")])
+def test_many_tenants_are_searched_another_way_with_the_same_verdict(compiled, monkeypatch, each, bulk, said):
+    monkeypatch.setattr("kvcustody.policies.workbench.prove.ABSENT_EACH_MAX", each)
+    monkeypatch.setattr("kvcustody.policies.workbench.prove.ABSENT_BULK_MAX", bulk)
+    declared = compiled()
+    assert prove(declared).holds and said in prove(declared).searched.absent_pairs
+    for edit in (("reader: labs", "reader: globex"), ("tenants: [acme, labs]", 'tenants: "*"')):
+        assert broken(compiled(edit), declared=declared.policy)
+    gone = compiled(("until: 2027-03-31", "until: 2027-04-01"))
+    assert broken(gone, declared=declared.policy) == {"ISO-1"}
+
+
 def test_random_documents_are_proved():
     rng = random.Random(9)
     for _ in range(12):
