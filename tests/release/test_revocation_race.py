@@ -35,7 +35,7 @@ class Race:
     """An engine with four blocks of the owner in its index, a reader about to attach them, and a revoker."""
 
     def __init__(self, narrow: Callable[[EnginePort], Any]) -> None:
-        clock = VirtualClock()
+        clock = self.clock = VirtualClock()
         keyring = Keyring(MemoryKeys(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
         self.pool = ForeignPool(16, shards=1, bytes_per_block=1, reserved=[0])
         self.port = EnginePort(
@@ -248,7 +248,7 @@ def test_check_then_use_attaches_after_the_revocation(how: str, monkeypatch: pyt
 
 def test_the_merging_of_equal_states_changes_no_outcome() -> None:
     """Random interleavings, run as they are: each ends as the merged exploration says that it may."""
-    for path in _random_paths(100):
+    for path in _random_paths(40):
         race = Race(revoke)
         at = [0] * THREADS
         for thread in path:
@@ -264,3 +264,25 @@ def _random_paths(count: int) -> Iterator[list[int]]:
         path = [thread for thread in range(THREADS) for _ in range(STEPS)]
         random.shuffle(path)
         yield path
+
+
+@pytest.mark.parametrize(("wait_us", "attached"), [(59_999_999, 4), (60_000_000, 0)])
+def test_a_lease_that_runs_out_between_decision_and_attach(wait_us: int, attached: int) -> None:
+    """Looked up within the lease, attached after it: a miss, and the control a microsecond before."""
+    race = Race(revoke)
+    race.port.renew_lease(race.clock.now_us() + 60_000_000)
+    race.arrive()
+    race.look_up()
+    race.clock.advance(wait_us)
+    race.attach()
+    assert len(race.blocks) == attached
+    race.close()
+
+
+def test_without_the_lease_the_own_scope_is_attached_all_the_same() -> None:
+    race = Race(revoke)
+    race.port.renew_lease(0)
+    mine = race.port.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id="own")
+    assert race.port.look_up(mine, race.find).readable == 4  # type: ignore[arg-type]
+    assert race.port.attachable(mine, [1, 2, 3, 4]) == 4  # type: ignore[arg-type]
+    race.close()
