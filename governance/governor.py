@@ -35,6 +35,7 @@ from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.narrowing import Bound, BoundManager
+from kvcustody.governance.online_scan import OnlineScan
 from kvcustody.governance.orphan_scan import (
     LedgerJoin,
     Scanned,
@@ -78,6 +79,7 @@ class Governor(Authority):
         self._launch = 0
         self._scans = 0
         self._overdue = OverdueWatch()
+        self._online: list[OnlineScan] = []
         super().__init__(
             table,
             keyring,
@@ -329,6 +331,10 @@ class Governor(Authority):
         for request_id in over:
             self.release(request_id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
+        for online in self._online:
+            online.step()
+            if online.has_found:
+                self._record_online(online.take())
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
@@ -406,6 +412,22 @@ class Governor(Authority):
         self._outbox += record(self, self._scans, mode, scanned)
         self._drain(self._clock.now_us())
         return scanned
+
+    def scan_online(self) -> None:
+        """From now on every step scans a slice of each pool; findings go on record, for a full scan to repair."""
+        self._online = [OnlineScan(manager, self._running_sequences) for manager in self.managers]
+
+    def _running_sequences(self) -> set[Running]:
+        return set(self._live.values())
+
+    def _record_online(self, findings: list[Finding]) -> None:
+        now_us = self._clock.now_us()
+        self._scans += 1
+        looked = [online.progress for online in self._online]
+        compared = sum(one.holds + one.sequences for one in looked)
+        scanned = Scanned(tuple(findings), compared, sum(one.blocks for one in looked), now_us, now_us)
+        self._outbox += record(self, self._scans, "online", scanned)
+        _log.warning("orphans found", findings=len(findings), first=findings[0].orphan)
 
     def _troubles(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[Trouble], int]:
         live = {sequence: handle for handle, sequence in self._live.items()}

@@ -75,6 +75,11 @@ class OnlineScan:
         """One slice (J1)."""
         next(self._work, None)
 
+    @property
+    def has_found(self) -> bool:
+        """There is something to take."""
+        return bool(self._found)
+
     def take(self) -> list[Finding]:
         """What two rounds agreed on since the last call (J2)."""
         found, self._found = list(self._found.values()), {}
@@ -142,12 +147,12 @@ class OnlineScan:
 
     def _count_sequences(self) -> Iterator[None]:
         slots, most = self._manager.decode.sequences, self._budget.sequences
-        looked = 0
+        looked, live = 0, self._live()
         for slot in range(len(slots)):
             sequence = slots[slot] if slot < len(slots) else None
             if sequence is None:
                 continue
-            if sequence not in self._live():
+            if sequence not in live:
                 what = "lost finish", sequence.residency.id, 0
                 self._suspect(what, sequence.account.name, "a sequence without a live request")
             node = sequence.leaf
@@ -162,6 +167,7 @@ class OnlineScan:
             looked += 1
             if looked % most == 0:
                 yield
+                live = self._live()
         self._count(sequences=looked)
         yield
 

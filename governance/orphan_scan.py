@@ -51,6 +51,14 @@ class Scanned(NamedTuple):
     started_us: int
     ended_us: int
 
+    @property
+    def drift_blocks(self) -> int:
+        """Blocks that the pool has in custody and no request, chain or leaf accounts for: how far memory drifted."""
+        return sum(len(finding.blocks) for finding in self.findings if finding.orphan in _DRIFT)
+
+
+_DRIFT = ("reference without sequence", "hold without residency", "lost finish", "ledger gap")
+
 
 def troubles_of(governor: Governor, live: dict[Running, object], now_us: int) -> tuple[list[Trouble], int]:
     """Findings of every pool, and how many holds and requests were compared."""

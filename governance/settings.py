@@ -163,6 +163,9 @@ class Settings(BaseSettings):
         ge=1,
         description="Most residencies that one tenant may have; beyond it the oldest lapses.",
     )
+    scan_online: bool = Field(
+        True, description="Whether every engine step scans a slice of the pool for orphans (docs/orphans.md)."
+    )
     erasure_poll_ms: int = Field(
         250,
         ge=10,

@@ -113,6 +113,8 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         stack.callback(worker.stop)
         inbox = ErasureInbox(writer.engine, settings.worker_name, writer.offset_us)
         inbox.take_up(governor)
+        if settings.scan_online:
+            governor.scan_online()
         inbox.start(governor, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
         follow(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)

@@ -56,6 +56,7 @@ TABLE: dict[str, Mapping] = {
     "erasure-applied": Mapping(COMPLIANCE, 2, "Update", LOW),
     "erasure-remaining": Mapping(COMPLIANCE, 2, "Update", MEDIUM),
     "erasure-reread": Mapping(COMPLIANCE, 2, "Update", LOW),
+    "custody-overdue": Mapping(COMPLIANCE, 2, "Update", LOW),
     "erasure-completed": Mapping(COMPLIANCE, 3, "Close", LOW, ("partial",)),
     "orphan-scanned": Mapping(COMPLIANCE, OTHER, "Scan"),
     "orphan-found": Mapping(DETECTION, CREATE, "Create", HIGH),

@@ -9,6 +9,7 @@ from histories import Histories
 from planting import Garden
 from sqlalchemy import Engine
 
+from kvcustody.audit.queries import findings
 from kvcustody.governance.online_scan import Budget, OnlineScan
 
 FINDABLE = {
@@ -68,3 +69,18 @@ def test_no_finding_while_requests_come_and_go(scope: str) -> None:
 def test_no_finding_in_a_million_operations() -> None:
     for scope in ("subject", "tenant"):
         clean(500_000, scope)
+
+
+def test_a_governor_records_what_its_slices_find(store: Engine, tmp_path: Path) -> None:
+    garden = Garden(store, tmp_path, 3)
+    garden.quiet()
+    garden.governor.scan_online()
+    garden.leaked_hold()
+    for _ in range(400):
+        garden.governor.step()
+    garden.world.writer.flush()
+    with store.connect() as connection:
+        found = findings(connection)
+    assert {(one.orphan, one.action) for one in found} == {("hold without residency", "")}
+    recovered = garden.governor.scan_and_recover(garden.join)
+    assert recovered.drift_blocks > 0 and garden.governor.scan_and_recover(garden.join).drift_blocks == 0
