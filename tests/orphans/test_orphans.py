@@ -82,12 +82,34 @@ def test_positive_control_what_is_planted_stays_without_recovery(garden: Garden)
     assert garden.governor.check() != []
 
 
+def many(garden: Garden) -> Counter[str]:
+    """Defects that do not touch each other, many at once."""
+    garden.quiet()
+    planted: Counter[str] = Counter()
+    for name, number in (
+        ("tier object without index", 60),
+        ("index without tier object", 60),
+        ("residency without block", 40),
+        ("dead incarnation", 5),
+        ("sequence gap", 5),
+        ("blocks of nobody", 1),
+    ):
+        for _ in range(number):
+            planted += garden.plants[name]()
+    found = garden.governor.scan_and_recover(garden.join)
+    kinds = Counter(finding.orphan for finding in found.findings)
+    assert kinds == planted
+    assert all(finding.outcome in ("recovered", "on record") for finding in found.findings)
+    settle(garden)
+    return kinds
+
+
 @pytest.mark.soak
 def test_ten_thousand_orphans(store: Engine, tmp_path: Path) -> None:
-    garden, found, number = Garden(store, tmp_path, 9), Counter[str](), 0
-    names = list(garden.plants)
+    garden, found = Garden(store, tmp_path, 9), Counter[str]()
     while found.total() < 10_000:
-        found += plant(garden, names[number % len(names)])
-        number += 1
-    print(number, dict(found))
+        found += many(garden)
+        for name in garden.plants:
+            found += plant(garden, name)
+        print(found.total(), dict(found), flush=True)
     assert set(found) == set(CLASSES)
