@@ -66,7 +66,6 @@ class Gate:
         self._pages = pages
         self._running = 0
         self._threads = anyio.CapacityLimiter(32)
-        self.counts: dict[tuple[str, int], list[float]] = {}  # (operation, status): requests, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -223,7 +222,7 @@ class Gate:
         self, exchange: Exchange, operation: Operation | None, caller: Caller | None, seconds: float
     ) -> None:
         name = operation.name if operation is not None else "none"
-        count = self.counts.setdefault((name, exchange.status), [0, 0.0])
+        count = self._service.measuring.requests.setdefault((name, exchange.status), [0, 0.0])
         count[0] += 1
         count[1] += seconds
         _log.info(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Response
+
 from kvcustody.governance.api.builder import Api, Serving
 from kvcustody.governance.api.models.health import Alive, Health
 from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.metrics import exposition
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action
 
@@ -15,6 +18,8 @@ def add_health(api: Api) -> None:
     """Declare the operations. The two open ones say a word, and nothing of what runs here."""
     api.add(Operation("live", "GET", "/health/live", None, "operations"), live, answers=Alive)
     api.add(Operation("ready", "GET", "/health/ready", None, "operations"), ready, answers=Alive)
+    measured = Operation("getMetrics", "GET", "/metrics", Action.READ_HEALTH, "operations")
+    api.add(measured, metrics, media="text/plain")
     api.add(
         Operation("getHealth", "GET", "/v1/health", Action.READ_HEALTH, "operations"), health, answers=Health
     )
@@ -30,6 +35,13 @@ def ready(service: Serving) -> dict[str, Any]:
     if not service.ready():
         raise ProblemError("unavailable", headers={"Retry-After": "2"})
     return {"status": "ok"}
+
+
+def metrics(service: Serving) -> Response:
+    """Every measure in Prometheus' text format; tenants by pseudonym unless the settings say otherwise."""
+    return Response(
+        exposition(service.measuring.samples()), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 def health(service: Serving) -> dict[str, Any]:

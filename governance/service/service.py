@@ -30,6 +30,7 @@ from kvcustody.governance.service.cursor import Cursors
 from kvcustody.governance.service.fleet import Fleet
 from kvcustody.governance.service.ingest import Ingest
 from kvcustody.governance.service.jobs import Jobs
+from kvcustody.governance.service.measuring import Measuring
 from kvcustody.governance.service.policy_desk import PolicyDesk
 from kvcustody.governance.service.principals import Principals
 from kvcustody.governance.service.problems import ProblemError
@@ -85,6 +86,7 @@ class Service:
         self.ingest = Ingest(self.engine)
         stack.callback(self.ingest.close)
         self.policies = PolicyDesk(self.engine, settings.policy_trust, clock, self.writer)
+        self.measuring = Measuring(self)
         self.jobs = Jobs(self.engine, clock, folder / "jobs", owner=settings.name)
         stack.callback(self.jobs.close)
         _log.info("service open", service=settings.name, ledger=self.engine.dialect.name)
