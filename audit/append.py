@@ -153,6 +153,10 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
 
 
 _NO_TREE = merkle.EMPTY.to_bytes()
+_NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT (name) DO NOTHING"
+_NEW_TENANT = (
+    "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?) ON CONFLICT (tenant) DO NOTHING"
+)
 _LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 
@@ -171,16 +175,22 @@ def _live(connection: Connection, group: Group, about: Sequence[Incarnation]) ->
 
 
 def _log_id(connection: Connection, name: str, at_us: int) -> int:
-    logs, tenants = schema.logs, schema.tenants
+    logs = schema.logs
     found = connection.scalar(select(logs.c.id).where(logs.c.name == name))
     if found is not None:
         return int(found)
-    made = connection.execute(insert(logs).values(name=name, size=0, frontier=_NO_TREE)).inserted_primary_key
+    # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
+    connection.exec_driver_sql(_marked(connection, _NEW_LOG), (name, _NO_TREE))
+    made = connection.scalar(select(logs.c.id).where(logs.c.name == name))
     assert made is not None
     if name != SYSTEM:
-        tenant = name.removeprefix("tenant/")
-        connection.execute(insert(tenants).values(tenant=tenant, log=int(made[0]), first_seen_us=at_us))
-    return int(made[0])
+        row = (name.removeprefix("tenant/"), made, at_us)
+        connection.exec_driver_sql(_marked(connection, _NEW_TENANT), row)
+    return int(made)
+
+
+def _marked(connection: Connection, statement: str) -> str:
+    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
 def _lock(connection: Connection, ids: list[int]) -> list[LockedLog]:

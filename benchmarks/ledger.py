@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import BigInteger, Boolean, Engine, Integer, LargeBinary, Table, select
+from sqlalchemy import BigInteger, Boolean, Engine, Integer, LargeBinary, Table, func, select
 
 from kvcustody.audit.append import leaf_hashes
 from kvcustody.audit.coverage import coverage
@@ -41,7 +42,7 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.encoder import BatchEncoder
 from kvcustody.audit.runs import Run
-from kvcustody.audit.schema import custody_ends, receipts, releases, residencies, subjects
+from kvcustody.audit.schema import custody_ends, logs, receipts, releases, residencies, subjects
 from kvcustody.audit.schema import events as events_table
 from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter, WriterSettings
@@ -277,6 +278,58 @@ def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> l
     return found
 
 
+def one_of_many(place: str, uri: str, name: str, events: list[Event], start: Any, ended: Any) -> None:
+    """A process with a writer of its own; all begin together."""
+    engine = open_store(uri, timeout_seconds=60)
+    settings = WriterSettings(batch=BATCH, capacity=1 << 22)
+    folder = Path(place) / name
+    folder.mkdir()
+    writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=folder, settings=settings)
+    start.wait()
+    for first in range(0, len(events), BATCH):
+        writer.submit(events[first : first + BATCH])
+    assert writer.flush(300)
+    ended.wait()
+    writer.close()
+
+
+def events_per_second(folder: Path, uri: str, writers: int, residencies: int) -> float:
+    """What so many worker processes write into one PostgreSQL ledger together; each has tenants of its own."""
+    engine = fresh_store(uri, folder, f"scale_{writers}_{time.monotonic_ns()}")
+    url = engine.url.render_as_string(False)
+    spawn = multiprocessing.get_context("spawn")
+    start, ended = spawn.Barrier(writers + 1), spawn.Barrier(writers + 1)
+    processes = []
+    for number in range(writers):
+        events = workload(residencies // writers, 100, scattered=False)
+        own = [
+            event._replace(tenant=f"{event.tenant}-of-{number}") if hasattr(event, "tenant") else event
+            for event in events
+        ]
+        name = f"writer-{number}-{time.monotonic_ns()}"
+        processes.append(spawn.Process(target=one_of_many, args=(str(folder), url, name, own, start, ended)))
+        processes[-1].start()
+    start.wait(120)
+    begun = time.perf_counter()
+    ended.wait(300)
+    seconds = time.perf_counter() - begun
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    with engine.connect() as connection:
+        sizes = connection.execute(select(logs.c.id, logs.c.size)).all()
+        for log, size in sizes:  # gapless, or nothing is measured
+            query = select(func.count(), func.min(events_table.c.idx), func.max(events_table.c.idx))
+            assert tuple(connection.execute(query.where(events_table.c.log == log)).one()) == (
+                size,
+                0,
+                size - 1,
+            )
+        total = sum(size for _, size in sizes)
+    engine.dispose()
+    return total / seconds
+
+
 def summary(found: list[tuple[Cost, Cost]], count: int) -> dict[str, float]:
     """Rates of the best rounds, ratios as medians over pairs."""
     return {
@@ -316,6 +369,8 @@ def main() -> None:
                 (folder / "postgres").mkdir()
                 found = paired(events, folder / "postgres", options.rounds, uri)
                 figures["postgresql"] = summary(found, len(events))
+                one, four = (events_per_second(folder, uri, count, options.residencies) for count in (1, 4))
+                figures["postgresql"] |= {"four_writers_to_one": round(four / one, 3)}
     figures["enqueue_us"] = round(enqueue_microseconds(events), 3)
     figures |= leaf_microseconds(events)
     figures |= {"coverage_units": units, "coverage_s": round(proof_seconds, 2)}
