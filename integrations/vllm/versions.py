@@ -70,6 +70,8 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue.prepend_n": ("blocks",),
     "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": ("request_ids", "finished_status"),
     "vllm.v1.core.sched.scheduler:Scheduler.has_requests": (),
+    "vllm.v1.core.sched.scheduler:Scheduler._connector_finished": ("request",),
+    "vllm.v1.executor.abstract:Executor.execute_model": ("scheduler_output",),
     "vllm.v1.engine.core:EngineCore.add_request": ("request",),
     "vllm.v1.engine.core:EngineCore.abort_requests": ("request_ids",),
     "vllm.v1.engine.core:EngineCore.shutdown": (),

@@ -58,6 +58,7 @@ def files(scratch: Path) -> list[Path]:
     return list(scratch.glob("kvcustody-demo-*"))
 
 
+@pytest.mark.soak
 def test_every_attack_works_on_vllm_as_it_is_and_none_under_governance(tmp_path: Path):
     process, mark = start(tmp_path)
     out, err = process.communicate(timeout=SECONDS)
@@ -79,6 +80,7 @@ def test_every_attack_works_on_vllm_as_it_is_and_none_under_governance(tmp_path:
     assert files(tmp_path) == []
 
 
+@pytest.mark.soak
 def test_ended_in_the_middle_it_leaves_nothing(tmp_path: Path):
     process, mark = start(tmp_path)
     until = time.monotonic() + SECONDS
