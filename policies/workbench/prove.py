@@ -125,13 +125,17 @@ class _Search:
 
     def _bulk(self, reader: str) -> None:
         """One reader and every owner, at the epoch, in one call: what is permitted is judged one by one."""
-        columns = self._columns
-        owners = [self._tenants[i] for i in columns[0]]
-        mask = self._table.decide_many(columns[1], [reader] * len(owners), owners, *columns[2:], 0)
+        owners, *columns = self._columns
+        batch, mine = self._table.batch(), self._tenants.index(reader)
+        indices, _ = batch.intern(self._tenants, ())
+        readers = np.full(len(owners), indices[mine])
+        mask = batch.permits(columns[0], readers, indices[owners], columns[1], columns[2], columns[3], 0)
         self._findings.cells += len(mask)
-        for place in np.flatnonzero(mask & (columns[0] != self._tenants.index(reader))):
-            action, level, scope, via = (int(column[place]) for column in columns[1:])
-            request = Request(Action(action), reader, owners[place], level, Scope(scope), Via(via), 0)
+        for place in np.flatnonzero(mask & (owners != mine)):
+            action, level, scope, via = (int(column[place]) for column in columns)
+            request = Request(
+                Action(action), reader, self._tenants[owners[place]], level, Scope(scope), Via(via), 0
+            )
             self._judge_crossing(request, request.ask(self._table))
 
     @cached_property
