@@ -45,7 +45,7 @@ def scan(port: EnginePort, view: EngineView) -> list[Finding]:
         (pool.state == CACHED) & ~view.indexed,
     )
     found(
-        "index without custody",
+        "index without tier object",
         "the engine's index has blocks that nobody has in custody",
         view.indexed & ~in_custody,
     )
