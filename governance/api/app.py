@@ -35,7 +35,7 @@ _GROUPS = (
 )
 
 
-def create_api(service: Service) -> Api:
+def create_api(service: Service | None) -> Api:
     """Every operation of version 1."""
     api = Api(service)
     for add in _GROUPS:

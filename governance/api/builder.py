@@ -57,7 +57,8 @@ Endpoint = Callable[..., Any]
 class Api:
     """The application of operations of one service; `app` is what the gate wraps."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service | None) -> None:
+        """`service` None: for the document alone; nothing can be served then."""
         self.service = service
         self.operations = Operations()
         self.app = FastAPI(

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.service.problems import problems_table
 from kvcustody.governance.service.roles import PERMISSIONS, Action, Reach, Role, check_roles
-from kvcustody.governance.service.settings import load_service_settings, service_settings_table
+from kvcustody.governance.service.settings import load_service_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,8 +105,3 @@ def test_settings_that_would_open_the_door_are_refused(given: dict[str, object])
 def test_defaults_listen_to_this_user_alone() -> None:
     assert load_service_settings().listen.startswith("unix:")
     assert load_service_settings(listen="127.0.0.1:8080").listen == "127.0.0.1:8080"
-
-
-def test_docs_show_every_setting_and_every_problem() -> None:
-    assert service_settings_table() in (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    assert problems_table() in (ROOT / "docs" / "problems.md").read_text(encoding="utf-8")
