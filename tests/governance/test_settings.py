@@ -93,11 +93,11 @@ def test_the_database_password_is_never_shown() -> None:
 
 
 def test_unknown_variables_are_reported_and_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVCUSTODY_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KVCUSTODY_SERVICES_HOST", "10.0.0.1")
     monkeypatch.setenv("KVCUSTODY_BLOCK_TOKENZ", "4")
     monkeypatch.setenv("KVCUSTODY_ROOT_KEY", "x")
     load_settings()
-    assert unknown_variables() == ("KVCUSTODY_BLOCK_TOKENZ", "KVCUSTODY_SERVICE_HOST")
+    assert unknown_variables() == ("KVCUSTODY_BLOCK_TOKENZ", "KVCUSTODY_SERVICES_HOST")
 
 
 def test_settings_do_not_change() -> None:
