@@ -125,15 +125,12 @@ def read_units(
             tier=chosen.tier,
         )
     whole = chosen.tenant is None and chosen.classification is None
-    table = incarnations.c
-    query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
-    for row in connection.execute(query).all():
-        life = Life(row.id, row.uuid, row.offset_us, row.shards or 0)
+    for life in lives_of(connection):
         ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
         uses = read_uses(connection, life, as_of)
         cells = read_receipts(connection, life.id, ends, as_of)
         units = assess(ends, uses, cells, life.shards)
-        ended = _ended(connection, life, ends if whole else None, as_of)
+        ended = np.unique(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
         overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else read_models(connection, life.id, as_of)
         yield LifeUnits(
@@ -145,6 +142,13 @@ def read_units(
             (places_of(ends), cells.places, *uses.places),
             uses.tenants,
         )
+
+
+def lives_of(connection: Connection) -> list[Life]:
+    """Every incarnation, by id."""
+    table = incarnations.c
+    query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
+    return [Life(row.id, row.uuid, row.offset_us, row.shards or 0) for row in connection.execute(query).all()]
 
 
 def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
@@ -205,13 +209,11 @@ def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Fl
     )
 
 
-def _ended(connection: Connection, life: Life, ends: Evidence | None, as_of: AsOf | None) -> Int64s:
+def ended_keys(connection: Connection, life: Life, as_of: AsOf | None = None) -> Int64s:
     """The keys of everything that ended in an incarnation."""
-    if ends is None:
-        column = custody_ends.c
-        here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
-        ends = read(connection, custody_ends, (column.tenant,), here, ordered=False)
-    return np.unique(unit_keys_of(ends))
+    column = custody_ends.c
+    here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
+    return np.unique(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))
 
 
 def _account(uses: Uses, ended: Int64s) -> Account:

@@ -22,6 +22,7 @@ from kvcustody.console.replay import command as replay_command
 from kvcustody.console.report import command as report_command
 from kvcustody.console.scan import command as scan_command
 from kvcustody.console.serve import command as serve_command
+from kvcustody.console.subject import command as subject_command
 from kvcustody.console.witness import command as witness_command
 
 app = typer.Typer(
@@ -46,8 +47,10 @@ app.add_typer(principal_command.principals, name="principal")
 app.add_typer(principal_command.keys, name="apikey")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(witness_command.app, name="witness")
+audit_command.app.command(name="recompute", epilog=coverage_command.RECOMPUTE)(coverage_command.recompute)
 app.add_typer(coverage_command.app, name="coverage")
 app.add_typer(report_command.app, name="report")
+app.add_typer(subject_command.app, name="subject")
 app.add_typer(erasure_command.app, name="erasure")
 app.add_typer(scan_command.app, name="scan")
 

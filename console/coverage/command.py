@@ -31,6 +31,12 @@ from kvcustody.console.coverage.printing import print_coverage, print_recount
 from kvcustody.errors import ConfigError
 
 EXIT_DIFFERENT = 1
+RECOMPUTE = """Examples:
+
+    kvcustody coverage recompute --db kvcustody.db
+
+    kvcustody coverage recompute --export evidence-2026-03 --since 2026-03-01 --until 2026-04-01
+"""
 
 app = typer.Typer(
     cls=CustodyGroup,
@@ -70,10 +76,7 @@ def show(
         print_coverage(found)
 
 
-@app.command(
-    epilog="Examples:\n\n    kvcustody coverage recompute --db kvcustody.db\n\n"
-    "    kvcustody coverage recompute --export evidence-2026-03 --since 2026-03-01 --until 2026-04-01"
-)
+@app.command(epilog=RECOMPUTE)
 def recompute(
     *,
     db: Db = DEFAULT_DB,

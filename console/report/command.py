@@ -20,6 +20,7 @@ from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.report.verify import verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.coverage.options import DEFAULT_DB, At, Db, Since, Until, moment_us, reading
+from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report.document import FORMATS, render_all
 from kvcustody.console.report.words import count, percent
 from kvcustody.errors import ConfigError
@@ -106,10 +107,10 @@ def verify(
 
     Exit code 1 says that something is wrong with the report.
     """
-    vkeys = [_read(path).decode(errors="replace").strip() for path in key]
+    vkeys = [read_file(path).decode(errors="replace").strip() for path in key]
     for text in vkeys:
         parse_vkey(text)
-    found = verify_report(_read(file), vkeys, expected_digest=digest)
+    found = verify_report(read_file(file), vkeys, expected_digest=digest)
     if as_json:
         print_json({**found._asdict(), "ok": found.ok})
     else:
@@ -121,6 +122,9 @@ def verify(
         )
     if not found.ok:
         raise typer.Exit(EXIT_NO)
+
+
+app.command(name="ropa", epilog=ropa_command.EPILOG)(ropa_command.ropa)
 
 
 @app.command(epilog="Example:\n\n    kvcustody report frameworks --json")
@@ -152,7 +156,7 @@ def prove_policy(path: Path) -> PolicyProof:
     from kvcustody.policies.loader import load_policy
     from kvcustody.policies.workbench.prove import prove
 
-    policy = load_policy(_read(path), name=str(path.name))
+    policy = load_policy(read_file(path), name=str(path.name))
     proof = prove(compile_policy(policy, revision=1), declared=policy)
     digest = hashlib.sha256(orjson.dumps(proof.data(), option=orjson.OPT_SORT_KEYS)).hexdigest()
     return PolicyProof(
@@ -202,7 +206,8 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
     print(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """The bytes of a file; raises `ConfigError` where it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,0 +1,168 @@
+"""`kvcustody report ropa`: the record of processing activities as JSON, a page, PDF or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from kvcustody.audit.coverage import coverage
+from kvcustody.console.command import Json, print_json
+from kvcustody.console.coverage.options import Db, Since, Until, reading, selection
+from kvcustody.console.report.blocks import Facts, Items, Page, Section, Table
+from kvcustody.console.report.html import render_html
+from kvcustody.console.report.pdf import render_pdf
+from kvcustody.console.report.words import count, percent
+from kvcustody.errors import ConfigError
+from kvcustody.governance.ropa import Record, Stated, record_of
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+
+FORMATS = ("html", "pdf", "json", "csv")
+EPILOG = """Examples:
+
+    kvcustody report ropa --policy policy.yaml --db kvcustody.db --controller "Example AG, Bonn"
+
+    kvcustody report ropa --policy policy.yaml --db kvcustody.db --since 2026-01-01 --format csv --out ropa
+"""
+
+
+def ropa(
+    *,
+    policy: Annotated[Path, typer.Option(help="The policy in effect (YAML): its limits are the record's.")],
+    db: Db = "kvcustody.db",
+    since: Since = None,
+    until: Until = None,
+    controller: Annotated[str, typer.Option(help="Name of the controller (30(1)(a)).")] = "",
+    contact: Annotated[str, typer.Option(help="Contact details.")] = "",
+    officer: Annotated[str, typer.Option(help="The data-protection officer.")] = "",
+    purposes: Annotated[str, typer.Option(help="Purposes of the processing (30(1)(b)).")] = "",
+    subjects: Annotated[str, typer.Option(help="Categories of data subjects (30(1)(c)).")] = "",
+    data: Annotated[str, typer.Option(help="Categories of personal data.")] = "",
+    transfers: Annotated[str, typer.Option(help="Transfers to third countries (30(1)(e)).")] = "",
+    format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json",
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-ropa"),
+    as_json: Json = False,
+) -> None:
+    """Export the record of processing activities (GDPR 30): time limits and measures from the policy, as it runs.
+
+    What only the controller knows is an option; what is left out stays open in the record and says so.
+    """
+    from kvcustody.console.report.command import read_file, write_files
+
+    formats = [name.strip() for name in format.split(",") if name.strip()]
+    if not formats or set(formats) - set(FORMATS):
+        raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
+    parsed = load_policy(read_file(policy), name=policy.name)
+    chosen = selection(since, until, None, None, None, None)
+    with reading(db) as connection:
+        total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
+    stated = Stated(controller, contact, officer, purposes, subjects, data, transfers)
+    record = record_of(parsed, compile_policy(parsed, revision=1).digest, total, stated)
+    makers = {"json": to_json, "csv": to_csv, "html": _html, "pdf": lambda made: render_pdf(page_of(made))}
+    files = {f"ropa.{name}": makers[name](record) for name in formats}
+    write_files(out, files)
+    if as_json:
+        print_json({"folder": str(out), "files": sorted(files), "record": _plain(record)})
+    else:
+        print(f"{', '.join(sorted(files))} in {out}")
+
+
+def to_json(record: Record) -> bytes:
+    """The record as JSON, keys in order."""
+    return orjson.dumps(_plain(record), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+
+
+def to_csv(record: Record) -> bytes:
+    """The record as rows for a register: one a classification. A text that a spreadsheet would run is quoted."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    shared = (
+        "activity",
+        "controller",
+        "contact",
+        "officer",
+        "purposes",
+        "subjects",
+        "data",
+        "transfers",
+        "erasure_within",
+    )
+    limits = tuple(record.time_limits[0]._fields) if record.time_limits else ()
+    writer.writerow([*shared, *limits, "recipients", "measures", "policy", "policy_digest"])
+    recipients = "; ".join(f"{item.reader} reads {item.owner} ({item.by})" for item in record.recipients)
+    for limit in record.time_limits:
+        cells = [*(getattr(record, name) for name in shared), *limit, recipients, " ".join(record.measures)]
+        writer.writerow([_cell(cell) for cell in (*cells, record.policy, record.policy_digest)])
+    return text.getvalue().encode()
+
+
+def page_of(record: Record) -> Page:
+    """The record as a page."""
+    facts = [
+        ("controller (30(1)(a))", record.controller),
+        ("contact", record.contact),
+        ("data-protection officer", record.officer),
+        ("purposes (b)", record.purposes),
+        ("data subjects (c)", record.subjects),
+        ("personal data (c)", record.data),
+        ("transfers (e)", record.transfers),
+        ("erasure on request within", record.erasure_within),
+        ("policy", f"{record.policy}, digest {record.policy_digest}"),
+        (
+            "evidence",
+            f"{count(record.covered)} of {count(record.due)} units due ended in time with evidence "
+            f"({percent(record.covered, record.due)})",
+        ),
+    ]
+    limits = [tuple(item) for item in record.time_limits]
+    recipients = [tuple(item) for item in record.recipients]
+    return Page(
+        "Record of processing activities",
+        f"GDPR 30(1). {record.activity}.",
+        (),
+        (
+            Section("Controller and processing", (Facts(facts),)),
+            Section(
+                "Time limits (f)",
+                (
+                    Table(
+                        (
+                            *("class", "after last use", "after birth", "running at most"),
+                            *("overwritten within", "read back", "where"),
+                        ),
+                        limits,
+                        left=7,
+                    ),
+                ),
+            ),
+            Section(
+                "Recipients (d)",
+                (
+                    Table(("owner", "reader", "by", "up to", "reason"), recipients, left=5)
+                    if recipients
+                    else Items(("None: no grant or segment opens one tenant's blocks to another.",)),
+                ),
+            ),
+            Section("Technical and organisational measures (g)", (Items(record.measures),)),
+        ),
+        "kvcustody. Time limits and measures are those of the policy; what the controller states is theirs.",
+    )
+
+
+def _html(record: Record) -> bytes:
+    return render_html(page_of(record))
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _cell(text: str) -> str:
+    return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

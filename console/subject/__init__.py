@@ -1,0 +1,1 @@
+"""`kvcustody subject`: one subject's page, for a data-protection officer."""

@@ -1,0 +1,95 @@
+"""`kvcustody subject`: what do we hold of one person, why, until when; erase; certificate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.pseudonyms import names_of
+from kvcustody.audit.report.subject import SubjectPage, subject_page
+from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.clock import SystemClock
+from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.console.coverage.options import DEFAULT_DB, Db, moment_us, reading
+from kvcustody.console.report.command import write_files
+from kvcustody.console.report.html import render_html
+from kvcustody.console.report.words import count, moment, percent
+from kvcustody.console.subject.page import page_of
+
+app = typer.Typer(
+    cls=CustodyGroup,
+    no_args_is_help=True,
+    help="One subject's page for a data-protection officer: what is held, why, until when, and what was erased.",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `show` a command of its own."""
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody subject show --tenant acme --subject ada\n\n"
+    "    kvcustody subject show --tenant acme --subject ada --html ada.html --json"
+)
+def show(
+    *,
+    tenant: Annotated[str, typer.Option(help="Whose data it is.")],
+    subject: Annotated[str, typer.Option(help="The subject, as the tenant's identity names it.")],
+    db: Db = DEFAULT_DB,
+    subject_keys: Annotated[
+        str | None,
+        typer.Option(envvar="KVCUSTODY_SUBJECT_KEYS_URL", help="The store of subject keys, as a URL."),
+    ] = None,
+    at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
+    keys = None if subject_keys is None else SubjectKeys.open(subject_keys)
+    now_us = moment_us(at) or SystemClock().utc_us()
+    with reading(db) as connection:
+        found = subject_page(connection, tenant, names_of(connection, tenant, subject, keys), now_us=now_us)
+    if html is not None:
+        write_files(html.parent, {html.name: render_html(page_of(found))})
+    if as_json:
+        print_json(
+            {
+                "tenant": found.tenant,
+                "pseudonyms": found.pseudonyms,
+                "now_us": found.now_us,
+                "held_blocks": found.held_blocks,
+                "until_us": found.until_us,
+                "holdings": [item._asdict() for item in found.holdings],
+                "evidence": found.evidence._asdict(),
+                "erasures": [item._asdict() for item in found.erasures],
+            }
+        )
+    else:
+        _print(found)
+
+
+def _print(found: SubjectPage) -> None:
+    console = stdout()
+    if not found.holdings:
+        console.print("nothing is on record for this subject")
+    else:
+        table = make_table(
+            "what is held", "state", "class", "why", "since", "until", "blocks", "in custody", left=5
+        )
+        for item in found.holdings:
+            why = f"{', '.join(item.reasons)} (revision {item.revision})"
+            times = (moment(item.opened_us)[:19], moment(item.until_us)[:19])
+            table.add_row(
+                item.state, item.classification, why, *times, count(item.blocks), count(item.in_custody)
+            )
+        console.print(table)
+    evidence = found.evidence
+    console.print(
+        f"{count(found.held_blocks)} blocks in custody; of {count(evidence.due)} units due "
+        f"{percent(evidence.covered, evidence.due)} are covered"
+    )
+    for each in found.erasures:
+        console.print(f"erasure {each.erasure} ({each.selector}), {moment(each.at_us)[:19]}: {each.outcome}")
