@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,8 +64,7 @@ def ropa(
         total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
     stated = Stated(controller, contact, officer, purposes, subjects, data, transfers)
     record = record_of(parsed, compile_policy(parsed, revision=1).digest, total, stated)
-    makers = {"json": to_json, "csv": to_csv, "html": _html, "pdf": lambda made: render_pdf(page_of(made))}
-    files = {f"ropa.{name}": makers[name](record) for name in formats}
+    files = {f"ropa.{name}": _MAKERS[name](record) for name in formats}
     write_files(out, files)
     if as_json:
         print_json({"folder": str(out), "files": sorted(files), "record": _plain(record)})
@@ -158,6 +158,10 @@ def _html(record: Record) -> bytes:
     return render_html(page_of(record))
 
 
+def _pdf(record: Record) -> bytes:
+    return render_pdf(page_of(record))
+
+
 def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return {name: _plain(item) for name, item in value._asdict().items()}
@@ -166,3 +170,6 @@ def _plain(value: Any) -> Any:
 
 def _cell(text: str) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+
+
+_MAKERS: dict[str, Callable[[Record], bytes]] = {"json": to_json, "csv": to_csv, "html": _html, "pdf": _pdf}
