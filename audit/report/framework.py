@@ -6,11 +6,10 @@ F2 `evidence` names sections of a report; a name that is no section is an error 
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
-
-import yaml
 
 from kvcustody.errors import ConfigError
 
@@ -59,8 +58,8 @@ def load_framework(name: str) -> Framework:
     """A framework by its name; raises `ConfigError` for one that there is no file of."""
     if name not in NAMES:
         raise ConfigError(f"framework `{name}` is none of: {', '.join(NAMES)}", framework=name)
-    text = resources.files("kvcustody.audit.report").joinpath(f"frameworks/{name}.yaml").read_text("utf-8")
-    value = yaml.safe_load(text)
+    text = resources.files("kvcustody.audit.report").joinpath(f"frameworks/{name}.toml").read_text("utf-8")
+    value = tomllib.loads(text)
     controls = tuple(
         Control(item["id"], item["title"], item["supports"], tuple(item["evidence"]), item["limit"])
         for item in value["controls"]
