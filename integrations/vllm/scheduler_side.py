@@ -218,6 +218,7 @@ class SchedulerSide:
         if (
             not self._is_attended
             or journal.scrub_within_us < (now_us - before_us) * _DEADLINE_STEPS
+            or port.pool.queue.may_repeat  # the port heard already of a block that was handed out dirty
             or (journal.is_behind and not self._hands_out_zeroes(cached.new_block_ids))
         ):
             self._tell(list(compress(cached.req_ids, cached.new_block_ids)))

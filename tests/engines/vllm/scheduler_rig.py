@@ -152,7 +152,9 @@ class Rig:
         alpha_cap: int = 100,
         active: str = "10m",
         connectors: list[dict[str, Any]] | None = None,
+        attends: bool = False,
     ) -> None:
+        self.attends = attends  # as an engine does while its workers compute
         self.clock = VirtualClock()
         self.ledger = KeepingLedger()
         self.tokens = ScopeTokens(KeyBuffer.random(KEY_BYTES), self.clock)
@@ -308,6 +310,8 @@ class Rig:
         if self.worker is not None:
             self.worker.handle_preemptions(output.kv_connector_metadata)
         ran = self.device.run(output)
+        if self.worker is not None and self.attends:
+            self.side.attend()
         if self.worker is not None:
             done.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
             ran.kv_connector_output = done

@@ -65,9 +65,10 @@ def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig]) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("windows", [False, True])
-def test_churn(rig: Callable[..., Rig], windows: bool, asynchronous: bool) -> None:
+@pytest.mark.parametrize("attends", [False, True])
+def test_churn(rig: Callable[..., Rig], attends: bool, windows: bool, asynchronous: bool) -> None:
     """Many requests over a pool that holds few: chunked prefill, preemption, eviction; every byte and book right."""
-    one = rig(blocks=36, windows=windows, asynchronous=asynchronous)
+    one = rig(blocks=36, windows=windows, asynchronous=asynchronous, attends=attends)
     plain = rig(blocks=400, windows=windows, asynchronous=asynchronous, governed=False)
     asked = []
     for turn in range(40):
