@@ -25,7 +25,7 @@ def sample_section(report: Report) -> Section:
             item.custody.classification,
             item.custody.verdict.replace("_", " "),
             "yes" if item.custody.covered else "no",
-            moment(item.custody.due_us),
+            moment(item.custody.due_us)[:23].rstrip("Z"),
             item.custody.level,
         )
         for item in report.sample
@@ -63,7 +63,7 @@ def sample_section(report: Report) -> Section:
                 ),
                 rows,
                 left=8,
-                widths=(0.09, 0.21, 0.13, 0.11, 0.1, 0.08, 0.2, 0.08),
+                widths=(0.08, 0.2, 0.12, 0.1, 0.09, 0.08, 0.24, 0.09),
                 bad=frozenset(place for place, item in enumerate(report.sample) if not item.custody.covered),
             ),
             Paragraph(
@@ -74,7 +74,7 @@ def sample_section(report: Report) -> Section:
                 ("of", "log, idx", "kind", "leaf hash (RFC 6962)"),
                 leaves[: 2 * _LISTED],
                 left=4,
-                widths=(0.1, 0.28, 0.16, 0.46),
+                widths=(0.08, 0.19, 0.16, 0.57),
             ),
             *_more(len(leaves) - 2 * _LISTED, "leaves"),
         ),
@@ -115,7 +115,7 @@ def exceptions_section(report: Report) -> Section:
                     for item in report.exceptions[:_LISTED]
                 ],
                 left=9,
-                widths=(0.09, 0.1, 0.09, 0.12, 0.09, 0.07, 0.14, 0.2, 0.1),
+                widths=(0.08, 0.1, 0.09, 0.11, 0.09, 0.06, 0.17, 0.19, 0.11),
             ),
             *_more(len(report.exceptions) - _LISTED + report.exceptions_left_out, "groups"),
         ),

@@ -121,7 +121,9 @@ class _Setter:
             f"{number}. {_safe(section.title)}",
             self._named(size=12.5, leading=16, before=13, after=5, bold=True, keep=True),
         )
-        return [heading, *(item for block in section.blocks for item in self._block(block))]
+        flow = [heading, *(item for block in section.blocks for item in self._block(block))]
+        signed = any(isinstance(block, Signatures) for block in section.blocks)
+        return [self._keep(flow)] if signed else flow
 
     def _block(self, block: Block) -> list[Any]:
         return self._makers[type(block)](block)
