@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from kvcustody.policies.ir import Action, Scope, Via
 
 if TYPE_CHECKING:
-    from kvcustody.policies.table import Row, Tables, Timeline
+    from kvcustody.policies.own_row import Row
+    from kvcustody.policies.table import Tables, Timeline
 
 TENANT_LENGTH_MAX = 256
 _ACTIONS, _SCOPES = len(Action), len(Scope)
@@ -41,29 +42,21 @@ class BatchTable:
         self._longest = int(counts.max()) if len(counts) else 0
 
     def _own_bits(self, tables: Tables) -> NDArray[np.bool_]:
-        rows = np.zeros((len(self._index) + 1, _ACTIONS, self._levels, _SCOPES), dtype=bool)
-        seen: dict[tuple[int, ...], NDArray[np.bool_]] = {}
+        shape = (_ACTIONS, self._levels, _SCOPES)
+        rows = np.zeros((len(self._index) + 1, *shape), dtype=bool)
+        # Tenants that are decided alike have the same decisions, admission apart: its reason names the tenant.
+        admission = self._levels * _SCOPES
+        seen: dict[tuple[int, ...], list[bool]] = {}
         listed: list[Row | None] = [tables.own[tenant] for tenant in self._index]
         for index, row in enumerate([*listed, tables.unlisted]):
             if row is None:
                 continue
-            # Admission cells differ between tenants, in their reason alone: they do not tell rows apart here.
-            key = tuple(id(row[action]) for action in Action if action is not Action.ADMIT)
-            if key not in seen:
-                seen[key] = self._bits(row)
-            rows[index] = seen[key]
-            for level, scopes in row[Action.ADMIT].items():
-                for scope, decision in scopes.items():
-                    rows[index, Action.ADMIT, level, scope] = decision.permitted
+            rest = tuple(map(id, row[admission:]))
+            if rest not in seen:
+                seen[rest] = [decision.permitted for decision in row[admission:]]
+            admitted = [decision.permitted for decision in row[:admission]]
+            rows[index] = np.reshape(admitted + seen[rest], shape)
         return rows
-
-    def _bits(self, row: Row) -> NDArray[np.bool_]:
-        bits = np.zeros((_ACTIONS, self._levels, _SCOPES), dtype=bool)
-        for action, levels in row.items():
-            for level, scopes in levels.items():
-                for scope, decision in scopes.items():
-                    bits[action, level, scope] = decision.permitted
-        return bits
 
     def _cross_entries(self, tables: Tables) -> list[tuple[int, int, int, int]]:
         """(key, start, end, permit) of every interval; the key packs all that a request says but the time."""

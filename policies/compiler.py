@@ -22,6 +22,7 @@ from kvcustody.policies.ir import (
     Via,
 )
 from kvcustody.policies.obligations import Obligations, ended, obligations_of
+from kvcustody.policies.own_row import Row
 from kvcustody.policies.rulebook import SILENT, Rulebook, Ruling, Rulings
 from kvcustody.policies.table import (
     ALWAYS_US,
@@ -30,7 +31,6 @@ from kvcustody.policies.table import (
     UNLISTED,
     Decision,
     DecisionTable,
-    Row,
     SegmentRow,
     Tables,
     Timeline,
@@ -68,9 +68,7 @@ class _Compiler:
         self._segments = [s for s in policy.segments if s.id not in revoked]
         self._decisions: dict[tuple[object, ...], Decision] = {}
         # Decisions are interned and kept by `_decisions`, so their identities stand for them.
-        self._own_cells: dict[tuple[int, Scope], dict[int, Decision]] = {}
-        self._own_levels: dict[tuple[int, ...], dict[int, dict[int, Decision]]] = {}
-        self._own_rows: dict[tuple[int, ...], dict[int, dict[int, dict[int, Decision]]]] = {}
+        self._own_cells: dict[tuple[int, Scope], tuple[Decision, ...]] = {}
 
     def tables(self) -> Tables:
         """Every table, complete."""
@@ -103,31 +101,27 @@ class _Compiler:
     # Own domains
 
     def _own_row(self, tenant: TenantPolicy, key: str | Unlisted) -> Row:
-        """Cells by action, level and scope; the parts that do not depend on the tenant's name are shared."""
+        """Every cell, in the order of `own_row`."""
         name = "" if key is UNLISTED else tenant.id
         rulings = self._rulebook.rulings(name, name, Via.OWN, same_group=True)
         owed = self._obligations[key]
-        row = {}
+        row: list[Decision] = []
         for action in Action:
-            levels = {
-                level: self._own_scopes(
-                    action, tenant, rulings.get((action, level), SILENT), level, owed[level]
-                )
-                for level in self._levels
-            }
-            row[int(action)] = self._own_levels.setdefault(tuple(map(id, levels.values())), levels)
-        return self._own_rows.setdefault(tuple(map(id, row.values())), row)
+            for level in self._levels:
+                ruling = rulings.get((action, level), SILENT)
+                row += self._own_scopes(action, tenant, ruling, level, owed[level])
+        return tuple(row)
 
     def _own_scopes(
         self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations
-    ) -> dict[int, Decision]:
-        """The cells of one action and level; one object for all tenants that are decided alike."""
+    ) -> tuple[Decision, ...]:
+        """The cells of one action and level, narrow to wide: one object for all tenants that are decided alike."""
         widest = tenant.scope if action in _DOMAIN_ACTIONS else Scope.TENANT
         inside = self._own_decision(action, tenant, ruling, level, owed)
         marks = (id(inside), widest)
         if marks not in self._own_cells:
             outside = self._decision(Effect.DENY, (DEFAULT_DENY,))
-            self._own_cells[marks] = {int(scope): inside if scope <= widest else outside for scope in Scope}
+            self._own_cells[marks] = tuple(inside if scope <= widest else outside for scope in Scope)
         return self._own_cells[marks]
 
     def _own_decision(

@@ -33,6 +33,7 @@ from kvcustody.policies.ir import (
     Via,
 )
 from kvcustody.policies.obligations import Obligations
+from kvcustody.policies.own_row import Row, places
 
 DEFAULT_DENY = "default-deny"
 ALWAYS_US = -(1 << 63)
@@ -70,8 +71,6 @@ class Decision:
         return self.effect is Effect.PERMIT
 
 
-Row = Mapping[int, Mapping[int, Mapping[int, Decision]]]
-"""A tenant's own decisions: action, level, scope."""
 Timeline = tuple[tuple[int, int, Decision, tuple[str, ...]], ...]
 """Disjoint intervals (start, exclusive end, decision, ids of the live sources); else default deny."""
 SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
@@ -104,6 +103,7 @@ class DecisionTable:
         "_failed",
         "_grants",
         "_own",
+        "_places",
         "_segments",
         "_tables",
         "_tenants",
@@ -123,6 +123,7 @@ class DecisionTable:
         self.revoked = revoked
         self._tables = tables
         self._own = tables.own
+        self._places = places(len(policy.classifications))
         self._unlisted = tables.unlisted
         self._grants = tables.grants
         self._segments = tables.segments
@@ -159,7 +160,7 @@ class DecisionTable:
                     row = self._unlisted
                     if row is None or not _well_formed(reader):
                         return self._deny
-                return row[action][classification][scope]
+                return row[self._places[action][classification][scope]]
             if via == _GRANT:
                 levels = self._grants.get((reader, owner))
                 if levels is None or action != _REUSE or scope not in SHARED_SCOPES or classification < 0:

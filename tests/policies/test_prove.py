@@ -33,6 +33,7 @@ from kvcustody.policies import compiler, library
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Action, Grant, Scope, Via
 from kvcustody.policies.loader import load_policy
+from kvcustody.policies.own_row import places
 from kvcustody.policies.workbench.proof import PROPERTIES
 from kvcustody.policies.workbench.prove import Never, prove
 from kvcustody.policies.workbench.request import Request
@@ -188,10 +189,12 @@ def test_a_table_that_lies_is_found(compiled):
 
 def test_an_own_row_that_is_too_wide_is_found(compiled):
     table = compiled()
-    row = dict(table._own["globex"])
-    inside = row[Action.REUSE][0][Scope.SESSION]
-    row[Action.REUSE] = {level: dict.fromkeys(Scope, inside) for level in range(3)}
-    table._own["globex"] = row
+    row, reuse = list(table._own["globex"]), places(3)[Action.REUSE]
+    inside = row[reuse[0][Scope.SESSION]]
+    for scopes in reuse.values():
+        for place in scopes.values():
+            row[place] = inside
+    table._own["globex"] = tuple(row)
     assert broken(table) == {"ISO-4", "ISO-7"}
 
 

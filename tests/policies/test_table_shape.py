@@ -9,6 +9,7 @@ import pytest
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Action, Scope, Via
 from kvcustody.policies.loader import load_policy
+from kvcustody.policies.own_row import places
 
 NOW = 1_790_000_000_000_000
 
@@ -75,7 +76,14 @@ def test_steps_do_not_depend_on_the_number_of_rules(small, large, request_):
 
 
 def test_equal_cells_are_shared(large):
-    """200 tenants do not mean 200 tables: a row differs from another only where a rule names its tenant."""
-    rows = large._own
-    assert len({id(row[Action.PUBLISH]) for name, row in rows.items() if name in ("acme", "labs")}) == 1
-    assert rows["acme"][Action.REUSE][0][Scope.SUBJECT] is rows["labs"][Action.REUSE][0][Scope.SUBJECT]
+    """200 tenants are not 200 times the decisions: rows differ only where a rule or admission names the tenant."""
+    acme, labs = (dict(enumerate(large._own[name])) for name in ("acme", "labs"))
+    admission = len(large.policy.classifications) * len(Scope)
+    assert all(acme[place] is labs[place] for place in acme if place >= admission)
+    assert len({id(cell) for row in large._own.values() for cell in row}) < 2 * (1_000 + 200)
+
+
+def test_places_are_every_cell_once(large):
+    levels = range(len(large.policy.classifications))
+    cells = [places(len(levels))[a][level][s] for a in Action for level in levels for s in Scope]
+    assert cells == list(range(len(large._own["acme"])))
