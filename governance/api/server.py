@@ -28,6 +28,7 @@ from kvcustody.governance.service.settings import ServiceSettings, address
 
 _log = structlog.get_logger(__name__)
 _BACKLOG = 512
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep a connection: they close it, and never meet a closed one
 
 
 class _Server(uvicorn.Server):
@@ -105,6 +106,7 @@ def _config(app: Gate, settings: ServiceSettings, *, demand_certificates: bool =
         ws="none",
         timeout_graceful_shutdown=settings.shutdown_seconds,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         **tls,
     )
     config.load()

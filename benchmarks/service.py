@@ -1,0 +1,322 @@
+"""The service under load on loopback: audit queries at a steady rate, and ledger batches of many workers.
+
+The service runs as a process of its own on a Unix socket, as `kvcustody serve` does. Queries are open-loop: request n
+is sent at n/rate, whether earlier ones were answered or not, and its latency counts from then. Each asks for 50 events
+of one tenant in a window of time, as an auditor (each read is an event of its own, durable first) and as a viewer.
+Ingest: workers send batches that were encoded before, each again as soon as the one before is acknowledged. The 10
+million events are inserted in bulk: rows of `events` and `logs`, without trees, which these queries do not read.
+Run: `python benchmarks/service.py [--events 1000000] [--seconds 10] [--workers 24] [--json FILE]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import random
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+
+from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
+from kvcustody.audit.events.encoder import BatchEncoder
+from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.runs import Run
+from kvcustody.audit.store import open_store
+from kvcustody.governance.api.server import serve
+from kvcustody.governance.logs import configure
+from kvcustody.governance.service.leaf_check import write_batch
+from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.service import open_service
+from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.migrations.upgrade import upgrade
+
+TENANTS = 50
+LIMIT = 50
+START_US = 1_790_000_000_000_000
+EVERY_US = 8_640  # 10 million events in a day
+OFFSET_US = 1_790_000_000_000_000
+RATE = 200
+
+
+def settings(folder: Path) -> ServiceSettings:
+    return ServiceSettings(
+        database_url=f"sqlite:///{folder}/ledger.db",
+        state_path=folder / "state",
+        listen=f"unix:{folder}/api.sock",
+        signing_key_path=folder / "signing.key",
+        requests_per_second=1e6,
+        requests_burst=1_000_000,
+    )
+
+
+def run_service(folder: Path) -> None:
+    """The other process: principals once, then serve until SIGTERM."""
+    configure("error", "json")
+    with open_service(settings(folder)) as service:
+        keys = folder / "keys.json"
+        if not keys.exists():
+            made = {}
+            roles = {f"w{number}": Role.WORKER for number in range(64)} | {"auditor": Role.AUDITOR}
+            for name, role in roles.items():
+                service.principals.enrol(name, [role], by="benchmark")
+            service.principals.enrol("viewer", [Role.TENANT_VIEWER], tenant="tenant-7", by="benchmark")
+            for name in (*roles, "viewer"):
+                made[name] = service.principals.issue_key(name, days=1, by="benchmark").key
+            keys.write_bytes(orjson.dumps(made))
+        serve(service, ready=lambda: print("ready", flush=True))
+
+
+class Service:
+    """The service process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == "ready"
+        self.keys: dict[str, str] = orjson.loads((folder / "keys.json").read_bytes())
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def client(self, name: str) -> httpx.AsyncClient:
+        transport = httpx.AsyncHTTPTransport(
+            uds=str(self.folder / "api.sock"), limits=httpx.Limits(max_connections=64)
+        )
+        headers = {"Authorization": f"Bearer {self.keys[name]}"}
+        return httpx.AsyncClient(
+            transport=transport, base_url="http://kvcustody", headers=headers, timeout=60
+        )
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def fill(folder: Path, count: int) -> None:
+    """`count` events over 50 tenants and a day, inserted in bulk."""
+    engine = open_store(settings(folder).database_url)
+    upgrade(engine)
+    engine.dispose()
+    connection = sqlite3.connect(folder / "ledger.db")
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("INSERT INTO workers (id, name) VALUES (1000, 'filler')")
+    connection.execute(
+        'INSERT INTO incarnations (id, uuid, worker, offset_us, started_us, ended_us, "end")'
+        " VALUES (1000, ?, 1000, ?, ?, ?, ?)",
+        ("f" * 32, START_US, START_US, START_US, "stopped"),
+    )
+    empty = bytes(connection.execute("SELECT frontier FROM root_log").fetchone()[0])
+    for tenant in range(TENANTS):
+        name = f"tenant-{tenant}"
+        sizes = count // TENANTS
+        row = (1000 + tenant, f"tenant/{name}", sizes, empty)
+        connection.execute("INSERT INTO logs (id, name, size, frontier) VALUES (?, ?, ?, ?)", row)
+        connection.execute(
+            "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?)",
+            (name, 1000 + tenant, START_US),
+        )
+    statement = (
+        "INSERT INTO events (log, idx, incarnation, sequence, part, parts, kind, outage, at_us, leaf)"
+        " VALUES (?, ?, 1000, ?, 1, 1, 'residency-released', 'B', ?, ?)"
+    )
+
+    def rows(first: int, last: int) -> Any:
+        for number in range(first, last):
+            tenant, idx = number % TENANTS, number // TENANTS
+            at_us = START_US + number * EVERY_US
+            leaf = (
+                b'{"at_us":%d,"boot_us":%d,"cause":"finish","hold_boot_us":0,"incarnation":"%s","kind":"residency-released",'
+                b'"log":"tenant/tenant-%d","of_incarnation":"%s","outage":"B","part":1,"parts":1,"residency":%d,"runs":[],'
+                b'"blocks":0,"schema":"kvcustody/event@1","sequence":%d,"tenant":"tenant-%d"}'
+                % (at_us, at_us - START_US, b"f" * 32, tenant, b"f" * 32, number, number + 1, tenant)
+            )
+            yield 1000 + tenant, idx, number + 1, at_us, leaf
+
+    for first in range(0, count, 200_000):
+        connection.executemany(statement, rows(first, min(count, first + 200_000)))
+        connection.commit()
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.close()
+
+
+async def query(service: Service, who: str, count: int, seconds: float) -> dict[str, float]:
+    """Latencies of queries at the rate, open loop."""
+    draw = random.Random(7)
+    latencies: list[float] = []
+    wrong = 0
+    async with service.client(who) as client:
+        (await client.get("/v1/whoami")).raise_for_status()
+
+        async def one(due: float) -> None:
+            nonlocal wrong
+            tenant = 7 if who == "viewer" else draw.randrange(TENANTS)
+            since = START_US + draw.randrange(max(1, count - 100_000)) * EVERY_US
+            until = since + 3600 * 1_000_000
+            path = f"/v1/audit/events?tenant=tenant-{tenant}&since={since}&until={until}&limit={LIMIT}"
+            answer = await client.get(path)
+            latencies.append(time.perf_counter() - due)
+            wrong += answer.status_code != 200 or len(answer.json()["items"]) != LIMIT
+
+        for rate, length in ((20, 1.0), (RATE, seconds)):  # the first second warms up
+            latencies.clear()
+            used = service.cpu_seconds()
+            begun = time.perf_counter()
+            tasks = []
+            for number in range(int(rate * length)):
+                due = begun + number / rate
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                tasks.append(asyncio.create_task(one(due)))
+            await asyncio.gather(*tasks)
+        used = service.cpu_seconds() - used
+    ordered = sorted(latencies)
+    return {
+        "requests": len(ordered),
+        "rate_per_second": round(len(ordered) / (time.perf_counter() - begun), 1),
+        "wrong_answers": wrong,
+        "p50_ms": round(1000 * statistics.median(ordered), 2),
+        "p99_ms": round(1000 * ordered[int(0.99 * len(ordered))], 2),
+        "max_ms": round(1000 * ordered[-1], 2),
+        "service_cpu_ms_a_request": round(1000 * used / len(ordered), 3),
+    }
+
+
+def batches(name: str, incarnation: str, count: int, leaves: int) -> list[tuple[int, bytes]]:
+    """Batches of openings, encoded before the clock runs: (first sequence, body)."""
+    directory = SubjectDirectory()
+    encoder = BatchEncoder(Context(incarnation, OFFSET_US, directory))
+    made, sequence = [], 1
+    started = WorkerStarted(1, name, 1000, 1, 4096, "cpu", "benchmark")
+    for _ in range(count):
+        items: list[Any] = [] if sequence > 1 else [(1, started)]
+        while len(items) < leaves:
+            number = sequence + len(items)
+            run = Run(np.arange(4, dtype=np.int64), 4 * number)
+            tenant = f"tenant-{number % TENANTS}"
+            opened = ResidencyOpened(
+                number, number, tenant, f"user-{number % 500}", None, False, "internal", (), (), ("own-scope",), 1,
+                number + 10**9, (run,),
+            )  # fmt: skip
+            items.append((number, opened))
+        work = encoder.encode(items)
+        names = directory.fresh()
+        directory.settle(names)
+        made.append((sequence, write_batch(names, work.batch.data)))
+        sequence += len(items)
+    return made
+
+
+def work(
+    folder: str, keys: dict[str, str], names: list[str], count: int, leaves: int, start: Any, counted: Any
+) -> None:
+    """One client process: several workers, each with one batch on the way at a time."""
+    lives = {name: uuid.uuid4().hex for name in names}
+    ready = {name: batches(name, lives[name], count, leaves) for name in names}
+    transport = httpx.AsyncHTTPTransport(uds=f"{folder}/api.sock", limits=httpx.Limits(max_connections=64))
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=transport, base_url="http://kvcustody", timeout=120) as client:
+            for name in names:
+                head = {"Authorization": f"Bearer {keys[name]}"}
+                path = f"/v1/worker/incarnations/{lives[name]}"
+                (await client.put(path, json={"offset_us": OFFSET_US}, headers=head)).raise_for_status()
+            start.wait()
+
+            async def one(name: str) -> int:
+                head = {"Authorization": f"Bearer {keys[name]}", "Content-Type": "application/x-ndjson"}
+                added = 0
+                for first, body in ready[name]:
+                    path = f"/v1/worker/incarnations/{lives[name]}/batches/{first}"
+                    answer = await client.put(path, content=body, headers=head)
+                    answer.raise_for_status()
+                    added += answer.json()["added"]
+                return added
+
+            counted.put(sum(await asyncio.gather(*(one(name) for name in names))))
+
+    asyncio.run(run())
+
+
+def ingest(service: Service, workers: int, count: int, leaves: int) -> dict[str, float]:
+    """Leaves a second that the service takes from so many workers."""
+    context = multiprocessing.get_context("spawn")
+    start, counted = context.Barrier(2), context.Queue()
+    names = [f"w{number}" for number in range(workers)]
+    arguments = (str(service.folder), service.keys, names, count, leaves, start, counted)
+    process = context.Process(target=work, args=arguments)
+    process.start()
+    start.wait()
+    begun, used = time.perf_counter(), service.cpu_seconds()
+    added = counted.get()
+    wall, cpu = time.perf_counter() - begun, service.cpu_seconds() - used
+    process.join()
+    assert added == workers * count * leaves, "every leaf is new"
+    return {
+        "workers": workers,
+        "leaves": added,
+        "leaves_per_second": round(added / wall),
+        "leaves_per_service_cpu_second": round(added / cpu),
+        "batch_leaves": leaves,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--workers", type=int, default=24)
+    parser.add_argument("--batches", type=int, default=6)
+    parser.add_argument("--leaves", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        run_service(options.serve)
+        return
+    found: dict[str, Any] = {
+        "events": options.events,
+        "load_1min": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+    }
+    with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
+        folder = Path(text)
+        begun = time.perf_counter()
+        fill(folder, options.events)
+        found["fill_seconds"] = round(time.perf_counter() - begun, 1)
+        service = Service(folder)
+        try:
+            for who in ("viewer", "auditor"):
+                found[f"query_{who}"] = asyncio.run(query(service, who, options.events, options.seconds))
+                print(who, found[f"query_{who}"], flush=True)
+        finally:
+            service.close()
+    with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
+        service = Service(Path(text))
+        try:
+            found["ingest"] = ingest(service, options.workers, options.batches, options.leaves)
+            print("ingest", found["ingest"])
+        finally:
+            service.close()
+    if options.json:
+        options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+if __name__ == "__main__":
+    main()
