@@ -125,7 +125,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("scope dropped after preemption", patch(ToyRequest, "restart", _resumed_as_nobody)),
     Mutant("free while in flight", patch(NativeEngine, "fence", _fence_that_retires)),
-    Mutant("double free in one list", patch(Pool, "_push_clean", _pushes_twice)),
+    Mutant("double free in one list", patch(Pool, "push_clean", _pushes_twice)),
     Mutant("generation not bumped", patch(Pool, "hand_out", _same_generation)),
     Mutant("uncomputed block published", patch(NativeEngine, "start", publishes_at_start)),
     Mutant("scrub skips the tail", patch(TensorMemory, "scrub", partial_scrub(blocks=slice(0, -1)))),
