@@ -10,7 +10,9 @@ N3 Draw `i` takes custody number SHA-256(seed, ":", i) modulo the size of the po
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from kvcustody.audit.verdicts import VERDICTS as ENDED
 
 VERDICTS = (*ENDED, "overdue")
 _OVERDUE = VERDICTS.index("overdue")
+_ROW = struct.Struct(">7q")
 _GENERATION = (1 << POOL_SHIFT) - 1
 
 
@@ -100,20 +103,20 @@ def draw(seed: str, size: int, population: int) -> list[int]:
 
 def recompute_digest(judged: Iterable[Judged]) -> str:
     """The digest (N2) from a recount's verdicts, without any table."""
-    lives: dict[str, tuple[list[list[int]], list[list[int]]]] = {}
+    lives: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {}
     for item in judged:
         ended, overdue = lives.setdefault(item.incarnation, ([], []))
-        for step, block in enumerate(item.blocks):
-            verdict = VERDICTS.index(item.verdict)
-            row = [item.pool, item.generation + step, block, item.due, verdict, item.covered, item.shards]
-            (overdue if item.verdict == "overdue" else ended).append(row)
+        rows = overdue if item.verdict == "overdue" else ended
+        rest = (item.due, VERDICTS.index(item.verdict), int(item.covered), item.shards)
+        rows += [
+            (item.pool, generation, block, *rest)
+            for generation, block in enumerate(item.blocks, item.generation)
+        ]
     made = hashlib.sha256()
     for uuid in sorted(lives):
         made.update(uuid.encode() + b"\n")
         for rows in lives[uuid]:
-            made.update(
-                b"".join(number.to_bytes(8, "big", signed=True) for row in sorted(rows) for number in row)
-            )
+            made.update(b"".join(starmap(_ROW.pack, sorted(rows))))
     return made.hexdigest()
 
 
