@@ -86,6 +86,10 @@ class StreamTensorMemory(TensorMemory):
                 found.append((number, result._replace(ended_us=ended, failed=answer.dirty)))
         return found
 
+    def scrubbed(self, shard: int) -> int:
+        """Blocks by the device's own count, as of the last launch that was answered."""
+        return self.ordered[shard].scrubbed_blocks
+
     def _draw(self, count: int, share: float) -> NDArray[np.bool_]:
         if share <= 0 or share >= 1:
             return np.full(count, share >= 1)

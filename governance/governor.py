@@ -448,7 +448,12 @@ class Governor(Authority):
         return Stats(dict(self.tallies), pools, len(self._live))
 
     def counts(self) -> PoolCounts:
-        """The pools' own counters for conservation, after everything that happened has been handed to the ledger."""
+        """The pools' own counters for conservation, after everything that happened has been handed to the ledger.
+
+        Scrubs in flight are waited for: what the device has counted is compared with what was recorded.
+        """
+        for manager in self._pools.managers:
+            manager.pool.settle()
         self._drain(self._clock.now_us())
         running = ((_plan(sequence).manager, sequence) for sequence in self._live.values())
         return pool_counts(self._pools.managers, running)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kvcustody.kernels.entry import BLOCK_BITS, FAULT, READ_BACK, blocks_of, entries_of
@@ -42,6 +43,7 @@ class _Flight:
     event: Event
     slots: tuple[Slot, ...]
     raised: list[int]  # entries that did not verify; slots add theirs before they are used again
+    counted: torch.Tensor  # the device's count of bytes at the end of this launch, on the host
 
 
 class OrderedScrub:
@@ -64,6 +66,13 @@ class OrderedScrub:
         self._last: Event | None = None
         self._flights: deque[_Flight] = deque()
         self._numbers = 0
+        self._counted_bytes = 0
+        self._free: list[torch.Tensor] = []  # pinned words for counts, used again
+
+    @property
+    def scrubbed_blocks(self) -> int:
+        """Blocks by the device's own count, as of the last launch that was answered; waits for nothing."""
+        return self._counted_bytes // self.table.bytes_per_block
 
     @property
     def waits(self) -> int:
@@ -110,18 +119,23 @@ class OrderedScrub:
         size, marked = self._staging.capacity, len(read_back) > 0
         parts = (entries[at : at + size] for at in range(0, len(entries), size))
         slots = [self._send(part, strategy, raised if marked else None, faults is not None) for part in parts]
+        counted = self._free.pop() if self._free else self._word()
+        self._streams.run(self._stream, lambda: _copy(self.table.counter, counted))
         last = self._streams.event()
         last.record(self._stream)
         self._last = last
         self._numbers += 1
-        self._flights.append(_Flight(self._numbers, last, tuple(slots), raised))
+        self._flights.append(_Flight(self._numbers, last, tuple(slots), raised, counted))
         return self._numbers
 
     def answered(self) -> list[Answer]:
         """The launches that have retired since the last call, oldest first; waits for nothing."""
         found = []
         while self._flights and self._flights[0].event.query():
-            found.append(self._answer(self._flights.popleft()))
+            flight = self._flights.popleft()
+            self._counted_bytes = int(flight.counted)
+            self._free.append(flight.counted)
+            found.append(self._answer(flight))
         return found
 
     def settle(self) -> list[Answer]:
@@ -129,6 +143,9 @@ class OrderedScrub:
         if self._flights:
             self._flights[-1].event.synchronize()
         return self.answered()
+
+    def _word(self) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.int64, pin_memory=self.table.device.type == "cuda")
 
     def _send(
         self, entries: NDArray[np.int64], strategy: Strategy, raised: list[int] | None, faulty: bool
@@ -162,6 +179,10 @@ class OrderedScrub:
         return Answer(flight.number, np.concatenate(failed))
 
 
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
+
+
 def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, faulty: bool) -> None:
     """The work itself, when the stream comes to it: the list is read from the device's half of the slot."""
     if uses_triton(table):
@@ -173,7 +194,7 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, 
         scrub_reference(table, blocks)
         if faulty and entry & FAULT:
             table.words[-1][int(blocks[0]), -1] = 1
-        if read_back and verify_reference(table, blocks).any():
+        if read_back and entry & READ_BACK and verify_reference(table, blocks).any():
             slot.flags[position] = 1
 
 

@@ -120,6 +120,8 @@ def test_a_block_that_does_not_verify_is_named_in_its_launchs_answer_alone(seed,
     unread = device.scrub.launch(np.array([15]), NONE, faults=np.array([15]))
     answers = {answer.number: answer.dirty.tolist() for answer in device.scrub.settle()}
     assert answers == {faulty: [6], good: [], unread: []}
+    mixed = device.scrub.launch(np.arange(6), np.array([0, 1, 4]), faults=np.array([2, 4]))
+    assert [answer.dirty.tolist() for answer in device.scrub.settle()] == [[4]], mixed  # 2 was not asked for
 
 
 def test_a_doubted_run_is_read_block_by_block_and_fails_whole_where_that_explains_nothing():

@@ -122,11 +122,13 @@ class CustodyWorld:
         clock: VirtualClock | None = None,
         settings: WriterSettings = QUICK,
         windows: tuple[int, ...] = (),
+        memory: Callable[[int, Clock], TensorMemory] | None = None,
     ) -> None:
         self.random = Random(seed)
         self.clock = clock or VirtualClock()
         self.engine = engine
-        self.memory = TensorMemory.allocate(blocks, SPEC, shards=SHARDS, clock=self.clock)
+        make = memory or (lambda count, at: TensorMemory.allocate(count, SPEC, shards=SHARDS, clock=at))
+        self.memory = make(blocks, self.clock)
         self.keyring = open_keyring(folder, self.clock)
         self.writer = EventWriter(
             engine, worker=worker, clock=self.clock, spill_directory=folder / "spill", settings=settings
