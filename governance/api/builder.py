@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
+import structlog
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 import kvcustody
@@ -236,8 +238,15 @@ def _http(request: Request, error: Exception) -> Response:
     return _problem(ProblemError("malformed"))
 
 
+def _database(request: Request, error: Exception) -> Response:
+    """The database failed: told as not now, without its words."""
+    structlog.get_logger(__name__).error("database failed", exc_info=error)
+    return _problem(ProblemError("unavailable", headers={"Retry-After": "2"}))
+
+
 _HANDLERS: dict[Any, Callable[[Request, Exception], Response]] = {
     CustodyError: _custody,
+    SQLAlchemyError: _database,
     RequestValidationError: _malformed,
     HTTPException: _http,
 }

@@ -17,6 +17,7 @@ import anyio
 import orjson
 import structlog
 from anyio.to_thread import run_sync
+from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.events import AccessRecorded
 from kvcustody.errors import IdentityError
@@ -96,6 +97,9 @@ class Gate:
             await exchange.refuse(problem)
         except ClientGoneError:
             pass
+        except SQLAlchemyError:
+            _log.error("database failed", request_id=exchange.request_id, exc_info=True)
+            await exchange.refuse(ProblemError("unavailable", headers={"Retry-After": "2"}))
         except Exception:
             _log.error("request failed", request_id=exchange.request_id, exc_info=True)
             await exchange.refuse(ProblemError("internal"))

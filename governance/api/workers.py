@@ -121,7 +121,7 @@ async def ship(
     def store() -> dict[str, Any]:
         batch = read_batch(body, service.fleet.sender(caller.name, incarnation))
         stored = service.ingest.put(incarnation, batch)
-        service.fleet.heard(caller.name, incarnation, sequence=max(sequence, batch.last_sequence))
+        service.fleet.received(incarnation, max(sequence, batch.last_sequence))
         return {**stored._asdict(), "last_sequence": batch.last_sequence}
 
     return await run_sync(store)

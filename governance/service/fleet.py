@@ -7,12 +7,14 @@ F3 What a worker says of itself decides nothing: it is shown.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, Engine, insert, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.append import register
 from kvcustody.audit.events import Event
@@ -24,6 +26,7 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.leaf_check import Sender
 from kvcustody.governance.service.problems import ProblemError, not_found
 
+_FLUSH_SECONDS = 1.0
 LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
 
 
@@ -53,6 +56,9 @@ class Fleet:
         self._offset_us = offset_us
         self._submit = submit
         self._senders: dict[str, Sender] = {}
+        self._lock = threading.Lock()
+        self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
+        self._flushed = 0.0
 
     def register(self, worker: str, incarnation: str, offset_us: int) -> bool:
         """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's."""
@@ -97,23 +103,38 @@ class Fleet:
             raise not_found()
         return known
 
+    def received(self, incarnation: str, sequence: int) -> None:
+        """Note that a batch of an incarnation arrived; written behind (`flush`)."""
+        with self._lock:
+            known = self._received.get(incarnation, (0, 0))[0]
+            self._received[incarnation] = (max(known, sequence), self._clock.utc_us())
+
+    def flush(self, *, now: bool = False) -> None:
+        """Write what was received, at most once a second for all; what cannot be written is tried again."""
+        if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
+            return
+        with self._lock:
+            noted, self._received = self._received, {}
+        self._flushed = time.monotonic()
+        if not noted:
+            return
+        table = service_workers.c
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                for incarnation, (sequence, seen_us) in noted.items():
+                    values = {"received_sequence": sequence, "seen_us": seen_us}
+                    where = (table.incarnation == incarnation) & (table.received_sequence <= sequence)
+                    connection.execute(update(service_workers).where(where).values(**values))
+        except SQLAlchemyError:
+            with self._lock:
+                self._received = {**noted, **self._received}
+
     def heard(
-        self,
-        worker: str,
-        incarnation: str,
-        *,
-        sequence: int | None = None,
-        revision: int | None = None,
-        status: dict[str, Any] | None = None,
+        self, worker: str, incarnation: str, *, revision: int = 0, status: dict[str, Any] | None = None
     ) -> None:
-        """Note what was heard from an incarnation; raises `not-found` where it is not this worker's."""
-        values: dict[str, Any] = {"seen_us": self._clock.utc_us()}
-        if sequence is not None:
-            values["received_sequence"] = sequence
-        if revision is not None:
-            values["policy_revision"] = revision
-        if status is not None:
-            values["status"] = orjson.dumps(status).decode()
+        """Note what an incarnation says of itself; raises `not-found` where it is not this worker's."""
+        values: dict[str, Any] = {"seen_us": self._clock.utc_us(), "policy_revision": revision}
+        values["status"] = orjson.dumps(status or {}).decode()
         where = (service_workers.c.incarnation == incarnation) & (service_workers.c.worker == worker)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if not connection.execute(update(service_workers).where(where).values(**values)).rowcount:

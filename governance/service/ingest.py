@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sqlalchemy import Engine
@@ -50,8 +51,10 @@ class _Waiting:
 class Ingest:
     """Owns the thread that commits workers' batches; close it at the end."""
 
-    def __init__(self, engine: Engine, *, timeout_seconds: float = 30.0) -> None:
+    def __init__(self, engine: Engine, after: Callable[..., None], *, timeout_seconds: float = 30.0) -> None:
+        """`after` is called on the committing thread when batches were acknowledged, and with `now` at the end."""
         self._engine = engine
+        self._after = after
         self._committer = Committer(engine, SubjectDirectory())
         self._timeout_seconds = timeout_seconds
         self._queue: deque[_Waiting] = deque()
@@ -84,6 +87,7 @@ class Ingest:
             self._ending = True
             self._wake.notify()
         self._thread.join()
+        self._after(now=True)
         self._committer.close()
 
     def _run(self) -> None:
@@ -101,6 +105,7 @@ class Ingest:
                     waiting.problem = _unavailable(describe(error))
             for waiting in group:
                 waiting.done.set()
+            self._after()
 
     def _take(self) -> list[_Waiting]:
         """What is committed together: a few thousand leaves at most."""

@@ -38,12 +38,14 @@ from kvcustody.governance.service.rate import Rates
 from kvcustody.governance.service.secret import open_secret
 from kvcustody.governance.service.sessions import Sessions
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.governance.service.turns import take_turns
 from kvcustody.governance.service.web_token import WebTokens
 from kvcustody.migrations.upgrade import upgrade
 
 _log = structlog.get_logger(__name__)
 _MINUTE = 60
 _DATABASE_SECONDS = 5.0
+_PATIENCE_SECONDS = 20.0
 
 
 class Service:
@@ -59,6 +61,7 @@ class Service:
         private_folder(folder)
         self.secret = open_secret(folder / "service.key")
         self.engine = _engine(settings, stack)
+        take_turns(self.engine, patience_seconds=_PATIENCE_SECONDS)
         self.reader = _engine(settings, stack, read_only=True)
         self.writer = EventWriter(
             self.engine, worker=settings.name, clock=clock, spill_directory=folder / "spill"
@@ -83,7 +86,7 @@ class Service:
         )
         self.answers.free([settings.name])
         self.fleet = Fleet(self.engine, clock, self.writer.offset_us, self.writer.submit)
-        self.ingest = Ingest(self.engine)
+        self.ingest = Ingest(self.engine, self.fleet.flush)
         stack.callback(self.ingest.close)
         self.policies = PolicyDesk(self.engine, settings.policy_trust, clock, self.writer)
         self.measuring = Measuring(self)

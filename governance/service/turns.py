@@ -1,0 +1,84 @@
+"""Turns at an SQLite file: the writing transactions of one process begin in the order in which they asked.
+
+T1 SQLite lets whoever asks at the right moment write, so a busy writer can keep the others out until they give up. Here
+   each waits its turn before it asks.
+T2 A turn ends after the commit or the rollback, whatever became of it, and at the latest with the connection.
+T3 Who has waited too long asks SQLite all the same: a turn that was lost costs time, never an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+_KEY = "kvcustody_turn"
+
+
+class Turns:
+    """A first-come, first-served lock that may be released by another thread than the one that took it."""
+
+    def __init__(self, *, patience_seconds: float) -> None:
+        self._patience_seconds = patience_seconds
+        self._lock = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def take(self) -> bool:
+        """Wait for the turn; False where patience ran out."""
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return True
+            mine = threading.Event()
+            self._waiting.append(mine)
+        if mine.wait(self._patience_seconds):
+            return True
+        with self._lock:
+            if mine.is_set():  # it came in the last moment
+                return True
+            self._waiting.remove(mine)
+        return False
+
+    def give(self) -> None:
+        """End the turn: the next one's begins."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._taken = False
+
+
+def take_turns(engine: Engine, *, patience_seconds: float) -> None:
+    """Have the writing transactions of an SQLite engine take turns; of others nothing is changed."""
+    if engine.dialect.name != "sqlite":
+        return
+    turns = Turns(patience_seconds=patience_seconds)
+
+    def begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("kvcustody_write", False) and turns.take():
+            connection.info[_KEY] = True
+
+    def end(connection: Any) -> None:
+        if connection is not None and connection.info.pop(_KEY, False):
+            turns.give()
+
+    def ending(act: Callable[[Any], None]) -> Callable[[Any], None]:
+        """The dialect's commit or rollback, and the end of the turn whatever comes of it."""
+
+        def ended(connection: Any) -> None:
+            try:
+                act(connection)
+            finally:
+                end(connection)
+
+        return ended
+
+    dialect: Any = engine.dialect  # events tell that a commit is about to run, not that it has
+    dialect.do_commit = ending(dialect.do_commit)
+    dialect.do_rollback = ending(dialect.do_rollback)
+    event.listen(engine, "begin", begin, insert=True)
+    event.listen(engine, "checkin", lambda _, record: end(record))
