@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.policies import library
+from kvcustody.policies import compiler, library
 from kvcustody.policies.codes import CODES
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.digest import digest
@@ -65,16 +65,20 @@ def fuzz(sources, seed, count, laid_out=1.0):
             outcomes.update({problem.code for problem in error.problems})
         else:
             outcomes["accepted"] += 1
-            assert compile_policy(policy, revision=1).digest == digest(load_policy(text, name="again.yaml"))
+            table = compile_policy(policy, revision=1)
+            assert table.digest == digest(load_policy(text, name="again.yaml"))
             if rng.random() < laid_out:
-                outcomes.update(formatted(text, digest(policy)))
+                outcomes.update(formatted(text, table))
     return outcomes
 
 
-def formatted(text, before):
+def formatted(text, table, lay_out=fmt):
     """What is accepted is accepted again after `fmt`, and compiles to the same table."""
-    done = fmt(text, name="fuzz.yaml")
-    assert digest(load_policy(done.text, name="formatted.yaml")) == before
+    done = lay_out(text, name="fuzz.yaml")
+    again = compile_policy(load_policy(done.text, name="formatted.yaml"), revision=1)
+    assert again.digest == table.digest
+    assert again.policy == table.policy
+    assert again._tables == table._tables, "every cell, timeline, obligation and edge"
     if done.left:
         assert done.text == text
         return ["left"]
@@ -118,10 +122,32 @@ def test_no_crash_and_no_half_acceptance(sources):
     assert len(outcomes) > 35, "the mutations reach most of the checks"
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("at_most: high", "at_most: low"), ("until: 2027-03-31", "until: 2027-03-30"), ("idle: 1d", "idle: 2d")],
+)
+def test_positive_control_a_layout_that_changes_the_table_is_noticed(monkeypatch, old, new):
+    """Even where the digest is blind: the tables themselves are compared."""
+    assert old in SMALL
+    table = compile_policy(load_policy(SMALL, name="small.yaml"), revision=1)
+    assert formatted(SMALL, table) == ["formatted"]
+
+    def changing(text, name):
+        return fmt(text.replace(old, new), name=name)
+
+    with pytest.raises(AssertionError):
+        formatted(SMALL, table, changing)
+    monkeypatch.setattr(compiler, "digest", lambda policy: table.digest)
+    with pytest.raises(AssertionError):
+        formatted(SMALL, table, changing)
+
+
 @pytest.mark.soak
-def test_no_crash_at_full_size(sources):
-    outcomes = fuzz([SMALL, STRICT], seed=12, count=100_000)
-    assert outcomes["rejected"] + outcomes["accepted"] == 100_000
+@pytest.mark.parametrize("seed", range(12, 22))
+def test_no_crash_at_full_size(seed):
+    """A hundred thousand mutants, in ten parts."""
+    outcomes = fuzz([SMALL, STRICT], seed=seed, count=10_000)
+    assert outcomes["rejected"] + outcomes["accepted"] == 10_000
     assert outcomes["left"] + outcomes["formatted"] == outcomes["accepted"]
 
 
