@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvcustody.policies import compiler
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Action, Grant, RuleEffect, Scope, Via
 
@@ -80,8 +81,11 @@ def test_no_chain_opens_and_no_label_goes_down(policy):
 
 
 @pytest.mark.soak
-def test_no_chain_opens_in_a_hundred_thousand_graphs(policy):
-    assert run(policy, seed=2, graphs=100_000, paths=1) == (0, 0)
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_no_chain_opens_in_a_hundred_thousand_graphs(policy, seed, monkeypatch):
+    """In ten parts; without the digest of each policy, which decides nothing and is half of the time."""
+    monkeypatch.setattr(compiler, "digest", lambda policy: "sha256:none")
+    assert run(policy, seed, graphs=10_000, paths=1) == (0, 0)
 
 
 def test_positive_controls(policy):
