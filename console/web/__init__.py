@@ -1,0 +1,1 @@
+"""The operator console: server-rendered pages on the service's own answers, behind the same gate."""

@@ -1,0 +1,190 @@
+"""The console as an ASGI application behind the service's gate (`governance.api.pages_port`).
+
+A1 Without a session there is the sign-in page and the static files, and nothing else: every other page leads there.
+A2 No page holds a script or a style of its own; the policy of content allows this origin's files alone, and no frame.
+A3 A refusal is a page with the problem's status. Absent, foreign and unknown paths give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import structlog
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from kvcustody.console.web import (
+    audit,
+    consent,
+    custody,
+    decisions,
+    deletion,
+    erasures,
+    grants,
+    health,
+    overview,
+    policy,
+    release,
+    reports,
+    sign_in,
+)
+from kvcustody.console.web.rendering import STATIC_FILES, render
+from kvcustody.console.web.visit import PREFIX, Visit
+from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
+from kvcustody.governance.api.exchange import Receive, Scope, Send
+from kvcustody.governance.service.problems import ProblemError, not_found
+from kvcustody.governance.service.service import Service
+
+_log = structlog.get_logger(__name__)
+_FIELDS_MAX = 200
+_CONTENT = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS = {"Content-Security-Policy": _CONTENT, "Referrer-Policy": "same-origin"}
+Page = Callable[[Visit], Response]
+
+_PAGES: tuple[tuple[str, str, Page], ...] = (
+    ("GET", "/", overview.show),
+    ("GET", "/audit", audit.explore),
+    ("GET", "/audit/event", audit.event),
+    ("GET", "/custody", custody.live),
+    ("GET", "/custody/subject", custody.subject),
+    ("GET", "/erasures", erasures.listed),
+    ("POST", "/erasures", erasures.request),
+    ("GET", "/erasures/{erasure}", erasures.show),
+    ("GET", "/erasures/{erasure}/{file}", erasures.download),
+    ("GET", "/deletion", deletion.show),
+    ("GET", "/policy", policy.show),
+    ("GET", "/policy/draft", policy.draft),
+    ("POST", "/policy/draft", policy.check),
+    ("GET", "/policy/consents", consent.show),
+    ("POST", "/policy/step", release.prepare),
+    ("GET", "/policy/{revision}", policy.revision),
+    ("GET", "/grants", grants.show),
+    ("GET", "/decisions", decisions.show),
+    ("GET", "/decisions/rule", decisions.rule),
+    ("GET", "/reports", reports.listed),
+    ("POST", "/reports", reports.make),
+    ("GET", "/reports/{job}", reports.show),
+    ("POST", "/reports/{job}/cancel", reports.cancel),
+    ("GET", "/reports/{job}/{file}", reports.download),
+    ("GET", "/health", health.show),
+)
+
+
+class Console:
+    """The pages of one service."""
+
+    prefix = PREFIX
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        routes = [Route("/", _home), Route(PREFIX, _home), Route(f"{PREFIX}/static/{{name}}", _static)]
+        for path, methods in (("/login", ["GET", "POST"]), ("/logout", ["POST"])):
+            routes.append(Route(PREFIX + path, self._sign_in, methods=methods))
+        routes += [
+            Route(PREFIX + path, self._endpoint(page), methods=[method]) for method, path, page in _PAGES
+        ]
+        routes.append(Route("/{rest:path}", self._endpoint(_nothing), methods=["GET", "POST"]))
+        self._app = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
+        self._app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that the gate has let through."""
+        await self._app(scope, receive, send)
+
+    def _endpoint(self, page: Page) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            caller = request.scope.get("kvcustody.caller")
+            if caller is None:
+                return sign_in.to_sign_in(request)
+            form = dict(_fields(await request.body())) if request.method == "POST" else {}
+            visit = Visit(
+                self._service,
+                caller,
+                request.url.path,
+                request.path_params,
+                dict(request.query_params),
+                form,
+                request.headers.get("cookie"),
+            )
+            return _with_headers(await run_in_threadpool(_answered, page, visit))
+
+        return endpoint
+
+    async def _sign_in(self, request: Request) -> Response:
+        form = dict(_fields(await request.body()))
+        made = await run_in_threadpool(sign_in.answer, self._service, request, form)
+        return _with_headers(made)
+
+
+def _answered(page: Page, visit: Visit) -> Response:
+    """What a page answers; a refusal is a page too (A3)."""
+    try:
+        return page(visit)
+    except CustodyError as error:
+        problem = _problem(error)
+    except Exception:
+        _log.error("page failed", path=visit.path, exc_info=True)
+        problem = ProblemError("internal")
+    shown = problem.type
+    response = visit.page(
+        "problem.html", shown.title, status=shown.status, problem=shown, detail=problem.detail
+    )
+    response.headers.update(problem.headers)
+    return response
+
+
+def _problem(error: CustodyError) -> ProblemError:
+    if isinstance(error, ProblemError):
+        return error
+    if isinstance(error, LedgerError):
+        return ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"})
+    if isinstance(error, PolicyError):
+        return ProblemError("conflict", error.message)
+    if isinstance(error, (IdentityError, ConfigError)):
+        return ProblemError("invalid", error.message)
+    _log.error("page failed", exc_info=error)
+    return ProblemError("internal")
+
+
+def _nothing(visit: Visit) -> Response:
+    raise not_found()
+
+
+async def _home(request: Request) -> Response:
+    return RedirectResponse(PREFIX + "/", 303)
+
+
+async def _static(request: Request) -> Response:
+    found = STATIC_FILES.get(request.path_params["name"])
+    if found is None:
+        return Response("nothing here\n", 404, media_type="text/plain")
+    kept = "public, max-age=31536000, immutable"
+    return Response(found.content, media_type=found.media_type, headers={"Cache-Control": kept})
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = render("bare.html", title="Not here", status=error.status_code)
+    return _with_headers(Response(text, error.status_code, media_type="text/html"))
+
+
+def _with_headers(response: Response) -> Response:
+    response.headers.update(_HEADERS)
+    return response
+
+
+def _fields(body: bytes) -> list[tuple[str, str]]:
+    """The fields of a form; a form that is none has none."""
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
+    except ValueError:
+        return []

@@ -1,0 +1,151 @@
+"""Erasures: ask for one, watch every worker's answer, take the certificate.
+
+Z1 The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
+Z2 A certificate is issued on the ledger as it stands, under the ledger's key, to those who may certify that tenant. Its
+   salt is derived from the erasure, so that issued again it has the same commitment, and the opening fits both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from kvcustody.audit import erasures as ledger
+from kvcustody.audit.certificate import Opening, issue
+from kvcustody.audit.erasures import Requested
+from kvcustody.audit.proofs import ProofError
+from kvcustody.audit.signing import SigningKey, read_signing_key
+from kvcustody.console.erasure.page import render as certificate_page
+from kvcustody.console.web.overview import sees_all
+from kvcustody.console.web.visit import Visit, redirect
+from kvcustody.governance.api import erasures as erasures_api
+from kvcustody.governance.api.models.erasures import ErasureRequest
+from kvcustody.governance.selector import Selector, selector_from
+from kvcustody.governance.service.problems import ProblemError, not_found
+from kvcustody.governance.service.roles import Action
+from kvcustody.governance.service.secret import keyed_digest
+
+_PAGE = 50
+_PARTS = ("tenant", "subject", "session", "classification", "segment")
+FILES = {
+    "certificate.json": "application/json",
+    "certificate.html": "text/html; charset=utf-8",
+    "opening.json": "application/json",
+}
+
+
+def listed(visit: Visit) -> Response:
+    """Every erasure that the caller may see, newest first."""
+    tenant = visit.text("tenant", 128)
+    visit.record("consoleErasures", tenant)
+    found = erasures_api.erasures(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+    return visit.page(
+        "erasures.html",
+        "Erasures",
+        found=found,
+        tenant=tenant,
+        all_tenants=sees_all(visit),
+        erases=visit.may(Action.ERASE),
+    )
+
+
+def request(visit: Visit) -> Response:
+    """Ask for an erasure (Z1); its page shows how it goes."""
+    visit.caller.must(Action.ERASE)
+    parts: dict[str, Any] = {name: visit.text(name, 128) for name in _PARTS}
+    narrowest = (
+        parts["session"] or parts["subject"] or parts["tenant"] or visit.caller.tenant or "every tenant"
+    )
+    if visit.text("sure") != narrowest:
+        raise ProblemError(
+            "invalid", "type the name of what is erased again: an erasure cannot be taken back"
+        )
+    try:
+        what = ErasureRequest(**parts, deadline_seconds=visit.number("deadline_seconds") or 3600)
+    except ValidationError as error:
+        places = ", ".join(str(item["loc"][0]) for item in error.errors())
+        raise ProblemError("invalid", f"not a selector: {places}") from None
+    made = erasures_api.request(visit.caller, visit.service, what)
+    return redirect(f"/erasures/{made['erasure']}")
+
+
+def show(visit: Visit) -> Response:
+    """One erasure: which workers have answered, and what each ended."""
+    visit.record("consoleErasure")
+    found = _status(visit)
+    return visit.page(
+        "erasure.html",
+        f"Erasure {found['erasure'][:12]}",
+        found=found,
+        certifies=_certifies(visit, found["tenant"]),
+        signs=visit.service.signer is not None,
+    )
+
+
+def download(visit: Visit) -> Response:
+    """The certificate, its page for people, or the opening of its commitment (Z2)."""
+    name = visit.places["file"]
+    found = _status(visit)
+    if name not in FILES or not _certifies(visit, found["tenant"]):
+        raise not_found()
+    visit.record("consoleCertificate", found["tenant"])
+    content = _file(visit, name, found["erasure"])
+    headers = {"Content-Disposition": f'attachment; filename="{found["erasure"][:12]}-{name}"'}
+    return Response(content, media_type=FILES[name], headers=headers)
+
+
+def _status(visit: Visit) -> dict[str, Any]:
+    erasure = visit.places["erasure"]
+    if not (len(erasure) <= 64 and erasure.isascii() and erasure.replace("-", "").isalnum()):
+        raise not_found()
+    visit.caller.must(Action.READ_CUSTODY)
+    return erasures_api.erasure_of(visit.caller, visit.service, erasure)
+
+
+def _certifies(visit: Visit, tenant: str | None) -> bool:
+    """Whether the caller may have the certificate of an erasure of this tenant."""
+    if not visit.may(Action.CERTIFY):
+        return False
+    try:
+        visit.caller.tenant_of(Action.CERTIFY, tenant)
+    except ProblemError:
+        return False
+    return tenant is not None or visit.caller.tenant is None
+
+
+def _file(visit: Visit, name: str, erasure: str) -> bytes:
+    service, key = visit.service, _signing_key(visit)
+    with service.reading() as connection:
+        asked = ledger.request(connection, erasure)
+        opening = Opening(_salt(visit, erasure), _selector(asked, ledger.names(connection, asked)).text())
+        if name == "opening.json":
+            return orjson.dumps(opening._asdict())
+        try:
+            document = issue(connection, erasure, key, opening, now_us=service.clock.utc_us())
+        except ProofError:
+            waits = "the newest leaves are not under a signed checkpoint yet; ask again in a few seconds"
+            raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
+    return orjson.dumps(document) if name == "certificate.json" else certificate_page(document).encode()
+
+
+def _signing_key(visit: Visit) -> SigningKey:
+    if visit.service.signer is None:
+        raise ProblemError("conflict", "another process signs this ledger; it issues the certificates")
+    return read_signing_key(visit.service.settings.signing_key_path)
+
+
+def _salt(visit: Visit, erasure: str) -> str:
+    return keyed_digest(visit.service.secret.key("certificate-salt"), erasure.encode())
+
+
+def _selector(asked: Requested, known: ledger.Names | None) -> Selector:
+    """What was asked for, people by name where their link is still there."""
+    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
+    return parts._replace(
+        tenant=asked.tenant,
+        subject=asked.subject if known is None else known.subject,
+        session=asked.session if known is None else known.session,
+    )

@@ -1,0 +1,41 @@
+"""The pages of the console and who may open them: the roles' table decides, nothing here does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.governance.service.caller import Caller
+from kvcustody.governance.service.roles import Action, Reach
+
+
+class Place(NamedTuple):
+    """A page in the navigation, and the actions of which any opens it."""
+
+    path: str
+    name: str
+    actions: tuple[Action, ...]
+
+
+_CUSTODY = (Action.READ_CUSTODY,)
+_POLICY = (Action.READ_POLICY, Action.CONSENT)
+PLACES = (
+    Place("/console/", "Overview", ()),
+    Place("/console/policy", "Policy", _POLICY),
+    Place("/console/grants", "Grants", (Action.READ_POLICY,)),
+    Place("/console/decisions", "Decisions", (Action.READ_CUSTODY, Action.WRITE_POLICY)),
+    Place("/console/custody", "Custody", _CUSTODY),
+    Place("/console/erasures", "Erasures", _CUSTODY),
+    Place("/console/deletion", "Deletion", _CUSTODY),
+    Place("/console/audit", "Audit explorer", _CUSTODY),
+    Place("/console/reports", "Reports", _CUSTODY),
+    Place("/console/health", "Health", (Action.READ_HEALTH,)),
+)
+
+
+def places_of(caller: Caller) -> tuple[Place, ...]:
+    """The pages that a caller may open."""
+    return tuple(
+        place
+        for place in PLACES
+        if not place.actions or any(caller.reach(action) is not Reach.NONE for action in place.actions)
+    )

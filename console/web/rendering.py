@@ -1,0 +1,80 @@
+"""Templates: escaped without exception, with numbers and times in one form everywhere.
+
+R1 Every text is escaped where it is written; no template marks a value as safe.
+R2 Static files carry the digest of their content in their address, so that they may be kept for a year.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from kvcustody.console.report import words
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+class StaticFile(NamedTuple):
+    """A file that pages load."""
+
+    content: bytes
+    media_type: str
+    version: str
+
+
+def _static_files() -> dict[str, StaticFile]:
+    found = {}
+    for item in files("kvcustody.console.web").joinpath("static").iterdir():
+        suffix = item.name.rpartition(".")[2]
+        if suffix in _TYPES:
+            content = item.read_bytes()
+            version = hashlib.sha256(content).hexdigest()[:12]
+            found[item.name] = StaticFile(content, f"{_TYPES[suffix]}; charset=utf-8", version)
+    return found
+
+
+STATIC_FILES = _static_files()
+
+
+def _static(name: str) -> str:
+    return f"/console/static/{name}?v={STATIC_FILES[name].version}"
+
+
+def _coordinate(value: float) -> str:
+    """A coordinate with one digit after the point, and none where it is whole."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _minute(at_us: int | None) -> str:
+    return words.minute(at_us).replace("T", " ") + " UTC" if at_us else "–"
+
+
+def _second(at_us: int | None) -> str:
+    return words.moment(at_us)[:19].replace("T", " ") + " UTC" if at_us else "–"
+
+
+environment = Environment(
+    loader=PackageLoader("kvcustody.console.web", "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+environment.globals |= {"static": _static}
+environment.filters |= {
+    "count": words.count,
+    "duration": words.duration,
+    "size": words.size,
+    "minute": _minute,
+    "second": _second,
+    "coordinate": _coordinate,
+    "percent": lambda pair: words.percent(*pair),
+}
+
+
+def render(template: str, **context: Any) -> str:
+    """A page's text."""
+    return environment.get_template(template).render(**context)
