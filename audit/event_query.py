@@ -126,6 +126,15 @@ def find_events(
         place = after if after is not None and after.log == log else None
         below = None if sizes is None else sizes.get(name, 0)
         conditions = _matching(connection, wanted)
+        if not conditions:  # every leaf of the period: nothing to search for, so no window
+            plain = [
+                _row(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
+            ]
+            rows += plain
+            scanned += len(plain)
+            if len(rows) == limit:
+                return EventPage(tuple(rows), Cursor(log, rows[-1].at_us, rows[-1].idx), scanned)
+            continue
         while True:
             window = _Window(connection, log, wanted, below, place)
             for row in window.rows(conditions, limit - len(rows)):
@@ -180,6 +189,34 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
     return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
 
 
+def _next(
+    connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None, limit: int
+) -> Sequence[Any]:
+    """The next leaves of a log in a period, whatever they say."""
+    column = events.c
+    query = (
+        select(column.at_us, column.idx, column.kind, column.leaf)
+        .where(*_inside(log, wanted, below, place))
+        .order_by(column.at_us, column.idx)
+        .limit(limit)
+    )
+    return connection.execute(query).all()
+
+
+def _inside(
+    log: int, wanted: EventFilter, below: int | None, place: Cursor | None
+) -> list[ColumnElement[bool]]:
+    """What keeps to a log, a period, a checkpoint, and behind a place."""
+    column = events.c
+    made = [column.log == log, *_times(wanted)]
+    if below is not None:
+        made.append(column.idx < below)
+    if place is not None:
+        past = or_(column.at_us > place.at_us, column.idx > place.idx)
+        made += [column.at_us >= place.at_us, past]
+    return made
+
+
 class _Window:
     """The next so many leaves of a log in order, whatever they say."""
 
@@ -188,12 +225,7 @@ class _Window:
     ) -> None:
         self._connection = connection
         column = events.c
-        inside = [column.log == log, *_times(wanted)]
-        if below is not None:
-            inside.append(column.idx < below)
-        if place is not None:
-            past = or_(column.at_us > place.at_us, column.idx > place.idx)
-            inside += [column.at_us >= place.at_us, past]
+        inside = _inside(log, wanted, below, place)
         ordered = (
             select(column.at_us, column.idx).where(*inside).order_by(column.at_us, column.idx).limit(_WINDOW)
         )
