@@ -76,7 +76,7 @@ class Appender:
         for name in sorted(names - self._logs.keys()):
             self._logs[name] = _log_id(connection, name, batch.at_us[0])
         ids = {name: self._logs[name] for name in names}
-        held = _lock(connection, sorted(ids.values()))
+        held = _lock(connection, {log: name for name, log in ids.items()})
         nexts: dict[str, Callable[[], int]] = {log.name: count(log.size).__next__ for log in held}
         logs = [ids[name] for name in batch.logs]
         places = [nexts[name]() for name in batch.logs]
@@ -193,13 +193,25 @@ def _marked(connection: Connection, statement: str) -> str:
     return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
-def _lock(connection: Connection, ids: list[int]) -> list[LockedLog]:
-    """The logs, their rows locked in id order until the transaction ends."""
-    some = ", ".join(map(str, ids))
-    query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) ORDER BY id"  # noqa: S608 - row ids
-    if connection.dialect.name != "sqlite":  # there, BEGIN IMMEDIATE has locked the database already
-        query += " FOR UPDATE"
-    found = [LockedLog(*row) for row in connection.exec_driver_sql(query)]
-    if len(found) != len(ids):
-        raise merkle.TreeError(f"the ledger lost `{len(ids) - len(found)}` of its logs", logs=ids)
+def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:
+    """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
+    some = ", ".join(map(str, sorted(names)))
+    if connection.dialect.name == "sqlite":  # BEGIN IMMEDIATE has locked the database already
+        found = [
+            LockedLog(log, names[log], *state) for log, *state in sorted(_read_at_once(connection, some))
+        ]
+    else:
+        query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) ORDER BY id FOR UPDATE"  # noqa: S608 - row ids
+        found = [LockedLog(*row) for row in connection.exec_driver_sql(query)]
+    if len(found) != len(names):
+        raise merkle.TreeError(f"the ledger lost `{len(names) - len(found)}` of its logs", logs=sorted(names))
     return found
+
+
+def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int, bytes]]:
+    """Id, size and frontier of logs, as one row: at every row SQLite would have to wait for the interpreter lock."""
+    each = "id || ' ' || size || ' ' || hex(frontier)"
+    query = f"SELECT group_concat({each}, ' ') FROM logs WHERE id IN ({some})"  # noqa: S608 - row ids
+    words = iter((connection.exec_driver_sql(query).scalar() or "").split(" "))
+    for log, size, frontier in zip(words, words, words, strict=False):
+        yield int(log), int(size), bytes.fromhex(frontier)

@@ -9,11 +9,12 @@ K3 What runs during a transaction (`meanwhile`) sees neither success nor failure
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
-from sqlalchemy import Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.append import Appender
 from kvcustody.audit.events.batch import Batch
@@ -35,6 +36,7 @@ class Committer:
         self._appender = Appender()
         self._identity = file_identity(engine)
         self._uncertain = False
+        self._connection: Connection | None = None
         self._aside = _Aside()
         self._wal = WalCopier(engine)
 
@@ -65,19 +67,47 @@ class Committer:
 
     def _transaction(self, batch: Batch, names: list[Row], skip_known: bool) -> int:
         """One transaction from its begin to its commit; leaves that were new."""
-        if file_identity(self._engine) != self._identity:
-            raise StoreGoneError("the ledger's file was removed or replaced")
-        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        self.check_there()
+        with self._begun() as connection:
             store_names(connection, names, skip_known=self._uncertain)
             return self._appender.append(connection, batch, skip_known=skip_known).added
 
-    def write_names(self, rows: list[Row]) -> None:
+    def check_there(self) -> None:
+        """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""
+        if file_identity(self._engine) != self._identity:
+            raise StoreGoneError("the ledger's file was removed or replaced")
+
+    def write_names(self, rows: Sequence[Sequence[str | None]]) -> None:
         """Commit names of a replay; those that are there already are skipped."""
-        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        with self._begun() as connection:
             store_names(connection, rows, skip_known=True)
+
+    @contextmanager
+    def _begun(self) -> Iterator[Connection]:
+        """A transaction on the connection that was used last, kept by this writer.
+
+        SQLite drops a connection's pages when another one has committed; so commits that took turns on the pool's
+        connections would each read the ends of every index again.
+        """
+        if self._connection is None:
+            self._connection = self._engine.connect().execution_options(**WRITE)
+        try:
+            with self._connection.begin():
+                yield self._connection
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """Give the connection back, whatever state it is in."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(SQLAlchemyError):
+                connection.close()
 
     def reopen(self) -> None:
         """Accept the file that is there now; raises `LedgerError` where there is none, or none that fits."""
+        self._let_go()
         self._identity = file_identity(self._engine)
         if self._identity == GONE:
             raise StoreGoneError("the ledger's file is missing")
@@ -87,6 +117,7 @@ class Committer:
         """End the threads of commits; may be called again."""
         self._aside.close()
         self._wal.close()
+        self._let_go()
 
 
 def refused(problem: Exception) -> bool:

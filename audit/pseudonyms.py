@@ -1,40 +1,42 @@
-"""Random names for subjects and sessions, kept in a table of their own.
+"""Names that mean nothing for subjects and sessions, and the table that alone links them.
 
-P1 A pseudonym is random: nothing about the subject can be computed from it, and destroying its row unlinks
-it.
-P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction or
-spill.
-P3 A session's row also names its subject, so that erasing a subject unlinks its sessions too.
-P4 With subject keys (`subject_keys`) rows hold tags instead of names, under a key of each subject that is elsewhere.
+P1 A subject's pseudonym is random. A session's is an HMAC under a random secret of its subject: nothing can be computed
+from either, and destroying the subject's row, which holds the secret, unlinks both.
+P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction or spill.
+P3 A session has a row of its own where it has no subject, where its subject's row has no secret (a worker's that names
+people without asking a database, or one from before there were secrets), and where an erasure is about it.
+P4 With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, select
 
 from kvcustody.audit.bulk import insert_rows
-from kvcustody.audit.events import KINDS, Event
-from kvcustody.audit.schema import subjects
+from kvcustody.audit.events import KINDS, ErasureRequested, Event
+from kvcustody.audit.schema import residencies, subjects
 from kvcustody.audit.subject_keys import SubjectKeys, owner_of
 from kvcustody.errors import LedgerError
 
 Who = tuple[str, str, str]  # tenant, subject, session
-Row = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
+Row = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME_BYTES = 12
+_SECRET_BYTES = 16
 _CACHED_MAX = 1 << 18
 _LOOKUP_ROWS = 100
 _WANTED = ", ".join(["(?, ?, ?)"] * _LOOKUP_ROWS)
 # A join, because `(…) IN (VALUES …)` reads the whole table on SQLite.
 _LOOKUP = (
-    "SELECT s.pseudonym, s.tenant, s.subject, s.session"  # noqa: S608 - our own marks
+    "SELECT s.pseudonym, s.secret, s.tenant, s.subject, s.session"  # noqa: S608 - our own marks
     f" FROM (VALUES {_WANTED}) AS wanted JOIN subjects AS s ON s.tenant = wanted.column1"
     " AND s.subject = wanted.column2 AND s.session = wanted.column3"
 )
@@ -50,11 +52,12 @@ class SubjectDirectory:
         self._keys = keys
         self._known: dict[Who, str] = {}
         self._fresh: dict[Who, str] = {}
+        self._secrets: dict[tuple[str, str], str] = {}  # by tenant and subject
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
         """The pseudonym of a subject or session; a new random one when none is known."""
         who = (tenant, subject, session)
-        name = self._known.get(who)
+        name = self._known.get(who) or self._derived(who)
         if name is None:
             if not _storable(who):
                 raise LedgerError("a subject or session holds characters that no database stores")
@@ -64,40 +67,81 @@ class SubjectDirectory:
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
         """Have the names that these events need: read where they are known, new ones where they are not."""
         if len(self._known) > _CACHED_MAX or (self._keys is not None and self._keys.refresh()):
-            self._known = dict(self._fresh)
-        wanted = [who for who in _named(events) if who not in self._known]
+            self._forget()
+        named, listed = _named(events)
+        wanted = [who for who in named if who not in self._known]
         if not _storable(chain.from_iterable(wanted)):  # one of them; `__call__` will name it
             wanted = [who for who in wanted if _storable(who)]
         if self._keys is not None and wanted:
             self._keys.prepare(owner_of(*who) for who in wanted)
+        self._have(connection, [who for who in wanted if not (who[1] and who[2])])
+        sessions = [who for who in wanted if who[1] and who[2]]
+        self._have(connection, [who for who in sessions if who in listed or self._secret_of(who) is None])
+
+    def fresh(self) -> list[Row]:
+        """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
+        return [(name, *self._stored(who), self._row_secret(who)) for who, name in self._fresh.items()]
+
+    def settle(self, rows: Iterable[Sequence[Any]]) -> None:
+        """These rows are durable."""
+        if self._keys is None:
+            for row in rows:
+                self._fresh.pop((row[1], row[2], row[3]), None)
+            return
+        durable = {row[0] for row in rows}
+        for who in [who for who, name in self._fresh.items() if name in durable]:
+            del self._fresh[who]
+
+    def _forget(self) -> None:
+        """Everything but what is not durable yet."""
+        self._known = dict(self._fresh)
+        fresh = {who[:2] for who in self._fresh}
+        kept = fresh if self._keys is None else set()
+        self._secrets = {who: secret for who, secret in self._secrets.items() if who in kept}
+
+    def _have(self, connection: Connection, wanted: list[Who]) -> None:
+        """Read the rows of these, and invent those that there are none of."""
         stored = {self._stored(who): who for who in wanted}
         places = list(stored)
         for start in range(0, len(places), _LOOKUP_ROWS):
             chunk = places[start : start + _LOOKUP_ROWS]
             chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
             values = tuple(chain.from_iterable(chunk))
-            for name, *place in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
-                self._known[stored[(place[0], place[1], place[2])]] = name
+            for name, secret, *place in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
+                who = stored[(place[0], place[1], place[2])]
+                self._known[who] = name
+                if secret:
+                    self._secrets[who[:2]] = secret
         missing = [who for who in wanted if who not in self._known]
-        chance = secrets.token_hex(_NAME_BYTES * len(missing))
-        names = map("".join, zip(*[iter(chance)] * (2 * _NAME_BYTES), strict=True))
-        made = dict(zip(missing, names, strict=True))
-        self._known.update(made)
-        self._fresh.update(made)
+        chance = secrets.token_hex((_NAME_BYTES + _SECRET_BYTES) * len(missing))
+        drawn = map("".join, zip(*[iter(chance)] * (2 * (_NAME_BYTES + _SECRET_BYTES)), strict=True))
+        for who, both in zip(missing, drawn, strict=True):
+            if who[1] and not who[2] and self._keys is None:
+                self._secrets[who[:2]] = both[2 * _NAME_BYTES :]
+            self._known[who] = self._fresh[who] = self._derived(who) or both[: 2 * _NAME_BYTES]
 
-    def fresh(self) -> list[Row]:
-        """Rows (pseudonym, tenant, subject, session) not known to be durable yet."""
-        return [(name, *self._stored(who)) for who, name in self._fresh.items()]
+    def _derived(self, who: Who) -> str | None:
+        """The pseudonym of a session whose subject has a secret (P1)."""
+        _, subject, session = who
+        if not (subject and session):
+            return None
+        secret = self._secret_of(who)
+        if secret is None:
+            return None
+        try:
+            return hmac.digest(secret, session.encode(), "sha256").hex()[: 2 * _NAME_BYTES]
+        except UnicodeEncodeError:
+            raise LedgerError("a session holds characters that no database stores") from None
 
-    def settle(self, rows: Iterable[Row]) -> None:
-        """These rows are durable."""
-        if self._keys is None:
-            for _, *place in rows:
-                self._fresh.pop((place[0], place[1], place[2]), None)
-            return
-        durable = {row[0] for row in rows}
-        for who in [who for who, name in self._fresh.items() if name in durable]:
-            del self._fresh[who]
+    def _secret_of(self, who: Who) -> bytes | None:
+        secret = self._secrets.get(who[:2])
+        if secret is None and self._keys is not None:
+            secret = self._secrets[who[:2]] = self._keys.tag(owner_of(*who), "sessions", "")
+        return None if secret is None else secret.encode()
+
+    def _row_secret(self, who: Who) -> str | None:
+        """The secret that a subject's own row holds: none where there are subject keys."""
+        return None if who[2] or self._keys is not None else self._secrets.get(who[:2])
 
     def _stored(self, who: Who) -> Who:
         """How a row names somebody."""
@@ -115,8 +159,9 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
     )
 
 
-def store_names(connection: Connection, rows: list[Row], *, skip_known: bool = False) -> None:
-    """Insert rows; those of a replay may be there already and are skipped."""
+def store_names(connection: Connection, names: Sequence[Sequence[Any]], *, skip_known: bool = False) -> None:
+    """Insert rows, with or without a secret; those of a replay may be there already and are skipped."""
+    rows = [(*row[:4], row[4] if len(row) > 4 else None) for row in names]
     if skip_known and rows:
         there: set[str] = set()
         for start in range(0, len(rows), _LOOKUP_ROWS):
@@ -130,7 +175,13 @@ def store_names(connection: Connection, rows: list[Row], *, skip_known: bool = F
 
 def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
     """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
-    return sorted(connection.scalars(select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys))))
+    own = set(connection.scalars(select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys))))
+    into = residencies.c
+    for start in range(0, len(names := sorted(own)), _LOOKUP_ROWS):
+        some = into.subject.in_(names[start : start + _LOOKUP_ROWS])
+        query = select(into.session).where(into.tenant == tenant, some, into.session.is_not(None))
+        own.update(connection.scalars(query.distinct()))
+    return sorted(own)
 
 
 def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> int:
@@ -162,14 +213,16 @@ def _storable(texts: Iterable[str]) -> bool:
 _NAMED = frozenset(kind for kind in KINDS if "subject" in kind._fields)  # type: ignore[attr-defined]
 
 
-def _named(events: Iterable[Event]) -> set[Who]:
-    """The subjects and sessions that events name."""
+def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
+    """The subjects and sessions that events name, and the sessions that need a row each: erasures are about them."""
     naming: Iterable[Any] = [event for event in events if event.__class__ in _NAMED]
-    wanted = set()
+    wanted, listed = set(), set()
     for event in naming:
         tenant, subject, session = event.tenant or "", event.subject, event.session
         if subject is not None:
             wanted.add((tenant, subject, ""))
         if session is not None:
             wanted.add((tenant, subject or "", session))
-    return wanted
+            if event.__class__ is ErasureRequested:
+                listed.add((tenant, subject or "", session))
+    return wanted, listed

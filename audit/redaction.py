@@ -56,7 +56,7 @@ def unlink_subject(
         with connection.begin():
             gone = unlink(connection, tenant, subject, keys)
     destroyed = 0 if keys is None else keys.destroy(tenant, subject)
-    return Unlinked(gone, destroyed, _remains(engine, destroyed))
+    return Unlinked(count if gone else 0, destroyed, _remains(engine, destroyed))
 
 
 def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ next one, and `logs.frontier` what the log's tree grows by (`tree_schema`).
 S2 Every other table of evidence is a projection, keyed by the leaf it came from, and only ever inserted
 into.
 S3 (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing.
-S4 `subjects` is the only place where a pseudonym meets a subject; deleting rows there unlinks without
-touching a leaf.
+S4 `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
+come from; deleting rows there unlinks without touching a leaf.
 
 Times named `*_boot_us` are exact boot-time microseconds of the row's incarnation (arithmetic); `*_us` are
 UTC (periods, people). A run list split over several leaves is one row a part, each with the blocks of that
@@ -365,5 +365,6 @@ subjects = Table(
     _text("tenant"),
     _text("subject"),
     _text("session"),
+    _text("secret", null=True),
     Index("ix_subjects_who", "tenant", "subject", "session"),
 )

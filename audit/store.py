@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.errors import LedgerError
 
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
@@ -53,7 +53,7 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
     mode = "ro" if read_only else "rwc"
     engine = create_engine(
         f"sqlite:///file:{quote(str(path))}?mode={mode}&uri=true",
-        connect_args={"timeout": timeout_seconds, "check_same_thread": False},
+        connect_args={"timeout": timeout_seconds, "check_same_thread": False, "cached_statements": 512},
         query_cache_size=128,
     )
 

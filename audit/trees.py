@@ -11,6 +11,7 @@ T3 A stored frontier is loaded only when it gives its own root and the size that
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -114,7 +115,11 @@ def lock_root(connection: Connection) -> bytes:
 
 _CHECKPOINT = f"INSERT INTO {checkpoints.name} (size, root, at_us) VALUES (?, ?, ?)"  # noqa: S608 - our own names
 _ROOT = "UPDATE root_log SET frontier = ? WHERE id = 1"
-_UPDATE = "UPDATE logs SET size = ?, frontier = ? WHERE id = ?"
+_UPDATE = (
+    "UPDATE logs SET size = new.column2, frontier = new.column3"
+    " FROM (VALUES {}) AS new WHERE logs.id = new.column1"
+)
+_LOGS_AT_ONCE = 256
 _UPDATE_MANY = (
     "UPDATE logs SET size = new.size, frontier = new.frontier"
     " FROM unnest(%s::int[], %s::bigint[], %s::bytea[]) AS new (id, size, frontier) WHERE logs.id = new.id"
@@ -123,7 +128,10 @@ _UPDATE_MANY = (
 
 def _update(connection: Connection, rows: list[tuple[int, int, bytes]]) -> None:
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(_UPDATE, [(size, frontier, log) for log, size, frontier in rows])
+        for start in range(0, len(rows), _LOGS_AT_ONCE):
+            some = rows[start : start + _LOGS_AT_ONCE]
+            statement = _UPDATE.format(", ".join(["(?, ?, ?)"] * len(some)))
+            connection.exec_driver_sql(statement, tuple(chain.from_iterable(some)))
     else:
         connection.exec_driver_sql(_UPDATE_MANY, tuple(map(list, zip(*rows, strict=True))))
 

@@ -277,9 +277,10 @@ class EventWriter:
             return NOTHING
         if not self._outage.down:
             try:
+                self._committer.check_there()
                 with self._engine.connect() as connection:
                     self._directory.prefetch(connection, (event for _, event in items))
-            except SQLAlchemyError as problem:
+            except (SQLAlchemyError, StoreGoneError) as problem:
                 if not refused(problem):
                     self._outage.lost(problem)
         work = self._encoder.encode(items)

@@ -84,7 +84,7 @@ class Service:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(folder)], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(Path(__file__).resolve()), "--serve", str(folder)], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == "ready"
@@ -214,7 +214,7 @@ def batches(name: str, incarnation: str, count: int, leaves: int) -> list[tuple[
             )  # fmt: skip
             items.append((number, opened))
         work = encoder.encode(items)
-        names = directory.fresh()
+        names = [row[:4] for row in directory.fresh()]
         directory.settle(names)
         made.append((sequence, write_batch(names, work.batch.data)))
         sequence += len(items)

@@ -188,7 +188,7 @@ class RemoteLedger:
 
     def _ship(self, entries: list[Entry]) -> list[Entry]:
         """Hand entries in; returns those that did not get through."""
-        names = self._directory.fresh()
+        names = [row[:4] for row in self._directory.fresh()]
         try:
             self._put(self.incarnation, names, [leaf for entry in entries for leaf in entry.leaves])
         except ServiceError as error:
@@ -233,7 +233,7 @@ class RemoteLedger:
         self._mark.advance([entry.sequence for entry in refused])
 
     def _keep(self, entries: list[Entry]) -> None:
-        names = self._directory.fresh()
+        names = [row[:4] for row in self._directory.fresh()]
         records = [b"P" + orjson.dumps(row) for row in names]
         records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
         try:

@@ -16,10 +16,13 @@ from sqlalchemy import Engine, event, func, select
 
 from kvcustody.audit import pseudonyms
 from kvcustody.audit.coverage import coverage
+from kvcustody.audit.erasures import names as asked_names
+from kvcustody.audit.erasures import request as requested
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
     DecisionRecorded,
+    ErasureRequested,
     Event,
     HitCounted,
     KeyEvent,
@@ -40,6 +43,7 @@ from kvcustody.audit.schema import (
     residencies,
     subjects,
 )
+from kvcustody.audit.store import WRITE
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.errors import LedgerError, LedgerUnavailable
 
@@ -358,10 +362,60 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
         assert sorted([name, session]) == pseudonyms.names_of(connection, "acme", "alice")
         leaves = list(connection.scalars(select(events.c.leaf)))
         assert not [leaf for leaf in leaves if b"alice" in leaf or b"chat" in leaf]
-        assert pseudonyms.unlink(connection, "acme", "alice") == 2
+        assert (
+            connection.scalar(select(func.count()).select_from(subjects)) == 1
+        )  # the session's comes from its secret
+        assert pseudonyms.unlink(connection, "acme", "alice") == 1
         assert pseudonyms.names_of(connection, "acme", "alice") == []
         assert list(connection.scalars(select(events.c.leaf))) == leaves
         connection.rollback()
+
+
+def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, make_writer: Any) -> None:
+    names = []
+    for residency in (1, 2, 3):
+        writer = make_writer(any_store)
+        writer.submit([opened(residency)])
+        writer.close()
+        with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+            which = residencies.c.residency == residency
+            names.append(
+                connection.execute(select(residencies.c.subject, residencies.c.session).where(which)).one()
+            )
+            if residency == 2:
+                pseudonyms.unlink(connection, "acme", "alice")
+    assert names[0] == names[1]  # positive control: with the row there, both are as before
+    assert names[2].subject != names[1].subject and names[2].session != names[1].session
+
+
+def test_a_subject_from_before_there_were_secrets_keeps_its_sessions_names(
+    any_store: Engine, make_writer: Any
+) -> None:
+    old = [("a" * 24, "acme", "alice", ""), ("b" * 24, "acme", "alice", opened(1).session)]
+    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+        pseudonyms.store_names(connection, old)
+    writer = make_writer(any_store)
+    writer.submit([opened(1), opened(2)._replace(session="another")])
+    writer.close()
+    with any_store.connect() as connection:
+        found = connection.execute(select(residencies.c.subject, residencies.c.session)).all()
+        assert {row.subject for row in found} == {"a" * 24} and "b" * 24 in {row.session for row in found}
+        stored = set(connection.scalars(select(subjects.c.pseudonym)))
+        assert {row.session for row in found} <= stored  # without a secret every session has a row
+        assert set(pseudonyms.names_of(connection, "acme", "alice")) == stored
+
+
+def test_an_erasures_session_can_be_found_by_its_pseudonym(any_store: Engine, make_writer: Any) -> None:
+    writer = make_writer(any_store)
+    writer.submit([opened(1)])
+    assert writer.flush()
+    session = opened(1).session
+    writer.submit([ErasureRequested(5, "e1", "acme", "session", "alice", session, 9, "dpo")])
+    writer.close()
+    with any_store.connect() as connection:
+        asked = requested(connection, "e1")
+        assert asked.session == connection.scalar(select(residencies.c.session))
+        assert asked_names(connection, asked) == ("alice", session)
 
 
 def test_a_dead_incarnation_is_closed_as_unproven(any_store: Engine, make_writer: Any) -> None:
