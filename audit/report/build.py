@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select
 import kvcustody
 from kvcustody.audit.agreement import differences
 from kvcustody.audit.as_of import AsOf, as_of_sizes
-from kvcustody.audit.coverage import Coverage, periods_of, summary
+from kvcustody.audit.coverage import Coverage, summary
 from kvcustody.audit.evidence import collector_off
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.recompute import Chosen, count_up, judge, read_history, unaccounted
@@ -39,11 +39,12 @@ from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.losses import read_losses
 from kvcustody.audit.report.overview import look_over
-from kvcustody.audit.report.population import Population, recompute_digest
+from kvcustody.audit.report.population import Population, is_covered, recompute_digest
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.schema import events
 from kvcustody.audit.tree_schema import checkpoints
 from kvcustody.audit.units import LifeUnits, Selection, read_units
+from kvcustody.audit.uses import NEVER
 from kvcustody.errors import ConfigError
 
 Progress = Callable[[str], None]
@@ -193,8 +194,21 @@ def _recounted(connection: Connection, asked: Asked, state: AsOf, now_us: int, f
 def _timeline(lives: Sequence[LifeUnits], asked: Asked) -> tuple[Bin, ...]:
     span = asked.until_us - asked.since_us
     width = next((s for s in _BIN_SECONDS if s * 1_000_000 * _BINS_MAX >= span), _BIN_SECONDS[-1]) * 1_000_000
-    rows = periods_of(lives, asked.since_us, asked.until_us, width)
-    return tuple(Bin(start, row.due, row.covered, row.due - row.covered) for start, row in rows)
+    due = np.zeros(-(-span // width), np.int64)
+    covered = np.zeros_like(due)
+    for each in lives:
+        units, shards = each.units, each.life.shards or 1
+        claimed = each.ends.column("due_boot_us")[units.row]
+        offset_us = each.life.offset_us - asked.since_us
+        ended = (np.where(units.due < NEVER, units.due, claimed) + offset_us) // width
+        overdue = (each.overdue.due + offset_us) // width
+        due += np.bincount(np.concatenate((ended, overdue)), minlength=len(due)) * shards
+        covered += np.bincount(ended[is_covered(each) == 1], minlength=len(due)) * shards
+    starts = range(asked.since_us, asked.until_us, width)
+    return tuple(
+        Bin(start, each_due, each_covered, each_due - each_covered)
+        for start, each_due, each_covered in zip(starts, due.tolist(), covered.tolist(), strict=True)
+    )
 
 
 def _timeliness(lives: Sequence[LifeUnits], found: Coverage) -> Timeliness:

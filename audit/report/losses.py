@@ -44,7 +44,9 @@ class Losses(NamedTuple):
 def read_losses(connection: Connection, as_of: AsOf, overview: Overview, *, tenant: str | None) -> Losses:
     """Gaps and spills in the state; of one tenant only their counts: sequences are shared by all."""
     known = _recorded(overview)
-    gaps = [*_torn(connection, as_of), *(gap for gap in known if gap.cause != "refused")]
+    gaps = [gap for gap in known if gap.cause != "refused"]
+    if any(item.continued for item in overview.counted):
+        gaps += _torn(connection, as_of)
     gaps += _holes(connection, as_of, overview, known)
     spills = _spills(overview)
     if tenant is not None:

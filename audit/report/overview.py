@@ -23,13 +23,14 @@ _TWO_LOGS = ("decision", "hit-counters")
 
 
 class Counted(NamedTuple):
-    """Leaves of one kind of one incarnation: in the period, sequences that they take, and the highest."""
+    """Leaves of one kind of one incarnation: in the period, sequences that they take, the highest, parts of many."""
 
     incarnation: str
     kind: str
     in_period: int
     sequences: int
     highest: int
+    continued: int
 
 
 class Overview(NamedTuple):
@@ -67,6 +68,7 @@ def _counted(
             func.sum(case((mine, 1), else_=0)),
             func.sum(case((column.part == 1, 1), else_=0)),
             func.max(column.sequence),
+            func.sum(case((column.parts > 1, 1), else_=0)),
         )
         .join(incarnations, incarnations.c.id == column.incarnation)
         .where(as_of.has(events))
@@ -74,8 +76,8 @@ def _counted(
     )
     twice = _sequences_of_two_logs(connection, as_of)
     return [
-        Counted(uuid, kind, int(here), twice.get((uuid, kind), int(sequences)), int(highest))
-        for uuid, kind, here, sequences, highest in connection.execute(query)
+        Counted(uuid, kind, int(here), twice.get((uuid, kind), int(sequences)), int(highest), int(parts))
+        for uuid, kind, here, sequences, highest, parts in connection.execute(query)
     ]
 
 
