@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from kvcustody.console.policy import ask, author, export, lint, release, review, simulate, write
+from kvcustody.console.policy import ask, author, export, lint, release, review, segment, simulate, write
 
 EPILOG = "Start with `kvcustody policy init`; docs/policy-language.md is the language, docs/policy-codes.md every code."
 
@@ -17,5 +17,5 @@ app = typer.Typer(
     help="Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
     epilog=EPILOG,
 )
-for _module in (write, author, lint, ask, review, simulate, export, release):
+for _module in (write, author, segment, lint, ask, review, simulate, export, release):
     _module.add_to(app)

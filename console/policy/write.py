@@ -96,13 +96,13 @@ def fmt_command(files: Files, *, write: Write = False, check: Check = False, as_
     """
     rows = []
     for path in files:
-        text = _text(path)
+        text = policy_text(path)
         done = fmt(text, name=str(path))
         rows.append({"file": str(path), "changed": done.changed, "left": done.left})
         if done.left:
             print(f"{path}: left as it is: {done.left}", file=sys.stderr)
         if write and done.changed:
-            _replace(path, done.text)
+            replace_file(path, done.text)
         elif not as_json and not check and done.changed:
             lines = difflib.unified_diff(
                 text.splitlines(True), done.text.splitlines(True), str(path), str(path)
@@ -117,7 +117,8 @@ def fmt_command(files: Files, *, write: Write = False, check: Check = False, as_
         raise typer.Exit(EXIT_NO)
 
 
-def _text(path: Path) -> str:
+def policy_text(path: Path) -> str:
+    """A policy file's text. Raises `PolicyError`."""
     try:
         return read_source(path).decode()
     except UnicodeDecodeError:
@@ -126,7 +127,7 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write beside, then rename: a reader sees the old text or the new one."""
     beside = path.with_name(path.name + ".new")
     try:

@@ -59,12 +59,18 @@ def _settle(text: str) -> str | None:
     return None
 
 
-def _lay_out(text: str) -> str:
+def round_trip() -> YAML:
+    """A reader and writer that keeps comments and quotes, with the one layout."""
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True
     yaml.width = WIDTH
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.allow_duplicate_keys = False
+    return yaml
+
+
+def _lay_out(text: str) -> str:
+    yaml = round_trip()
     out = io.StringIO()
     yaml.dump(yaml.load(text.removeprefix("\ufeff")), out)
     lines = [line.rstrip() for line in out.getvalue().split("\n")]

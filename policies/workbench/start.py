@@ -11,14 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from kvcustody.errors import PolicyError
 from kvcustody.policies import library
 from kvcustody.policies.loader import load_policy
-from kvcustody.policies.workbench.fmt import WIDTH, fmt
+from kvcustody.policies.workbench.fmt import fmt, round_trip
 
 _WORDS = frozenset({"yes", "off", "true", "false", "null"})
 _TENANT_SECTIONS = ("groups", "segments", "grants")
@@ -30,10 +29,7 @@ def start(template: str, *, name: str | None = None, tenants: Sequence[str] = ()
     Raises `ConfigError` for an unknown template and `PolicyRejected` for a name that the language refuses.
     """
     text = library.source(template)
-    yaml = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = WIDTH
-    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml = round_trip()
     document = yaml.load(text)
     if name is not None:
         document["name"] = _written(name)
