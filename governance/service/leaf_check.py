@@ -19,9 +19,13 @@ from kvcustody.governance.service.problems import ProblemError
 
 LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
-CONTROL_KINDS = frozenset({"access", "principal-changed"})  # what only the control plane writes
+CONTROL_KINDS = frozenset(  # what only the control plane writes
+    {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
+    | {"legal-hold", "subject-unlinked", "sink-changed"}
+)
 _OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
+_NAMES = {str, type(None)}
 _OPTIONAL = frozenset({"written", "written_blocks"})
 
 Name = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
@@ -55,8 +59,9 @@ def read_batch(body: bytes, sender: Sender) -> Received:
         )
     found: list[Leaf] = []
     last = 0
+    seen: set[tuple[Any, ...]] = set()  # logs with their tenants that were found right in this batch
     for place, line in enumerate(lines[1:]):
-        leaf = _leaf(line, sender, place)
+        leaf = _leaf(line, sender, place, seen)
         found.append(leaf)
         last = max(last, leaf.body["sequence"])
     return Received(_names(lines[0]), found, last)
@@ -67,7 +72,7 @@ def write_batch(names: Iterable[Name], leaves: Iterable[bytes]) -> bytes:
     return b"\n".join((orjson.dumps(list(names)), *leaves))
 
 
-def _leaf(line: bytes, sender: Sender, place: int) -> Leaf:
+def _leaf(line: bytes, sender: Sender, place: int, seen: set[tuple[Any, ...]]) -> Leaf:
     if len(line) > LEAF_BYTES_MAX:
         raise _refused(place, "is longer than a leaf may be")
     try:
@@ -94,8 +99,12 @@ def _leaf(line: bytes, sender: Sender, place: int) -> Leaf:
         raise _refused(place, "carries a float")
     _check_numbers(body, sender, place)
     log = body["log"]
-    if log != SYSTEM or body.get("tenant") is not None or "reader" in body:
+    parties = (log, body.get("tenant"), body.get("owner"), body.get("reader"))
+    if set(map(type, parties)) - _NAMES:
+        raise _refused(place, "names a tenant that is no name")
+    if parties not in seen and parties != (SYSTEM, None, None, None):
         _check_log(body, place)
+        seen.add(parties)
     about = body.get("of_incarnation")
     if about and about != sender.incarnation and about not in sender.predecessors:
         raise _refused(place, "is about an incarnation that is not this worker's")
@@ -114,8 +123,6 @@ def _check_numbers(body: dict[str, Any], sender: Sender, place: int) -> None:
 
 def _check_log(body: dict[str, Any], place: int) -> None:
     parties = {body[name] for name in ("tenant", "owner", "reader") if name in body}
-    if not all(party is None or party.__class__ is str for party in parties):
-        raise _refused(place, "names a tenant that is no name")
     if body["log"] not in {log_of(party) for party in parties or {None}}:
         raise _refused(place, "is in a log that is not its tenant's")
 
