@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from kvcustody.audit.report.contents import Report, utc_text
 from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.console.report import charts
 from kvcustody.console.report.blocks import (
     Block,
-    Chart,
     Facts,
     Items,
     Literal,
@@ -20,18 +18,17 @@ from kvcustody.console.report.blocks import (
     Table,
     Tile,
 )
+from kvcustody.console.report.custody_pages import boundary_section, coverage_section, population_section
 from kvcustody.console.report.evidence_pages import (
     activity_section,
     exceptions_section,
     losses_section,
     sample_section,
 )
-from kvcustody.console.report.words import count, duration, minute, moment, percent, size
+from kvcustody.console.report.words import count, duration, percent
 from kvcustody.errors import ConfigError
 
 FORMATS = ("html", "pdf", "json", "oscal")
-_TENANTS_DRAWN = 20
-_LEGEND = (("covered", 1), ("late", 2), ("failed or missing", 4), ("disputed", 3), ("unproven or overdue", 5))
 _ROLES = ("Prepared by", "Reviewed by", "Management response", "Auditor")
 
 
@@ -68,10 +65,10 @@ def page_of(report: Report) -> Page:
         f"{utc_text(asked.until_us)}, as the ledger stood at checkpoint {asked.checkpoint}.",
         _tiles(report),
         (
-            _boundary(report),
+            boundary_section(report),
             _controls(report),
-            _population(report),
-            _coverage(report),
+            population_section(report),
+            coverage_section(report),
             _recount(report),
             sample_section(report),
             exceptions_section(report),
@@ -99,106 +96,6 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
     )
 
 
-def _boundary(report: Report) -> Section:
-    boundary = report.boundary
-    point = boundary.checkpoint
-    blocks: list[Block] = [
-        Facts(
-            [
-                ("kvcustody", report.version),
-                ("log", point.origin),
-                ("checkpoint", f"{point.size} root leaves, root {point.root}"),
-                ("last event under it", moment(point.at_us)),
-                ("signed", moment(point.signed_us)),
-            ]
-        ),
-        Paragraph("The checkpoint as it was signed; its signature can be checked with the log's public key."),
-        Literal(point.note.rstrip("\n")),
-        Table(
-            (
-                "worker",
-                "incarnation",
-                "software",
-                "device",
-                "started",
-                "end",
-                "shards",
-                "blocks",
-                "bytes a block",
-            ),
-            [
-                (
-                    *(item.name, item.incarnation[:12], item.software, item.device, minute(item.started_us)),
-                    item.end or "none on record",
-                    *(count(item.shards), count(item.blocks), count(item.bytes_per_block)),
-                )
-                for item in boundary.workers
-            ],
-            left=6,
-            widths=(0.12, 0.12, 0.13, 0.09, 0.14, 0.16, 0.06, 0.09, 0.09),
-        ),
-        *_policies(report),
-        *_proof(report),
-        Table(
-            ("log under the checkpoint", "root", "leaves"),
-            [(item.name, item.root, count(item.size)) for item in boundary.logs[:100]],
-            left=2,
-            widths=(0.28, 0.6, 0.12),
-        ),
-    ]
-    if len(boundary.logs) > 100:
-        blocks.append(Paragraph(f"{len(boundary.logs) - 100} more logs are in the JSON.", "quiet"))
-    if boundary.extends is not None:
-        blocks.append(
-            Paragraph(
-                f"This checkpoint extends the one of {boundary.extends} root leaves; the consistency proof has "
-                f"{len(boundary.consistency)} hashes and is in the JSON."
-            )
-        )
-    return Section("System boundary", tuple(blocks))
-
-
-def _policies(report: Report) -> Sequence[Block]:
-    if not report.boundary.policies:
-        return (Paragraph("Policies: this ledger records no activation.", "bad"),)
-    return (
-        Table(
-            ("policy revision", "name", "profile", "in effect from", "by", "digest"),
-            [
-                (str(item.revision), item.name, item.profile, moment(item.at_us), item.actor, item.digest)
-                for item in report.boundary.policies
-            ],
-            left=6,
-            widths=(0.1, 0.16, 0.09, 0.19, 0.12, 0.34),
-        ),
-    )
-
-
-def _proof(report: Report) -> Sequence[Block]:
-    proof = report.proof
-    if proof is None:
-        return (Paragraph("Policy proof: none was supplied for this report.", "bad"),)
-    active = "activated in this ledger" if proof.is_active else "not activated in this ledger"
-    return (
-        Facts(
-            [
-                ("policy that was proved", f"{proof.policy}, digest {proof.digest} ({active})"),
-                ("proof", f"{'holds' if proof.holds else 'does not hold'}, digest {proof.proof_digest}"),
-            ]
-        ),
-        Table(
-            ("property", "what it says", "holds", "cells looked at"),
-            [
-                (item.id, item.title, "yes" if item.holds else "no", count(item.cells))
-                for item in proof.properties
-            ],
-            left=3,
-            widths=(0.1, 0.66, 0.08, 0.16),
-            bad=frozenset(place for place, item in enumerate(proof.properties) if not item.holds),
-        ),
-    )
-
-
 def _controls(report: Report) -> Section:
     def row(control: Control) -> tuple[str, ...]:
         sections = ", ".join(dict.fromkeys(SECTIONS[name] for name in control.evidence))
@@ -219,162 +116,6 @@ def _controls(report: Report) -> Section:
             ),
         ),
     )
-
-
-def _population(report: Report) -> Section:
-    facts = report.population
-    return Section(
-        "Population and reconciliation",
-        (
-            Paragraph(
-                "The population is every custody that was due in the period. It was taken by this definition:"
-            ),
-            Literal(facts.query),
-            Facts(
-                [
-                    ("custodies (block, generation)", count(facts.custodies)),
-                    ("units (a custody on each shard)", count(facts.units)),
-                    ("digest of the population", facts.digest),
-                ]
-            ),
-            Paragraph(
-                "Totals against totals from elsewhere; both sides are shown whether or not they agree."
-            ),
-            Table(
-                ("identity", "left side from", "right side from", "left", "right", "holds"),
-                [
-                    (
-                        *(
-                            item.name,
-                            item.left_source,
-                            item.right_source,
-                            count(item.left),
-                            count(item.right),
-                        ),
-                        "yes" if item.holds else "no",
-                    )
-                    for item in facts.balances
-                ],
-                left=3,
-                widths=(0.38, 0.18, 0.18, 0.1, 0.1, 0.06),
-                bad=frozenset(place for place, item in enumerate(facts.balances) if not item.holds),
-            ),
-        ),
-    )
-
-
-def _coverage(report: Report) -> Section:
-    asked = report.asked
-    day = asked.until_us - asked.since_us > 2 * 86_400_000_000
-    labels = [minute(item.start_us)[: 10 if day else 16].replace("T", " ") for item in report.timeline]
-    by_tenant = _by_tenant(report)
-    lags = report.timeliness
-    limits = [f"≤ {duration(item.up_to_us)}" if item.up_to_us else "longer" for item in lags.lags]
-    return Section(
-        "Coverage and timeliness",
-        (
-            Paragraph(
-                "Two figures, never mixed: custody that ended in time with evidence, and bytes destroyed by the "
-                "weakest verification of their shards. What was not read back is not called verified."
-            ),
-            Chart(
-                charts.columns(
-                    "Units due over the period",
-                    [label[11:] or label for label in labels] if not day else labels,
-                    [(item.covered, item.uncovered) for item in report.timeline],
-                    (("covered", 1), ("not covered", 4)),
-                    "UTC",
-                )
-            ),
-            Chart(by_tenant),
-            Table(
-                (
-                    *("tenant", "classification", "due", "covered", "late", "failed", "missing", "unproven"),
-                    *("overdue", "disputed", "share"),
-                ),
-                [
-                    (
-                        row.tenant,
-                        row.classification,
-                        *(
-                            count(value)
-                            for value in (
-                                row.due,
-                                row.covered,
-                                row.late,
-                                row.failed,
-                                row.missing,
-                                row.unproven,
-                            )
-                        ),
-                        *(count(row.overdue), count(row.disputed), percent(row.covered, row.due)),
-                    )
-                    for row in (*report.coverage, report.total._replace(tenant="all", classification=""))
-                ],
-                left=2,
-            ),
-            Table(
-                ("bytes destroyed, by weakest verification", "bytes", ""),
-                [
-                    (
-                        "full: read back in full",
-                        count(report.total.full_bytes),
-                        size(report.total.full_bytes),
-                    ),
-                    ("sampled", count(report.total.sampled_bytes), size(report.total.sampled_bytes)),
-                    (
-                        "retired: the device finished",
-                        count(report.total.retired_bytes),
-                        size(report.total.retired_bytes),
-                    ),
-                    (
-                        "launched: enqueued",
-                        count(report.total.launched_bytes),
-                        size(report.total.launched_bytes),
-                    ),
-                ],
-            ),
-            Chart(
-                charts.columns(
-                    "From due to destroyed",
-                    limits,
-                    [(item.custodies,) for item in lags.lags],
-                    (("custodies", 1),),
-                    "",
-                )
-            ),
-            Facts(
-                [
-                    ("median, 99th percentile", f"{duration(lags.p50_us)}, {duration(lags.p99_us)}"),
-                    ("longest", duration(lags.max_us)),
-                    ("longest fence, which excuses a late scrub", duration(report.total.fence_us_max)),
-                ]
-            ),
-        ),
-    )
-
-
-def _by_tenant(report: Report) -> charts.Figure:
-    rows: dict[str, list[int]] = {}
-    for row in report.coverage:
-        parts = rows.setdefault(row.tenant, [0] * 6)
-        disputed = row.in_time - row.covered
-        found = (
-            row.covered,
-            row.late,
-            row.failed + row.missing,
-            disputed,
-            row.unproven + row.overdue,
-            row.due,
-        )
-        for place, value in enumerate(found):
-            parts[place] += value
-    drawn = sorted(rows.items(), key=lambda item: (-item[1][5], item[0]))[:_TENANTS_DRAWN]
-    title = "Units due, by tenant"
-    if len(rows) > len(drawn):
-        title += f" (the {len(drawn)} largest of {len(rows)})"
-    notes = [percent(parts[0], parts[5]) for _, parts in drawn]
-    return charts.rows(title, [name for name, _ in drawn], [parts[:5] for _, parts in drawn], _LEGEND, notes)
 
 
 def _recount(report: Report) -> Section:
