@@ -9,16 +9,16 @@ exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, insert, select, update
 
 from kvcustody.audit import merkle, schema
-from kvcustody.audit.bulk import insert_rows
+from kvcustody.audit.bulk import Columns, insert_columns
 from kvcustody.audit.events import SYSTEM, parse
 from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
-from kvcustody.audit.projection import Incarnation, Row, project
+from kvcustody.audit.projection import Incarnation, project
 from kvcustody.audit.trees import LockedLog, Trees
 from kvcustody.errors import LedgerError
 
@@ -54,17 +54,17 @@ class Appender:
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
         recorders = [lives[uuid].id for uuid in batch.incarnations]
         columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
-        insert_rows(connection, schema.events, zip(logs, places, *columns, strict=True))
-        projections: dict[Table, list[Iterator[Row]]] = {}
+        insert_columns(connection, schema.events, [(logs, places, *columns)])
+        projections: dict[Table, list[Columns]] = {}
         for group in batch.groups:
             about = self._about(connection, group, batch)
             made = project(group, about)
             if made is not None:
-                projections.setdefault(made.table, []).append(made.rows(logs, places))
+                projections.setdefault(made.table, []).append(made.whole(logs, places))
             if group.kind in _LIFE:
                 _live(connection, group, about)
-        for table, rows in projections.items():
-            insert_rows(connection, table, chain.from_iterable(rows))
+        for table, pieces in projections.items():
+            insert_columns(connection, table, pieces)
         hashes = leaf_hashes(batch)
         by_id = {log.id: hashes[log.name] for log in held}
         self._trees.grow(connection, held, by_id, max(batch.at_us))
@@ -198,7 +198,8 @@ def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:
     some = ", ".join(map(str, sorted(names)))
     if connection.dialect.name == "sqlite":  # BEGIN IMMEDIATE has locked the database already
         found = [
-            LockedLog(log, names[log], *state) for log, *state in sorted(_read_at_once(connection, some))
+            LockedLog(log, names[log], size, frontier)
+            for log, size, frontier in sorted(_read_at_once(connection, some))
         ]
     else:
         query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) ORDER BY id FOR UPDATE"  # noqa: S608 - row ids

@@ -35,10 +35,13 @@ class Projection(NamedTuple):
     places: Sequence[int]
     columns: Sequence[Sequence[Any]]
 
+    def whole(self, logs: Sequence[int], idx: Sequence[int]) -> list[Sequence[Any]]:
+        """Every column of the rows, given the log and the idx of every leaf of the batch."""
+        return [*([values[place] for place in self.places] for values in (logs, idx)), *self.columns]
+
     def rows(self, logs: Sequence[int], idx: Sequence[int]) -> Iterator[Row]:
-        """The rows, given the log and the idx of every leaf of the batch."""
-        where = ([values[place] for place in self.places] for values in (logs, idx))
-        return zip(*where, *self.columns, strict=True)
+        """The rows, given the same."""
+        return zip(*self.whole(logs, idx), strict=True)
 
 
 _RELEASED = {

@@ -104,6 +104,13 @@ class Attack:
                 self.execute(f"UPDATE {name} SET idx = -idx - 1 + ? WHERE log = ? AND idx < 0", (by, log))
         self.execute("UPDATE logs SET size = size + ? WHERE id = ?", (by, log))
 
+    def forget(self, log: int, idx: int) -> None:
+        """Drop what was derived from one leaf, so that another can take its place."""
+        for (name,) in self.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = [row[1] for row in self.execute(f"PRAGMA table_info({name})")]
+            if columns[:2] == ["log", "idx"] and name not in ("root_leaves", "tree_nodes"):
+                self.execute(f"DELETE FROM {name} WHERE log = ? AND idx = ?", (log, idx))
+
     def cut(self, log: int, size: int) -> None:
         """Drop every leaf of a log from `size` on, with its projections."""
         for (name,) in self.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
@@ -215,8 +222,9 @@ def _delete(attack: Attack) -> int:
 
 
 def _delete_and_close_the_gap(attack: Attack) -> int:
-    idx = _delete(attack)
-    attack.shift(_log(attack)[0], idx + 1, -1)
+    idx, log = _delete(attack), _log(attack)[0]
+    attack.forget(log, idx)
+    attack.shift(log, idx + 1, -1)
     return idx
 
 
