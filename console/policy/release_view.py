@@ -6,7 +6,8 @@ from typing import Any
 
 from kvcustody.console.command import print_json
 from kvcustody.governance.release.gates import Review
-from kvcustody.governance.release.state import Proposal, ReleaseState, read_stage
+from kvcustody.governance.release.record import read_stage
+from kvcustody.governance.release.state import Proposal, ReleaseState
 from kvcustody.policies.workbench.request import instant
 
 

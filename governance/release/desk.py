@@ -18,9 +18,9 @@ from kvcustody.clock import Clock
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.release import gates
 from kvcustody.governance.release.gates import Gate, Review
-from kvcustody.governance.release.record import Record, ReleaseError, Step, digest_of, make_record
+from kvcustody.governance.release.record import Record, ReleaseError, Step, digest_of, make_record, stage_form
 from kvcustody.governance.release.staged import Stage, StagedTable
-from kvcustody.governance.release.state import Proposal, ReleaseState, fold, stage_form
+from kvcustody.governance.release.state import Proposal, ReleaseState, fold
 from kvcustody.governance.release.store import ReleaseStore
 from kvcustody.policies.bundle import SKEW_US, manifest_of, sign_manifest, write_bundle
 from kvcustody.policies.bundle_manifest import Manifest, Signature, signature_form

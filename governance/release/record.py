@@ -10,8 +10,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from typing import Any
 
+from kvcustody.governance.release.staged import Stage
 from kvcustody.policies.bundle_json import BundleRejected, decode, encode
 from kvcustody.policies.bundle_manifest import Signature, read_signature, signature_form, signed_bytes
 from kvcustody.policies.bundle_trust import Signer
@@ -135,3 +137,22 @@ def _message(
     number: int, previous: str, audience: str, action: Step, at_us: int, body: Mapping[str, Any]
 ) -> bytes:
     return signed_bytes(SCHEMA, _form(number, previous, audience, action, at_us, body))
+
+
+def stage_form(stage: Stage | None) -> dict[str, object] | None:
+    """A stage as JSON; None is everybody."""
+    if stage is None:
+        return None
+    return {"tenants": sorted(stage.tenants), "share": f"{stage.share.numerator}/{stage.share.denominator}"}
+
+
+def read_stage(form: object) -> Stage | None:
+    """A stage from its JSON form; raises `ReleaseError`."""
+    if form is None:
+        return None
+    if not isinstance(form, dict) or set(form) != {"tenants", "share"}:
+        raise ReleaseError("a stage is not `tenants` and `share`")
+    share = Fraction(form["share"])
+    if not 0 <= share <= 1 or not all(type(tenant) is str for tenant in form["tenants"]):
+        raise ReleaseError("a stage's share is not between 0 and 1")
+    return Stage(frozenset(form["tenants"]), share)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from kvcustody.governance.release.record import (
     NOTHING_BEFORE,
@@ -20,6 +19,7 @@ from kvcustody.governance.release.record import (
     Step,
     digest_of,
     read_record,
+    read_stage,
 )
 from kvcustody.governance.release.staged import Stage
 from kvcustody.policies.bundle import SCHEMA as BUNDLE_SCHEMA
@@ -283,25 +283,6 @@ def fold(records: Iterable[bytes], trust: Trust) -> ReleaseState:
     for data in records:
         state.apply(data)
     return state
-
-
-def stage_form(stage: Stage | None) -> dict[str, object] | None:
-    """A stage as JSON; None is everybody."""
-    if stage is None:
-        return None
-    return {"tenants": sorted(stage.tenants), "share": f"{stage.share.numerator}/{stage.share.denominator}"}
-
-
-def read_stage(form: object) -> Stage | None:
-    """A stage from its JSON form; raises `ReleaseError`."""
-    if form is None:
-        return None
-    if not isinstance(form, dict) or set(form) != {"tenants", "share"}:
-        raise ReleaseError("a stage is not `tenants` and `share`")
-    share = Fraction(form["share"])
-    if not 0 <= share <= 1 or not all(type(tenant) is str for tenant in form["tenants"]):
-        raise ReleaseError("a stage's share is not between 0 and 1")
-    return Stage(frozenset(form["tenants"]), share)
 
 
 def _need(key: TrustedKey, *roles: Role) -> None:
