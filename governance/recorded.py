@@ -12,7 +12,7 @@ import orjson
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.queries import denials_by_rule
-from kvcustody.audit.schema import events, residencies
+from kvcustody.audit.schema import decisions, events, residencies, tenants
 from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
 
 
@@ -46,3 +46,22 @@ def recorded_denials(connection: Connection) -> Iterator[RecordedDenials]:
     """Every denial that was counted, by reader, owner and rule."""
     for found in denials_by_rule(connection):
         yield RecordedDenials(found.reader, found.owner, found.rule, found.requests)
+
+
+def sources_in_use(connection: Connection) -> frozenset[str]:
+    """The ids of rules, grants and segments that a recorded permit names: what somebody reused through is among them.
+
+    A reader's first use of a grant or segment under a revision is always on record, before it takes effect.
+    """
+    query = (
+        select(events.c.leaf)
+        .join(decisions, (events.c.log == decisions.c.log) & (events.c.idx == decisions.c.idx))
+        .where(decisions.c.effect == "permit")
+    )
+    rows = connection.execution_options(yield_per=1_000).execute(query)
+    return frozenset(reason for row in rows for reason in orjson.loads(row.leaf)["reasons"])
+
+
+def tenants_seen(connection: Connection) -> frozenset[str]:
+    """The tenants that the ledger has a log of."""
+    return frozenset(connection.scalars(select(tenants.c.tenant)))

@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import Json, print_json
+from kvcustody.console.coverage.options import reading
 from kvcustody.console.policy.author import EXIT_NO, Files, Format, FormatOption
 from kvcustody.console.policy.formats import junit, problem_data, sarif
 from kvcustody.errors import ConfigError
+from kvcustody.governance.recorded import sources_in_use, tenants_seen
 from kvcustody.policies.problems import Problem, quote
 from kvcustody.policies.workbench.lint import SOON_DAYS, ScrubRate, lint
 from kvcustody.policies.workbench.validate import load_table
@@ -30,6 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 _EPILOG = (
     "Examples:\n\n    kvcustody policy lint policy.yaml --soon-days 60\n\n"
+    "    kvcustody policy lint policy.yaml --db kvcustody.db\n\n"
     "    kvcustody policy lint policy.yaml --scrub-rate benchmarks/results/scrub-cpu.json --pool 64GiB"
 )
 Soon = Annotated[
@@ -43,6 +46,13 @@ Tenants = Annotated[
 ]
 Used = Annotated[
     Path | None, typer.Option("--used", help="A file with the grants and segments in use, one a line.")
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        help="A ledger, instead of --used and --tenants: a SQLite file or a database URL; it is only read.",
+    ),
 ]
 Rate = Annotated[
     Path | None,
@@ -60,6 +70,7 @@ def lint_command(
     at: At = None,
     tenants: Tenants = None,
     used: Used = None,
+    db: Database = None,
     scrub_rate: Rate = None,
     pool: Pool = None,
     fail: Strict = False,
@@ -67,10 +78,13 @@ def lint_command(
 ) -> None:
     """Tell what is sound and yet probably not meant: rules that do nothing, grants that end or that nobody needs.
 
-    Also names that look alike, tenants that the identity provider does not know (with --tenants), and scrub
-    deadlines that the measured rate cannot meet (with --scrub-rate and --pool). Exit 0, or with --fail 1 on findings.
+    Also names that look alike, tenants that the identity provider does not know (with --tenants), grants that nobody
+    used (with --used), and scrub deadlines that the measured rate cannot meet (with --scrub-rate and --pool). With --db
+    the ledger says what was used and which tenants ever came. Exit 0, or with --fail 1 on findings.
     """
     known, seen = _lines(tenants), _lines(used)
+    if db is not None:
+        known, seen = _from_ledger(db, known, seen)
     rate, now_us = _rate(scrub_rate, pool), day_us(at)
     found: dict[str, tuple[Problem, ...]] = {}
     for path in files:
@@ -95,6 +109,17 @@ def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style:
         for problem in problems:
             print(problem)
         print(f"{len(problems)} findings in {len(found)} files")
+
+
+def _from_ledger(
+    db: str, known: frozenset[str] | None, seen: frozenset[str] | None
+) -> tuple[frozenset[str], frozenset[str]]:
+    """(tenants, ids in use) as the ledger has them; a file that was given says more than the ledger."""
+    with reading(db) as connection:
+        return (
+            tenants_seen(connection) if known is None else known,
+            sources_in_use(connection) if seen is None else seen,
+        )
 
 
 def _lines(path: Path | None) -> frozenset[str] | None:

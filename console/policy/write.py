@@ -53,7 +53,7 @@ def init_command(
     """
     if file.exists():
         raise ConfigError(f"file `{file}` exists; name another one, or remove it", path=file)
-    asking = sys.stdin.isatty() and not as_json and template is None
+    asking = _somebody_to_ask() and not as_json and template is None
     template = template or _choose(asking)
     if asking:
         name = name or typer.prompt("name of the policy", default=template)
@@ -76,12 +76,18 @@ def init_command(
         print(f"written: {file}, from {template}; next: kvcustody policy validate {file}")
 
 
+def _somebody_to_ask() -> bool:
+    return sys.stdin.isatty()
+
+
 def _choose(asking: bool) -> str:
     if not asking:
         raise ConfigError(f"`--from` is missing; the library has {', '.join(library.names())}")
     for entry in library.names():
         print(f"{entry}: {library.load(entry).description}")
-    return str(typer.prompt("library policy", default="single-org"))
+    while (name := str(typer.prompt("library policy", default="single-org"))) not in library.names():
+        print(f"{name}: no such library policy")
+    return name
 
 
 _FMT = "Examples:\n\n    kvcustody policy fmt policy.yaml --write\n\n    kvcustody policy fmt policies/*.yaml --check"

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
+from kvcustody.console.policy import write
 from kvcustody.policies import library
+from kvcustody.policies.loader import load_policy
 
 CASES = """\
 schema: kvcustody/policy-tests@1
@@ -75,6 +77,31 @@ def test_init(files):
     policy("init", "mine.yaml", "--from", "public-api", code=2)
     assert "`--from` is missing" in policy("init", "other.yaml", code=2)
     policy("init", "other.yaml", "--from", "publik-api", code=2)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Somebody to ask: the runner's stdin is a pipe, and says so."""
+    monkeypatch.setattr(write, "_somebody_to_ask", lambda: True)
+
+
+def test_init_asks_for_what_is_not_given(files, terminal):
+    shown = policy("init", "mine.yaml", stdin="public-api\nmine\nalpha beta\n")
+    assert all(f"{name}: " in shown for name in library.names()), "the choice is explained"
+    mine = load_policy(Path("mine.yaml").read_text(), name="mine.yaml")
+    assert mine.name == "mine" and [tenant.id for tenant in mine.tenants] == ["alpha", "beta"]
+    policy("init", "plain.yaml", stdin="\n\n\n")
+    plain = load_policy(Path("plain.yaml").read_text(), name="plain.yaml")
+    assert plain.tenants == library.load("single-org").tenants and plain.name == "single-org"
+
+
+def test_init_asks_again_and_leaves_nothing_behind(files, terminal):
+    shown = policy("init", "mine.yaml", stdin="publik-api\npublic-api\n\nalpha alpha\n", code=2)
+    assert "publik-api" in shown and "given twice" in shown and not Path("mine.yaml").exists()
+    policy("init", "mine.yaml", stdin="public-api\n", code=1)
+    assert not Path("mine.yaml").exists(), "an end of input in the middle of the questions"
+    policy("init", "mine.yaml", "--name", "mine", "--tenant", "alpha", stdin="public-api\n")
+    assert "sound" in policy("validate", "mine.yaml")
 
 
 def test_explain_and_test(files):
@@ -142,3 +169,18 @@ def test_simulate_on_a_replayed_ledger(files):
     assert sum(row["lost_blocks"] for row in same) == 0
     assert "recorded requests" in policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db")
     policy("simulate", "a.yaml", "less.yaml", code=2)
+    check_lint_by_ledger()
+
+
+def check_lint_by_ledger():
+    """What the replay reused through is in use, and what it never met is said."""
+    extra = "  - {id: spare, owner: acme-labs, reader: acme, at_most: internal, until: 2027-03-31, reason: x}"
+    Path("spare.yaml").write_text(Path("a.yaml").read_text().replace("grants:\n", f"grants:\n{extra}\n", 1))
+    found = json.loads(policy("lint", "spare.yaml", "--db", "l.db", "--at", "2026-10-01", "--json"))
+    unused = [problem["message"] for problem in found if problem["code"] == "KVP715"]
+    assert any("`spare`" in message for message in unused)
+    assert not any("`labs-reads-acme`" in message for message in unused)
+    Path("used.txt").write_text("spare\n")
+    told = policy("lint", "spare.yaml", "--db", "l.db", "--used", "used.txt", "--at", "2026-10-01")
+    assert "`spare` has not been used" not in told and "`labs-reads-acme` has not been used" in told
+    policy("lint", "a.yaml", "--db", "absent.db", code=2)
