@@ -91,6 +91,9 @@ class ServiceSettings(BaseSettings):
     checkpoint_seconds: float = Field(
         1.0, gt=0.0, le=3600.0, description="Seconds between signatures of checkpoints."
     )
+    console: bool = Field(
+        True, description="Serve the operator console at `/console/`; false: the API alone."
+    )
     policy_trust: Path | None = Field(
         None,
         description="The trust configuration of policies (docs/policy-release.md); without one, none is released here.",
@@ -131,9 +134,6 @@ class ServiceSettings(BaseSettings):
     )
     tenant_labels_max: int = Field(
         100, ge=0, le=10_000, description="Most tenants with metrics of their own; the rest are added up."
-    )
-    traces: bool = Field(
-        False, description="OpenTelemetry spans, by the exporter that the environment configures."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
