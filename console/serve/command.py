@@ -1,7 +1,8 @@
 """`kvcustody init` and `kvcustody serve`.
 
 1. `init` prints a bootstrap key once: it can only enrol principals, and ends after hours.
-2. `serve` listens where only this machine reaches it, unless TLS is configured; nothing but health checks is open.
+2. `serve` listens where only this machine reaches it, unless TLS is configured; nothing but health checks and the
+   console's sign-in page is open. `console: false` leaves the console's pages out.
 """
 
 from __future__ import annotations
@@ -77,13 +78,15 @@ def serve(
     settings = _settings(config, **{name: value for name, value in given.items() if value is not None})
     configure(settings.log_level, settings.log_format)
     try:
+        from kvcustody.console.web.app import Console
+        from kvcustody.governance.api.app import create_app
         from kvcustody.governance.api.server import serve as run
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[service]'") from None
     from kvcustody.governance.service.service import open_service
 
     with open_service(settings) as service:
-        run(service)
+        run(service, app=create_app(service, pages=Console(service) if settings.console else None))
 
 
 def _settings(config: Path | None, **explicit: str) -> ServiceSettings:

@@ -76,7 +76,6 @@ def rule(visit: Visit) -> Response:
         found=found,
         line=line,
         lines=[] if found is None else lines_of(found.document, target=line)[max(0, line - 4) : line + 5],
-        first=max(1, line - 3),
         default_deny=id_ == DEFAULT_DENY,
     )
 

@@ -62,7 +62,9 @@ def _text(name: str, value: Any) -> str:
         return ", ".join(str(item) for item in value) or "none"
     if value is None or value == "":
         return "–"
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int):
         return str(value)
     if name in ("scrub_within_us", "age_us"):
         return duration(value)

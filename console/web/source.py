@@ -11,6 +11,7 @@ from kvcustody.policies.problems import Problem
 class Line(NamedTuple):
     """A line; `mark` is "", "wrong", "doubt" or "target"."""
 
+    number: int
     text: str
     mark: str
     says: tuple[str, ...]
@@ -27,6 +28,7 @@ def lines_of(
         said.setdefault(place, []).append(f"{item.code} {item.message}; {item.hint}")
     return [
         Line(
+            number,
             text,
             mark if number in said else "target" if number == target else "",
             tuple(said.get(number, ())),

@@ -16,8 +16,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kvcustody.console.web.navigation import places_of
 from kvcustody.console.web.rendering import render
+from kvcustody.errors import IdentityError
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.pages_port import csrf_of, record_read
+from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action, Reach
@@ -70,7 +72,8 @@ class Visit:
     def record(self, page: str, tenant: str | None = None) -> None:
         """Put the read on record for those whose reads are events (V3): names of filters, never their values."""
         filters = tuple(sorted(name[:64] for name, value in self.query.items() if value))[:16]
-        record_read(self.service, self.caller, page, tenant=tenant, filters=filters)
+        about = tenant if tenant is not None and _is_name(tenant) else None
+        record_read(self.service, self.caller, page, tenant=about, filters=filters)
 
     def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
         """A page of the console."""
@@ -95,6 +98,14 @@ class Visit:
 def redirect(path: str, **query: object) -> Response:
     """See another page of the console, by GET."""
     return RedirectResponse(PREFIX + path + ("?" + urlencode(query) if query else ""), 303)
+
+
+def _is_name(tenant: str) -> bool:
+    try:
+        check_identifier("tenant", tenant)
+    except IdentityError:
+        return False
+    return True
 
 
 def _invalid(name: str, what: str) -> ProblemError:

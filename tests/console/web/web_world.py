@@ -1,0 +1,250 @@
+"""A service with two tenants' custody, denials, a finding and a policy in effect, and people in every role."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvcustody.audit.events import (
+    Context,
+    CustodyEnded,
+    DecisionRecorded,
+    Event,
+    HitCounters,
+    OrphanFound,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    WorkerStarted,
+    leaves,
+)
+from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.runs import gather
+from kvcustody.audit.signing import create_signing_key
+from kvcustody.console.web.app import Console
+from kvcustody.governance.api.app import create_app
+from kvcustody.governance.api.server import serve
+from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.release.signer import open_signer
+from kvcustody.governance.release.store import SqlStore
+from kvcustody.governance.release.trust import write_trust
+from kvcustody.governance.service.leaf_check import read_batch, write_batch
+from kvcustody.governance.service.roles import OF_TENANTS, Role
+from kvcustody.governance.service.service import Service, open_service
+from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.policies import library
+
+MARKUP = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
+_SECOND = 1_000_000
+SIGNERS = {"author": "author", "approver": "approver", "tenant-admin@acme": "owner"}
+
+
+def policy_source() -> str:
+    """The library's policy, with `labs` as the reader of a grant, so that an owner's consent is needed."""
+    return library.source("regulated-saas").replace("acme-labs", "labs")
+
+
+class World:
+    """An open service, its address, a key for each person, and signing keys for those who sign."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys: dict[str, str] = {}
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.url = f"http://{self.address}"
+        self.service: Service = open_service(self._settings())
+        for role in Role:
+            for tenant in ("acme", "labs") if role in OF_TENANTS else (None,):
+                self._enrol(role.value if tenant is None else f"{role}@{tenant}", role, tenant)
+        self.worker = FakeWorker(self.service, "worker")
+        self.worker.day()
+
+    def _settings(self) -> ServiceSettings:
+        keys = {name: create_signing_key(self.folder / f"{name}.key", name) for name in SIGNERS}
+        listed = [
+            (str(key.verifier), SIGNERS[name], "acme" if SIGNERS[name] == "owner" else None)
+            for name, key in keys.items()
+        ]
+        trust = self.folder / "trust.toml"
+        trust.write_text(write_trust("test", listed))
+        return ServiceSettings(
+            database_url=f"sqlite:///{self.folder}/ledger.db",
+            state_path=self.folder / "state",
+            listen=self.address,
+            signing_key_path=self.folder / "signing.key",
+            checkpoint_seconds=0.05,
+            requests_per_second=1e6,
+            requests_burst=1_000_000,
+            policy_trust=trust,
+        )
+
+    def _enrol(self, name: str, role: Role, tenant: str | None) -> None:
+        self.service.principals.enrol(name, [role], tenant=tenant, by="test")
+        self.keys[name] = self.service.principals.issue_key(name, days=1, by="test").key
+
+    def release(self, note: str = "joint evaluation") -> None:
+        """Put the policy into effect, where none is, as its signers would from the command line."""
+        desk = ReleaseDesk(
+            SqlStore(self.service.engine),
+            self.service.policies.trust,
+            clock=self.service.clock,
+            ledger=self.service.writer,
+        )
+        if desk.state().active is not None:
+            return
+        author, approver, owner = (open_signer(Path(self.signing_key(name))) for name in SIGNERS)
+        desk.propose(policy_source(), author, note=note)
+        desk.approve(1, approver, cells=desk.review(1).cells)
+        for opening in {opening.id for opening in desk.review(1).missing}:
+            desk.consent(1, opening, owner)
+        desk.activate(1, approver)
+
+    def signing_key(self, name: str) -> str:
+        """The file of a person's signing key."""
+        return str(self.folder / f"{name}.key")
+
+
+class FakeWorker:
+    """Ships what a worker with memory would ship, through the service's own intake."""
+
+    def __init__(self, service: Service, name: str) -> None:
+        self.service, self.name = service, name
+        self.incarnation = uuid.uuid4().hex
+        self.offset_us = service.clock.utc_us() - 90_000 * _SECOND  # it started more than a day ago
+        service.fleet.register("worker", self.incarnation, self.offset_us)
+        self.directory = SubjectDirectory()
+        self.context = Context(self.incarnation, self.offset_us, self.directory)
+        self.sequence = self.residency = 0
+        self.generation = 10
+
+    @property
+    def now_us(self) -> int:
+        """The worker's boot clock now."""
+        return self.service.clock.utc_us() - self.offset_us
+
+    def ship(self, events: list[Event]) -> None:
+        """One batch; it is durable when this returns."""
+        made: list[bytes] = []
+        for event in events:
+            self.sequence += 1
+            made += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
+        names = self.directory.fresh()
+        self.directory.settle(names)
+        rows = [row[:4] for row in names]
+        batch = read_batch(write_batch(rows, made), self.service.fleet.sender("worker", self.incarnation))
+        self.service.ingest.put(self.incarnation, batch)
+        self.service.fleet.received(self.incarnation, batch.last_sequence)
+        self.service.fleet.heard("worker", self.incarnation, revision=1)
+
+    def day(self) -> None:
+        """A day of work: what ended in time, one that was late, what is held now, denials, a finding."""
+        start, now = 80_000 * _SECOND, self.now_us
+        events: list[Event] = [WorkerStarted(_SECOND, self.name, 1000, 1, 4096, "cpu", "test")]
+        for place in range(40):
+            at = start - 80_000 * _SECOND + 10_000 * _SECOND + place * 1900 * _SECOND
+            tenant = ("acme", "acme", "labs")[place % 3]
+            events += self.ended(at, tenant, f"user-{place % 5}", late=place == 30)
+        for place in range(12):
+            at = now - (place + 1) * 120 * _SECOND
+            events += self.held(at, ("acme", "labs")[place % 2], f"user-{place % 4}")
+        for rule, owner, requests in (("no-restricted", "acme", 41), ("default-deny", "labs", 7)):
+            events.append(
+                HitCounters(now, "acme", owner, "reuse", "deny", rule, 1, now - 60 * _SECOND, requests, 3, 9)
+            )
+        events.append(
+            DecisionRecorded(
+                now, "reuse", "deny", "labs", "acme", "restricted", ("no-restricted",), 1, "grant", 1
+            )
+        )
+        runs = self.runs(2)
+        events.append(
+            OrphanFound(
+                now,
+                1,
+                1,
+                "hold without residency",
+                "lost finish",
+                "acme",
+                5 * _SECOND,
+                runs,
+                "fenced",
+                "resolved",
+            )
+        )
+        self.ship(events)
+
+    def strange(self, tenant: str, text: str) -> None:
+        """A session, a cause, an outcome and a rule with this text, of one tenant."""
+        now = self.now_us
+        found = (5 * _SECOND, self.runs(2), "fenced", text)
+        self.ship(
+            [
+                *self.held(now, tenant, "user-3", text),
+                OrphanFound(now, 2, 2, "hold without residency", text, tenant, *found),
+                HitCounters(now, tenant, tenant, "reuse", "deny", text, 1, now, 5, 3, 9),
+            ]
+        )
+
+    def runs(self, blocks: int) -> Any:
+        """Blocks never handed out before."""
+        first = self.generation
+        self.generation += blocks
+        return gather(np.arange(blocks, dtype=np.int64), np.arange(first, first + blocks, dtype=np.int64))
+
+    def ended(self, at: int, tenant: str, subject: str, *, late: bool = False) -> list[Event]:
+        """A request from its opening to the receipt of its end."""
+        self.residency += 1
+        blocks, lag = 3 + self.residency % 6, 3 * _SECOND if late else 2000
+        runs, end = self.runs(blocks), at + 100_000
+        due = (tenant, "internal", runs, "expired", end, end + 20, end, _SECOND, at + 10**10)
+        return [
+            self.opened(at, tenant, subject, runs),
+            ResidencyReleased(end, self.residency, tenant, "finish", (), 0),
+            CustodyEnded(end + 20, *due),
+            ReceiptRecorded(
+                end + lag, self.residency, 0, tenant, "memset", "cpu:0", 4096 * blocks, end + 100, end + lag,
+                "full", 1.0, blocks, "ok", runs,
+            ),
+        ]  # fmt: skip
+
+    def held(self, at: int, tenant: str, subject: str, session: str | None = None) -> list[Event]:
+        """A request that runs, or one whose hold has not ended."""
+        self.residency += 1
+        made: list[Event] = [self.opened(at, tenant, subject, self.runs(4), session)]
+        if self.residency % 3:
+            made.append(
+                ResidencyReleased(at + 1000, self.residency, tenant, "finish", (), at + 1800 * _SECOND)
+            )
+        return made
+
+    def opened(self, at: int, tenant: str, subject: str, runs: Any, session: str | None = None) -> Event:
+        limit = at + 8 * 3600 * _SECOND
+        reasons = ("own-scope",)
+        return ResidencyOpened(
+            at, self.residency, tenant, subject, session, False, "internal", (), (), reasons, 1, limit, runs
+        )
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[World]:
+    """A world that answers at its address."""
+    world = World(folder)
+    ready = threading.Event()
+    app = create_app(world.service, pages=Console(world.service))
+    thread = threading.Thread(target=serve, args=(world.service,), kwargs={"app": app, "ready": ready.set})
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield world
+    finally:
+        world.service.stopping.set()
+        thread.join(30)
+        world.service.close()
