@@ -6,9 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import typer
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
+from kvcustody.console.policy.command import app as policy_app
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "policy-workbench.md").read_text()
@@ -32,3 +34,25 @@ def test_every_command_of_the_table_exists_and_is_shown():
     assert set(listed) == shown
     for name in listed:
         assert CliRunner().invoke(app, ["policy", name, "--help"]).exit_code == 0
+
+
+def test_every_command_teaches():
+    """A summary, an example, a line for each option, and JSON on request."""
+    commands = list(paths(typer.main.get_command(policy_app)))
+    assert len(commands) > 25
+    for path in commands:
+        command = typer.main.get_command(policy_app)
+        for name in path:
+            command = command.commands[name]
+        options = [found for found in command.params if found.param_type_name == "option"]
+        assert command.help and "Example" in (command.epilog or ""), path
+        assert all(option.help for option in options), path
+        assert any("--json" in option.opts for option in options), path
+
+
+def paths(group):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((name, *rest) for rest in paths(command))
+        else:
+            yield (name,)
