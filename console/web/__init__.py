@@ -1,1 +1,1 @@
-"""The operator console: server-rendered pages on the service's own answers, behind the same gate."""
+"""The operator console: pages made on the server, from the service's own answers, behind the same gate."""

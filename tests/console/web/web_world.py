@@ -36,7 +36,7 @@ from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.service.leaf_check import read_batch, write_batch
-from kvcustody.governance.service.roles import OF_TENANTS, Role
+from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.policies import library
@@ -51,19 +51,30 @@ def policy_source() -> str:
     return library.source("regulated-saas").replace("acme-labs", "labs")
 
 
+class Keys(dict[str, str]):
+    """A key for each person, who is enrolled when first asked for: `role`, or `role@tenant`."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._principals = service.principals
+
+    def __missing__(self, name: str) -> str:
+        role, _, tenant = name.partition("@")
+        self._principals.enrol(name, [Role(role)], tenant=tenant or None, by="test")
+        self[name] = self._principals.issue_key(name, days=1, by="test").key
+        return self[name]
+
+
 class World:
     """An open service, its address, a key for each person, and signing keys for those who sign."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.keys: dict[str, str] = {}
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.url = f"http://{self.address}"
         self.service: Service = open_service(self._settings())
-        for role in Role:
-            for tenant in ("acme", "labs") if role in OF_TENANTS else (None,):
-                self._enrol(role.value if tenant is None else f"{role}@{tenant}", role, tenant)
+        self.keys = Keys(self.service)
         self.worker = FakeWorker(self.service, "worker")
         self.worker.day()
 
@@ -85,10 +96,6 @@ class World:
             requests_burst=1_000_000,
             policy_trust=trust,
         )
-
-    def _enrol(self, name: str, role: Role, tenant: str | None) -> None:
-        self.service.principals.enrol(name, [role], tenant=tenant, by="test")
-        self.keys[name] = self.service.principals.issue_key(name, days=1, by="test").key
 
     def release(self, note: str = "joint evaluation") -> None:
         """Put the policy into effect, where none is, as its signers would from the command line."""
