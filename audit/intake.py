@@ -34,10 +34,14 @@ class Ticket:
 class Intake:
     """The queue between an engine and its ledger writer."""
 
-    def __init__(self, clock: Clock, *, capacity: int, batch: int, count_seconds: float) -> None:
+    def __init__(
+        self, clock: Clock, *, capacity: int, batch: int, count_seconds: float, most: int | None = None
+    ) -> None:
+        """`batch` events wake the writer; it takes `most` at once where more wait (default: as many)."""
         self._clock = clock
         self._limit = 2 * capacity
         self._batch = batch
+        self._most = most or batch
         self._count_seconds = count_seconds
         self._lock = threading.Lock()
         self._queue: deque[Item] = deque()
@@ -130,8 +134,8 @@ class Intake:
                 self._queue.appendleft((self.sequence, gap))
             pop, tickets = self._queue.popleft, self._tickets
             if not tickets:
-                return [pop() for _ in range(min(len(self._queue), self._batch))], []
-            while self._queue and len(taken) < self._batch:
+                return [pop() for _ in range(min(len(self._queue), self._most))], []
+            while self._queue and len(taken) < self._most:
                 item = pop()
                 ticket = tickets.get(item[0])
                 if ticket is not None:

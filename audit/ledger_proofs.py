@@ -9,11 +9,12 @@ newest leaves are provable about as long after their commit as the signer's inte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
-from kvcustody.audit.merkle import EMPTY_ROOT, HASH_BYTES, TreeError, TreeHead, leaf_hash, leaf_hashes
+from kvcustody.audit.merkle import EMPTY_ROOT, HASH_BYTES, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.proofs import (
     TILE_WIDTH,
     ProofError,
@@ -216,6 +217,20 @@ def _opening(row: Any) -> Opening:
     return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
 
 
+_NODES = (
+    select(tree_nodes.c.idx, tree_nodes.c.hash)
+    .where(tree_nodes.c.log == bindparam("log"), tree_nodes.c.level == bindparam("level"))
+    .where(tree_nodes.c.idx >= bindparam("start"), tree_nodes.c.idx < bindparam("end"))
+    .order_by(tree_nodes.c.idx)
+)
+_LEAVES = (
+    select(events.c.idx, events.c.leaf)
+    .where(events.c.log == bindparam("log"))
+    .where(events.c.idx >= bindparam("start"), events.c.idx < bindparam("end"))
+    .order_by(events.c.idx)
+)
+
+
 class _StoredTiles:
     """Tiles whose upper levels are rows of `tree_nodes`."""
 
@@ -240,11 +255,12 @@ class _StoredTiles:
         return hashes
 
     def _nodes(self, level: int, start: int, end: int) -> bytes:
-        table = tree_nodes
-        query = select(table.c.hash).where(
-            table.c.log == self._log, table.c.level == level, table.c.idx >= start, table.c.idx < end
-        )
-        return b"".join(bytes(found) for found in self._connection.scalars(query.order_by(table.c.idx)))
+        return b"".join(bytes(hash_) for _, hash_ in self._stored(level, start, end))
+
+    def _stored(self, level: int, start: int, end: int) -> Sequence[Any]:
+        """Index and hash of the nodes that are there, in order."""
+        place = {"log": self._log, "level": level, "start": start, "end": end}
+        return self._connection.execute(_NODES, place).all()
 
     def _leaf_hashes(self, start: int, end: int) -> bytes:
         raise NotImplementedError
@@ -254,16 +270,13 @@ class _LogTiles(_StoredTiles):
     """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
 
     def _leaf_hashes(self, start: int, end: int) -> bytes:
-        query = select(events.c.idx, events.c.leaf).where(
-            events.c.log == self._log, events.c.idx >= start, events.c.idx < end
-        )
-        found = {row.idx: leaf_hash(bytes(row.leaf)) for row in self._connection.execute(query)}
-        if len(found) < end - start:
-            table = tree_nodes
-            kept = select(table.c.idx, table.c.hash).where(
-                table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
-            )
-            found = {row.idx: bytes(row.hash) for row in self._connection.execute(kept)} | found
+        place = {"log": self._log, "start": start, "end": end}
+        rows = self._connection.execute(_LEAVES, place).all()
+        hashes = leaf_hashes(leaf for _, leaf in rows)
+        if len(rows) == end - start:
+            return b"".join(hashes)
+        found = {idx: bytes(hash_) for idx, hash_ in self._stored(0, start, end)}
+        found |= {idx: hash_ for (idx, _), hash_ in zip(rows, hashes, strict=True)}
         return b"".join(found[idx] for idx in sorted(found))
 
 

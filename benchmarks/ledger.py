@@ -5,16 +5,19 @@ synchronous=FULL, the same cache; PostgreSQL: synchronous commit), in batches of
 ready, encoded, and writes them with `executemany`, or with binary COPY on PostgreSQL; its write-ahead log is copied
 when SQLite does it by itself, every 1,000 pages. The writer's side starts from event tuples and adds what makes it a
 ledger: the queue and its thread, canonical leaf bytes, pseudonyms, contiguous idx, projections, trees, the root log and
-its checkpoints. Rounds alternate, so that a busy machine slows both; a ratio is the median over pairs of rounds. `cpu`
+its checkpoints; events come in batches of 1,000 too, and where several wait it commits up to four together. What is
+there before a side begins (events, rows) is frozen out of garbage collection on both sides, as engines do with what
+they have loaded. Rounds alternate, so that a busy machine slows both; a ratio is the median over pairs of rounds. `cpu`
 is processor time of the whole process: with other work on the machine it is the steadier figure, but it counts as cost
 what the writer does on a second core while a commit runs.
-Run: `python benchmarks/ledger.py [--rounds 5] [--postgres]`.
+Run: `python benchmarks/ledger.py [--rounds 5] [--postgres] [--out benchmarks/results/ledger-cpu.json]`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from hardware import facts
 from sqlalchemy import BigInteger, Boolean, Engine, Integer, LargeBinary, Table, func, select
 
 from kvcustody.audit.append import leaf_hashes
@@ -62,7 +66,10 @@ class Cost(NamedTuple):
 
 
 def workload(residencies: int, blocks: int, *, scattered: bool, tenants: int = 32) -> list[Event]:
-    """Residencies that open, release, end and are scrubbed, each with its own run of blocks."""
+    """Residencies that open, release, end and are scrubbed, each with its own run of blocks.
+
+    Every residency is a session of its own, of one of 31 subjects a tenant.
+    """
     chance = np.random.default_rng(7)
     events: list[Event] = [WorkerStarted(1, "bench", 1 << 20, 1, 65536, "cpu", "bench")]
     generation = 1
@@ -77,7 +84,7 @@ def workload(residencies: int, blocks: int, *, scattered: bool, tenants: int = 3
                 at,
                 number,
                 tenant,
-                f"user-{number % 997}",
+                f"user-{number // tenants % 31}",
                 f"chat-{number}",
                 False,
                 "internal",
@@ -260,6 +267,15 @@ def fresh_store(uri: str | None, folder: Path, name: str) -> Engine:
     return engine
 
 
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """The garbage collector looks at new objects only."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> list[tuple[Cost, Cost]]:
     """What the ledger and the plain driver cost, one after the other, several times."""
     found = []
@@ -267,9 +283,11 @@ def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> l
         place = folder / str(number)
         place.mkdir()
         ours, theirs = (fresh_store(uri, place, f"{name}_{number}") for name in ("writer", "plain"))
-        spent = through_the_writer(ours, place, events)
+        with frozen():
+            spent = through_the_writer(ours, place, events)
         rows = rows_of(ours)
-        found.append((spent, plain(theirs, rows)))
+        with frozen():
+            found.append((spent, plain(theirs, rows)))
         copied = rows_of(theirs)
         for table, every in rows.items():  # the same rows, or nothing is compared
             assert sorted(every, key=repr) == sorted(copied[table], key=repr), table.name
@@ -352,9 +370,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scattered", action="store_true")
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--out", type=Path, help="write the figures here too")
     options = parser.parse_args()
     events = workload(options.residencies, options.blocks, scattered=options.scattered)
     figures: dict[str, Any] = {
+        "hardware": facts("SQLAlchemy", "psycopg", "orjson", "numpy"),
         "events": len(events),
         "batch": BATCH,
         "same_rows": "identical rows, columns, tables, indexes and settings; the plain side has the rows ready",
@@ -374,7 +394,10 @@ def main() -> None:
     figures["enqueue_us"] = round(enqueue_microseconds(events), 3)
     figures |= leaf_microseconds(events)
     figures |= {"coverage_units": units, "coverage_s": round(proof_seconds, 2)}
-    print(json.dumps(figures, indent=2))
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":

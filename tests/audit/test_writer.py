@@ -267,9 +267,10 @@ def test_what_no_store_could_keep_is_a_gap_by_sequence(store: Engine, make_write
 
 def test_a_queue_over_capacity_spills_with_a_healthy_database(store: Engine, make_writer: Any) -> None:
     writer = make_writer(
-        store, settings=WriterSettings(batch=5, capacity=20, interval_seconds=0.02, retry_seconds=0.02)
+        store, settings=WriterSettings(batch=2, capacity=20, interval_seconds=0.02, retry_seconds=0.02)
     )
     writer.submit([opened(number) for number in range(39)])
+    assert writer.flush()  # durable, if only in the spill
     healthy(writer)
     assert outage_kinds(store)["spill-started"] == 1
     with store.connect() as connection:
