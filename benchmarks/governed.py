@@ -28,6 +28,7 @@ from kvcustody.governance.governor import Governor
 from kvcustody.governance.identity import Principal, identify
 from kvcustody.governance.key_store import FileKeyStore
 from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.outcome import Admission
 from kvcustody.governance.pools import Pools
@@ -190,7 +191,7 @@ class GovernedPeer:
 def govern(
     pool_blocks: int,
     block_tokens: int,
-    ledger: Shelf,
+    ledger: Ledger,
     *,
     read_domains: int = 1,
     clock: Clock | None = None,
