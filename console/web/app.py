@@ -19,22 +19,34 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from kvcustody.console.web import (
-    audit,
-    consent,
-    custody,
-    decisions,
-    deletion,
-    erasures,
-    grants,
-    health,
-    overview,
-    policy,
-    release,
-    reports,
-    sign_in,
-)
+from kvcustody.console.web.audit import event as audit_event
+from kvcustody.console.web.audit import explore as audit_explore
+from kvcustody.console.web.consent import show as consent_show
+from kvcustody.console.web.custody import live as custody_live
+from kvcustody.console.web.custody import subject as custody_subject
+from kvcustody.console.web.decisions import rule as decisions_rule
+from kvcustody.console.web.decisions import show as decisions_show
+from kvcustody.console.web.deletion import show as deletion_show
+from kvcustody.console.web.erasures import download as erasures_download
+from kvcustody.console.web.erasures import listed as erasures_listed
+from kvcustody.console.web.erasures import request as erasures_request
+from kvcustody.console.web.erasures import show as erasures_show
+from kvcustody.console.web.grants import show as grants_show
+from kvcustody.console.web.health import show as health_show
+from kvcustody.console.web.overview import show as overview_show
+from kvcustody.console.web.policy import check as policy_check
+from kvcustody.console.web.policy import draft as policy_draft
+from kvcustody.console.web.policy import revision as policy_revision
+from kvcustody.console.web.policy import show as policy_show
+from kvcustody.console.web.release import prepare as release_prepare
 from kvcustody.console.web.rendering import STATIC_FILES, render
+from kvcustody.console.web.reports import cancel as reports_cancel
+from kvcustody.console.web.reports import download as reports_download
+from kvcustody.console.web.reports import listed as reports_listed
+from kvcustody.console.web.reports import make as reports_make
+from kvcustody.console.web.reports import show as reports_show
+from kvcustody.console.web.sign_in import answer as sign_in_answer
+from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.console.web.visit import PREFIX, Visit
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.exchange import Receive, Scope, Send
@@ -51,31 +63,31 @@ _HEADERS = {"Content-Security-Policy": _CONTENT, "Referrer-Policy": "same-origin
 Page = Callable[[Visit], Response]
 
 _PAGES: tuple[tuple[str, str, Page], ...] = (
-    ("GET", "/", overview.show),
-    ("GET", "/audit", audit.explore),
-    ("GET", "/audit/event", audit.event),
-    ("GET", "/custody", custody.live),
-    ("GET", "/custody/subject", custody.subject),
-    ("GET", "/erasures", erasures.listed),
-    ("POST", "/erasures", erasures.request),
-    ("GET", "/erasures/{erasure}", erasures.show),
-    ("GET", "/erasures/{erasure}/{file}", erasures.download),
-    ("GET", "/deletion", deletion.show),
-    ("GET", "/policy", policy.show),
-    ("GET", "/policy/draft", policy.draft),
-    ("POST", "/policy/draft", policy.check),
-    ("GET", "/policy/consents", consent.show),
-    ("POST", "/policy/step", release.prepare),
-    ("GET", "/policy/{revision}", policy.revision),
-    ("GET", "/grants", grants.show),
-    ("GET", "/decisions", decisions.show),
-    ("GET", "/decisions/rule", decisions.rule),
-    ("GET", "/reports", reports.listed),
-    ("POST", "/reports", reports.make),
-    ("GET", "/reports/{job}", reports.show),
-    ("POST", "/reports/{job}/cancel", reports.cancel),
-    ("GET", "/reports/{job}/{file}", reports.download),
-    ("GET", "/health", health.show),
+    ("GET", "/", overview_show),
+    ("GET", "/audit", audit_explore),
+    ("GET", "/audit/event", audit_event),
+    ("GET", "/custody", custody_live),
+    ("GET", "/custody/subject", custody_subject),
+    ("GET", "/erasures", erasures_listed),
+    ("POST", "/erasures", erasures_request),
+    ("GET", "/erasures/{erasure}", erasures_show),
+    ("GET", "/erasures/{erasure}/{file}", erasures_download),
+    ("GET", "/deletion", deletion_show),
+    ("GET", "/policy", policy_show),
+    ("GET", "/policy/draft", policy_draft),
+    ("POST", "/policy/draft", policy_check),
+    ("GET", "/policy/consents", consent_show),
+    ("POST", "/policy/step", release_prepare),
+    ("GET", "/policy/{revision}", policy_revision),
+    ("GET", "/grants", grants_show),
+    ("GET", "/decisions", decisions_show),
+    ("GET", "/decisions/rule", decisions_rule),
+    ("GET", "/reports", reports_listed),
+    ("POST", "/reports", reports_make),
+    ("GET", "/reports/{job}", reports_show),
+    ("POST", "/reports/{job}/cancel", reports_cancel),
+    ("GET", "/reports/{job}/{file}", reports_download),
+    ("GET", "/health", health_show),
 )
 
 
@@ -104,7 +116,7 @@ class Console:
         async def endpoint(request: Request) -> Response:
             caller = request.scope.get("kvcustody.caller")
             if caller is None:
-                return sign_in.to_sign_in(request)
+                return sign_in_to_sign_in(request)
             form = dict(_fields(await request.body())) if request.method == "POST" else {}
             visit = Visit(
                 self._service,
@@ -121,7 +133,7 @@ class Console:
 
     async def _sign_in(self, request: Request) -> Response:
         form = dict(_fields(await request.body()))
-        made = await run_in_threadpool(sign_in.answer, self._service, request, form)
+        made = await run_in_threadpool(sign_in_answer, self._service, request, form)
         return _with_headers(made)
 
 
