@@ -84,7 +84,9 @@ class Service:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--serve", str(folder)], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(Path(__file__).resolve()), "--serve", str(folder)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline().strip() == "ready"
