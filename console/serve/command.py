@@ -18,7 +18,10 @@ from kvcustody.governance.logs import configure
 from kvcustody.governance.service.administration import make_bootstrap, open_administration
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
 
-INIT_EPILOG = "Examples:\n\n    kvcustody init\n\n    kvcustody init --config /etc/kvcustody/service.yaml --hours 2 --json"
+INIT_EPILOG = (
+    "Examples:\n\n    kvcustody init\n\n"
+    "    kvcustody init --config /etc/kvcustody/service.yaml --hours 2 --json"
+)
 SERVE_EPILOG = (
     "Examples:\n\n    kvcustody serve\n\n    kvcustody serve --listen 127.0.0.1:8443\n\n"
     "    kvcustody serve --config /etc/kvcustody/service.yaml\n\n"
