@@ -65,10 +65,10 @@ class GovernorCustodian:
                     aborted += 1
             for hold in covered.holds:
                 if hold.is_held:  # not over already, with the last of its blocks
-                    manager.tree.lapse(hold, "erased", now_us)
+                    manager.tree.lapse(hold, "erased", min(before_us, hold.deadline_us))
             lapsed += len(covered.holds)
             manager.tree.flush(now_us)
-            _end(manager, covered.tops(), now_us)
+            _end(manager, covered.tops(), before_us, now_us)
             if finish:
                 _hide(manager, covered.sequences, now_us)
             ended += before - manager.live_blocks()
@@ -185,9 +185,10 @@ class _Covered:
         ]
 
 
-def _end(manager: BlockManager, tops: Iterable[Node], now_us: int) -> None:
+def _end(manager: BlockManager, tops: Iterable[Node], due_us: int, now_us: int) -> None:
+    """What is erased was due when the erasure was asked for, however long it took to take effect."""
     for node in tops:
-        manager.tree.end_subtree(node, "erased", now_us, now_us)
+        manager.tree.end_subtree(node, "erased", due_us, now_us)
     manager.tree.flush(now_us)
 
 

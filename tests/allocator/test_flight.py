@@ -10,7 +10,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
 from simulated_streams import SimulatedStreams
 from world import SECOND, World, run
 

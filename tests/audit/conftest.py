@@ -327,3 +327,9 @@ class World:
 @pytest.fixture
 def world() -> Callable[..., World]:
     return World
+
+
+@pytest.fixture(scope="module")
+def world_class() -> type[World]:
+    """`World` itself, for fixtures that live as long as their module."""
+    return World

@@ -58,19 +58,12 @@ class Sealed:
 
 
 @pytest.fixture(scope="module")
-def sealed(world_once: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sealed]:
+def sealed(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sealed]:
     folder = tmp_path_factory.mktemp("sealed")
     engine = open_store(folder / "ledger.db")
     upgrade(engine)
-    yield Sealed(engine, folder, report_ledger.fill(engine, world_once, folder))
+    yield Sealed(engine, folder, report_ledger.fill(engine, world_class, folder))
     engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def world_once() -> Any:
-    from conftest import World
-
-    return World
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +85,15 @@ def test_a_report_repeats_byte_for_byte_and_on_postgresql(sealed: Sealed, postgr
     }
 
 
-def test_what_is_written_later_changes_nothing(world_once: Any, tmp_path: Path) -> None:
+def test_what_is_written_later_changes_nothing(world_class: Any, tmp_path: Path) -> None:
     engine = open_store(tmp_path / "ledger.db")
     upgrade(engine)
-    ledger = Sealed(engine, tmp_path, report_ledger.fill(engine, world_once, tmp_path))
+    ledger = Sealed(engine, tmp_path, report_ledger.fill(engine, world_class, tmp_path))
     asked = ledger.asked(sample=5)
     with engine.connect() as connection:
         before = build_report(connection, asked).to_bytes()
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
-        more = falsified.leaf_set(world_once(9).run(80).events, "f" * 32)
+        more = falsified.leaf_set(world_class(9).run(80).events, "f" * 32)
         Appender().append(connection, batch_of(more))
     report_ledger.sign(engine, ledger.key, tmp_path)
     with engine.connect() as connection:
@@ -133,11 +126,11 @@ def test_the_figures_and_both_sides_of_every_identity(sealed: Sealed) -> None:
     assert report.boundary.policies[0].digest.startswith("sha256:")
 
 
-def test_an_identity_that_does_not_hold_is_shown_with_both_sides(world_once: Any, tmp_path: Path) -> None:
+def test_an_identity_that_does_not_hold_is_shown_with_both_sides(world_class: Any, tmp_path: Path) -> None:
     """The control: one opening is lost, and the generation counter and the pool's own say so."""
     engine = open_store(tmp_path / "ledger.db")
     upgrade(engine)
-    events = report_ledger.histories(world_once)[0]
+    events = report_ledger.histories(world_class)[0]
     gone = next(e for e in events if type(e).__name__ == "ResidencyOpened" and e.written)
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         Appender().append(

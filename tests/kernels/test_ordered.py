@@ -5,16 +5,21 @@ The device of these tests has no order of its own: work of different streams run
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from simulated_streams import SimulatedStreams
 
 from kvcustody.errors import DeviceError
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.staging import Staging
 from kvcustody.kernels.strategy import Strategy
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
+from simulated_streams import SimulatedStreams
 
 NONE = np.empty(0, dtype=np.int64)
 

@@ -17,7 +17,7 @@ from kvcustody.audit.coverage import coverage
 from kvcustody.clock import Clock
 from kvcustody.kernels.segment import Layout, SegmentTable
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
 from simulated_streams import SimulatedStreams
 
 

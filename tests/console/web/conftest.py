@@ -22,7 +22,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its event loop would meet those of other modules' tests
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")

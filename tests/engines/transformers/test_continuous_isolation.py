@@ -196,8 +196,8 @@ def test_erasing_a_subject_ends_its_running_requests_with_an_error() -> None:
 
 
 def test_positive_control_an_erasure_that_misses_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(erasure, "_lapse", lambda *operands: 0)
-    monkeypatch.setattr(erasure, "_domains", lambda *operands: (set(), 0))
+    monkeypatch.setattr(erasure, "matches_plan", lambda *operands: False)
+    monkeypatch.setattr(erasure, "matches_label", lambda *operands: False)
     with governed() as engine:
         engine.submit(person(), PROMPT)
         engine.run()
@@ -209,6 +209,7 @@ def test_positive_control_an_erasure_that_misses_what_is_cached(monkeypatch: pyt
 
 def test_positive_control_an_erasure_that_misses_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erasure, "matches_plan", lambda *operands: False)
+    monkeypatch.setattr(erasure, "matches_label", lambda *operands: False)
     with governed(generate=generation(max_new_tokens=30)) as engine:
         doomed = engine.submit(person("a"), PROMPT)
         engine.step()
