@@ -300,12 +300,18 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "labels": {"labels": ()},
         "key epoch": {"key_epoch": 1},
     }
-    from kvcustody.governance import plan
+    from kvcustody.governance import authority, plan
 
-    own = plan.own_domain
+    own, bind = plan.own_domain, authority.bind
     monkeypatch.setattr(
         plan, "own_domain", lambda principal, **fields: own(principal, **(fields | fixed[name]))
     )
+    if (
+        name == "key epoch"
+    ):  # a second defence ends the blocks of older epochs; this control is about the keys
+        monkeypatch.setattr(
+            authority, "bind", lambda *places, **how: bind(*places, **(how | {"epoch_of": None}))
+        )
 
 
 OTHERS = ("classification", "labels", "key epoch")

@@ -158,6 +158,6 @@ def test_a_wrong_document_would_be_noticed(server: str, service, people, tmp_pat
             return json.dumps(document).encode()
 
     monkeypatch.setattr(sys.modules[__name__], "create_api", lambda _: Wrong())
-    done = _run(server, service, people, tmp_path, "--phases", "examples")
+    done = _run(server, service, people, tmp_path, "--phases", "examples,coverage")
     assert done.returncode == 1
     assert "Response violates schema" in done.stdout and "shoe_size" in done.stdout

@@ -84,7 +84,7 @@ MUTANTS = [
         "while False:",
     ),
     Mutant("fence forgotten at release", PrefixTree, "release", "node.fence = fence", "pass"),
-    Mutant("cached without a hold", PrefixTree, "release", "if node.holds and", "if"),
+    Mutant("cached without a hold", PrefixTree, "_unreferenced", "if node.holds and", "if"),
     Mutant("index keeps what has ended", PrefixIndex, "remove", "if first == 0:", "if False:"),
     Mutant("generation not changed", Pool, "hand_out", "np.arange(first, first + count)", "first"),
     Mutant("not charged", Account, "charge", "self.used_blocks += count", "pass"),
