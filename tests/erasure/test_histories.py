@@ -37,7 +37,7 @@ def test_purge_over_a_hundred_thousand_histories(scope: str, running: str) -> No
 
 
 def test_positive_control_an_erasure_that_leaves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(erasure, "_end", lambda manager, tops, now_us: None)
+    monkeypatch.setattr(erasure, "_end", lambda *operands: None)
     monkeypatch.setattr(PrefixTree, "lapse", lambda self, hold, cause, now_us: None)
     monkeypatch.setattr(
         erasure._Covered, "domains", property(lambda self: set(), lambda self, value: None), raising=False
