@@ -9,6 +9,7 @@ newest leaves are provable about as long after their commit as the signer's inte
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -231,7 +232,7 @@ _LEAVES = (
 )
 
 
-class _StoredTiles:
+class _StoredTiles(ABC):
     """Tiles whose upper levels are rows of `tree_nodes`."""
 
     def __init__(self, connection: Connection, log: int) -> None:
@@ -262,8 +263,9 @@ class _StoredTiles:
         place = {"log": self._log, "level": level, "start": start, "end": end}
         return self._connection.execute(_NODES, place).all()
 
+    @abstractmethod
     def _leaf_hashes(self, start: int, end: int) -> bytes:
-        raise NotImplementedError
+        """The hashes of leaves [start, end), 32 bytes each."""
 
 
 class _LogTiles(_StoredTiles):

@@ -157,6 +157,11 @@ def small(options: argparse.Namespace) -> float:
     return float(np.median(times)) * 1e6
 
 
+def finite(row: dict[str, float]) -> dict[str, float | None]:
+    """What was not measured is null: JSON has no nan."""
+    return {name: None if value != value else value for name, value in row.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -195,7 +200,7 @@ def main() -> None:
                 "mib": options.mib,
                 "layers": options.layers,
             },
-            "points": [point._asdict() | {"ratio": point.ratio} for point in points],
+            "points": [finite(point._asdict() | {"ratio": point.ratio}) for point in points],
             "one_block_us": one_block_us,
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
