@@ -8,208 +8,15 @@ T3  No hold, renewal or attach moves a ceiling (L8); at its ceiling a node ends 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
-
-from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
-from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.index import PrefixIndex
-from kvcustody.allocator.index_change import IndexChange
-from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
-from kvcustody.allocator.pool import Pool
-from kvcustody.allocator.quota import Account
-from kvcustody.allocator.residency import DeadlineWheels, Residency
-from kvcustody.errors import IsolationError
+from kvcustody.allocator.node import Node
+from kvcustody.allocator.residency import Residency
+from kvcustody.allocator.tree_ends import TreeEnds, is_holdable
 
 
-class Roots:
-    """Nodes without a parent: a linked list through their sibling links, so that it never resizes."""
-
-    __slots__ = ("first",)
-
-    def __init__(self) -> None:
-        self.first: Node | None = None
-
-    def add(self, node: Node) -> None:
-        """Enter `node`."""
-        head = self.first
-        node.previous_sibling, node.next_sibling = None, head
-        if head is not None:
-            head.previous_sibling = node
-        self.first = node
-
-    def remove(self, node: Node) -> None:
-        """Take `node` out."""
-        if self.first is node:
-            self.first = node.next_sibling
-        node.leave()
-
-    def values(self) -> Iterator[Node]:
-        """Every root."""
-        node = self.first
-        while node is not None:
-            after = node.next_sibling
-            yield node
-            node = after
-
-
-class PrefixTree:
+class PrefixTree(TreeEnds):
     """Nodes over one pool. `now_us` is always passed in; nothing here reads a clock."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.index = PrefixIndex(pool.blocks)
-        self.roots = Roots()
-        self.node_count = 0
-        self.evicted: dict[str, int] = {}
-        self.changes: list[IndexChange] | None = None  # told here, once somebody has asked (index change, H1)
-        self._revived: list[Blocks] = []
-        self._cached: list[Blocks] = []
-        self._ending: list[tuple[Blocks, Domain, str, int, int]] = []
-        self._ending_active: list[tuple[Blocks, Domain, str, int, int]] = []
-
-    @property
-    def wheel(self) -> DeadlineWheels:
-        """The deadlines of every hold, over all partitions."""
-        return DeadlineWheels(partition.wheel for partition in self.pool.partitions)
-
-    def nodes(self) -> Iterator[Node]:
-        """Every node, parents before their children; the tree must not change meanwhile."""
-        stack = list(self.roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            child = node.first_child
-            while child is not None:
-                stack.append(child)
-                child = child.next_sibling
-
-    # -- attach -------------------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def attachable(node: Node, domain: Domain, now_us: int) -> bool:
-        """The scope re-check at attach, with deadline and ceiling, so that a lagging sweep serves nothing expired.
-
-        Ceilings and hold deadlines never grow towards a leaf, so an attachable node has attachable ancestors in its
-        own chain.
-        """
-        return (
-            node.domain is domain
-            and domain.is_open
-            and now_us < node.ceiling_us
-            and (node.refs > 0 or now_us < node.deadline_us)
-        )
-
-    def attach(self, leaf: Node, now_us: int) -> list[Blocks]:
-        """Refer to the path that ends with `leaf`; returns its runs from leaf to root."""
-        parts: list[Blocks] = []
-        node: Node | None = leaf
-        while node is not None:
-            if node.refs == 0:
-                self._revive(node)
-            node.refs += 1
-            node.hits += 1
-            node.used_us = now_us
-            parts.append(node.blocks)
-            node = node.parent
-        if self._revived:
-            self._move(self._revived, CACHED, ACTIVE)
-            self._revived = []
-        return parts
-
-    def refer(self, node: Node, now_us: int) -> None:
-        """Refer to one node whose parent this sequence refers to already."""
-        if node.refs == 0:
-            self._revive(node)
-            self._move(self._revived, CACHED, ACTIVE)
-            self._revived = []
-        node.refs += 1
-        node.hits += 1
-        node.used_us = now_us
-
-    def _unlink(self, node: Node) -> None:
-        if node.parent is None:
-            self.roots.remove(node)
-        else:
-            node.leave()
-
-    def unrefer(self, node: Node) -> None:
-        """Give back one of several references to a shared tail; it stays ACTIVE."""
-        assert node.refs > 1, "the last reference takes the tail back instead"
-        node.refs -= 1
-
-    def dissolve(self, node: Node) -> None:
-        """Take an unindexed leaf apart: its blocks go back to the one sequence that refers to it, still ACTIVE."""
-        assert node.refs == 1 and node.first_child is None and not node.keys
-        self._unlink(node)
-        self.node_count -= 1
-
-    def _revive(self, node: Node) -> None:
-        account = node.domain.owner
-        count = node.block_count
-        account.queue.remove(node)
-        account.cached_blocks -= count
-        account.charge_active(count)
-        self._revived.append(node.blocks)
-        self._revived.extend(node.windows)
-
-    def split(self, node: Node, position: int) -> Node:
-        """Cut `node` before its block `position`; returns the head. `node` stays the tail, so leaves stay leaves."""
-        assert 0 < position < node.length
-        head = Node(node.domain, node.parent, node.start, node.depth, node.blocks[:position], position)
-        head.keys = node.keys[: KEY_BYTES * position]
-        head.refs, head.holds, head.hits = node.refs, node.holds, node.hits
-        head.fence, head.born_us, head.used_us = node.fence, node.born_us, node.used_us
-        head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
-        head.priority, head.demote_us = node.priority, node.demote_us
-        head.windows, tail_windows = _split_windows(node, position)
-        parent = node.parent
-        self._unlink(node)
-        if parent is not None:
-            parent.adopt(head)
-        else:
-            self.roots.add(head)
-        node.blocks, node.keys = node.blocks[position:], node.keys[KEY_BYTES * position :]
-        node.windows = tail_windows
-        node.recount()
-        head.recount()
-        node.start += position
-        node.depth += position
-        node.length -= position
-        head.adopt(node)
-        if node.keys:  # the coarse entries of the tail stand already
-            self.index.enter(head)
-            self.index.enter_first(node)
-        if node.older is not None:
-            node.domain.owner.queue.insert_after(head, node)
-        self.node_count += 1
-        return head
-
-    # -- publish ------------------------------------------------------------------------------------------------------
-
-    def publish(
-        self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: bytes, now_us: int
-    ) -> Node:
-        """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found."""
-        depth = parent.depth + parent.length if parent is not None else 0
-        node = Node(domain, parent, start, depth, blocks, len(blocks))
-        node.refs = 1
-        node.born_us = node.used_us = now_us
-        ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
-        if parent is not None:
-            ceiling = min(ceiling, parent.ceiling_us)
-            parent.adopt(node)
-        else:
-            self.roots.add(node)
-        node.ceiling_us = ceiling
-        if keys:
-            node.keys = keys
-            self.index.enter(node)
-        self.node_count += 1
-        return node
-
-    # -- release and hold ---------------------------------------------------------------------------------------------
+    # -- release ------------------------------------------------------------------------------------------------------
 
     def release(
         self, leaf: Node | None, hold: Residency | None, now_us: int, cause: str, fence: int = 0
@@ -260,6 +67,8 @@ class PrefixTree:
         self._cached.append(node.blocks)
         self._cached.extend(node.windows)
 
+    # -- hold ---------------------------------------------------------------------------------------------------------
+
     def _place_hold(self, leaf: Node | None, hold: Residency, now_us: int) -> None:
         while leaf is not None and not _can_hold(leaf, hold, now_us):
             leaf = leaf.parent
@@ -309,7 +118,7 @@ class PrefixTree:
         node = hold.leaf
         while node is not None:
             parent = node.parent
-            if _holdable(node, hold):
+            if is_holdable(node, hold):
                 node.holds -= 1
                 if node.holds == 0 and node.refs == 0:
                     self.end_subtree(node, cause, due, now_us)
@@ -319,7 +128,7 @@ class PrefixTree:
     def _drop_holds(hold: Residency) -> None:
         node = hold.leaf
         while node is not None:
-            if _holdable(node, hold):
+            if is_holdable(node, hold):
                 node.holds -= 1
             node = node.parent
 
@@ -339,144 +148,6 @@ class PrefixTree:
                 return
             tip = tip.next_at_leaf
 
-    # -- end ----------------------------------------------------------------------------------------------------------
-
-    def end_subtree(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
-        """End an unreferenced node with all its descendants, deepest first (T1). The caller flushes.
-
-        A descendant is due now, or when its own last hold ended: until then it could be reached.
-        """
-        while node.first_child is not None:
-            deepest = node.first_child
-            while deepest.first_child is not None:
-                deepest = deepest.first_child
-            due = min(now_us, deepest.deadline_us) if deepest.deadline_us else now_us
-            self._end_cached(deepest, "unreachable", due, now_us)
-        self._end_cached(node, cause, due_us, now_us)
-
-    def _end_cached(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
-        if node.refs:
-            raise IsolationError("a referenced node cannot end", refs=node.refs)
-        account = node.domain.owner
-        account.queue.remove(node)
-        account.cached_blocks -= node.block_count
-        self._collect(node, self._ending, cause, due_us)
-        parent = node.parent
-        self._detach(node)
-        if (
-            account.queue.policy.by_priority
-            and parent is not None
-            and parent.first_child is None
-            and parent.older is not None
-        ):
-            parent.domain.owner.queue.settle(parent)
-
-    def _end_released(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
-        while node.first_child is not None:
-            self.end_subtree(node.first_child, "unreachable", due_us, now_us)
-        self._collect(node, self._ending_active, cause, due_us)
-        self._detach(node)
-
-    def _collect(
-        self, node: Node, into: list[tuple[Blocks, Domain, str, int, int]], cause: str, due_us: int
-    ) -> None:
-        if self.changes is not None and node.keys:
-            self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
-        if len(node.blocks):
-            into.append((node.blocks, node.domain, cause, due_us, node.fence))
-        into += [(window, node.domain, cause, due_us, node.fence) for window in node.windows if len(window)]
-
-    def _detach(self, node: Node) -> None:
-        if node.keys:
-            self.index.remove(node)
-        self._raise_tips(node)
-        self._unlink(node)
-        node.length = 0
-        self.node_count -= 1
-
-    def hide(self, node: Node, cause: str) -> None:
-        """Take a referenced node out of the index: its sequences keep it, and nobody finds it again."""
-        if not node.keys:
-            return
-        self.index.remove(node)
-        if self.changes is not None:
-            self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
-        node.keys = b""
-
-    def _raise_tips(self, node: Node) -> None:
-        """Holds whose leaf ends move to the nearest ancestor they hold; a hold without a block is over (R2)."""
-        hold = node.tip
-        node.tip = None
-        while hold is not None:
-            after = hold.next_at_leaf
-            parent = node.parent
-            while parent is not None and not _holdable(parent, hold):
-                parent = parent.parent
-            if parent is not None:
-                hold.leaf, hold.next_at_leaf, parent.tip = parent, parent.tip, hold
-            else:
-                hold.is_held = False
-                hold.account.partition.wheel.remove(hold)
-                hold.account.residencies.remove(hold)
-            hold = after
-
-    def flush(self, now_us: int) -> None:
-        """Carry out the block moves that the walks above have gathered, one array operation per kind of move."""
-        if self._cached:
-            self._move(self._cached, ACTIVE, CACHED)
-            self._cached = []
-        if self._ending:
-            self.pool.end(self._ending, CACHED, now_us)
-            self._ending = []
-        if self._ending_active:
-            self.pool.end(self._ending_active, ACTIVE, now_us)
-            self._ending_active = []
-
-    def _move(self, parts: list[Blocks], source: int, target: int) -> None:
-        self.pool.move(parts[0] if len(parts) == 1 else np.concatenate(parts), source, target)
-
-    # -- evict --------------------------------------------------------------------------------------------------------
-
-    def evict(self, account: Account, count: int, now_us: int, reason: str) -> int:
-        """Give up at least min(`count`, all) cached blocks of `account`, leaves first; returns how many."""
-        queue, given = account.queue, 0
-        queue.demote(now_us)
-        while given < count:
-            node = queue.front()
-            if node is None:
-                break
-            if node.domain.owner is not account:  # what a reader through a grant has added below
-                self._end_cached(node, "unreachable", now_us, now_us)
-                continue
-            queue.policy.evicted(node)
-            surplus = node.block_count - (count - given)
-            if surplus <= 0 or node.windows:
-                given += node.block_count
-                self._end_cached(node, reason, now_us, now_us)
-            else:
-                given += self._trim(node, count - given, reason, now_us)
-        self.evicted[reason] = self.evicted.get(reason, 0) + given
-        self.flush(now_us)
-        return given
-
-    def _trim(self, node: Node, count: int, reason: str, now_us: int) -> int:
-        keep = node.length - count
-        if node.keys:
-            self.index.remove(node, keep)
-            if self.changes is not None:
-                self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
-            node.keys = node.keys[: KEY_BYTES * keep]
-        self._ending.append((node.blocks[keep:], node.domain, reason, now_us, node.fence))
-        node.blocks = node.blocks[:keep]
-        node.length = node.block_count = keep
-        node.domain.owner.cached_blocks -= count
-        return count
-
-
-def _holdable(node: Node, hold: Residency) -> bool:
-    """Readers through a grant get references, not holds; a segment's blocks are held in its owner's name."""
-    return node.domain.owner is hold.account or node.domain.is_segment
-
 
 def _can_hold(leaf: Node, hold: Residency, now_us: int) -> bool:
     domain = leaf.domain
@@ -484,17 +155,6 @@ def _can_hold(leaf: Node, hold: Residency, now_us: int) -> bool:
         domain.is_open
         and domain.cacheable
         and now_us < leaf.ceiling_us
-        and _holdable(leaf, hold)
+        and is_holdable(leaf, hold)
         and bool(leaf.keys)
     )
-
-
-def _split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
-    """Windows end with the run, so the head keeps what reaches below `position` and the tail the rest."""
-    heads: list[Blocks] = []
-    tails: list[Blocks] = []
-    for window in node.windows:
-        below = max(0, len(window) - (node.length - position))
-        heads.append(window[:below])
-        tails.append(window[below:])
-    return tuple(heads), tuple(tails)

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcustody.allocator.block import BlockState
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.events import Context, Event, HitCounted, leaves
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.clock import Clock, SystemClock

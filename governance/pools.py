@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from kvcustody.allocator.eviction import POLICIES, EvictionPolicy, SegmentedLru
 from kvcustody.allocator.index_change import IndexChange
-from kvcustody.allocator.manager import DEFAULT_OPTIONS, BlockManager, PoolOptions
+from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.memory import Memory
+from kvcustody.allocator.pool_options import DEFAULT_OPTIONS, PoolOptions
 from kvcustody.allocator.quota import Account
 from kvcustody.errors import CapacityError, HandleError
 from kvcustody.policies.ir import EvictionKind, Policy, Profile, TenantPolicy

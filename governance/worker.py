@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import structlog
 
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import Memory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.console.replay.formats import open_trace
 from kvcustody.console.replay.keys import TemporaryKeys

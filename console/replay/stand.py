@@ -17,7 +17,7 @@ import torch
 from sqlalchemy import Engine, func, select
 
 import kvcustody
-from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
 from kvcustody.audit.schema import events
 from kvcustody.audit.store import open_store

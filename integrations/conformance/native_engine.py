@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.governance.erasure import Selector
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.outcome import Admission, Deferred

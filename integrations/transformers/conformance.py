@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.events import Event
 from kvcustody.governance.erasure import Selector
 from kvcustody.governance.governor import Governor

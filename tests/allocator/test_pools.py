@@ -11,8 +11,8 @@ import pytest
 
 from kvcustody.allocator.check import check
 from kvcustody.allocator.lookup import Chain, Prompt, ReadPlan
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.errors import CapacityError, HandleError
 from kvcustody.governance.pools import Pools
 from kvcustody.policies.compiler import compile_policy

@@ -12,9 +12,10 @@ import numpy as np
 
 from kvcustody.allocator.check import check
 from kvcustody.allocator.lookup import Chain, Prompt, ReadPlan
-from kvcustody.allocator.manager import BlockManager, PoolOptions
+from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.memory import Memory, UnbackedMemory
 from kvcustody.allocator.node import NEVER_US, Node
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.allocator.sequence import Sequence
 from kvcustody.clock import VirtualClock
 

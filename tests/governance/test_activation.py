@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.events import Event, PolicyActivated
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError, LedgerUnavailable

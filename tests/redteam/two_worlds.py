@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.events import Event
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.domain import DomainSpec, ScopeKind, tenant_owner

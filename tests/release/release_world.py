@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.events import Event
 from kvcustody.audit.signing import SigningKey
 from kvcustody.clock import VirtualClock

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
-from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.conservation import Identity, conservation
 from kvcustody.audit.events import Event, WorkerStarted

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvcustody.allocator.manager import PoolOptions
 from kvcustody.allocator.memory import Memory, UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.identity import Principal, identify

@@ -23,7 +23,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from kvcustody.allocator.manager import PoolOptions
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.identity import Principal, identify
