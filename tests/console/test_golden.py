@@ -36,6 +36,7 @@ def test_mooncake_hits_and_session_losses(traces: Path) -> None:
     assert not disagreements(rows)
 
 
+@pytest.mark.soak  # a minute: the sessions above and the lineages below go the same ways
 @pytest.mark.traces
 def test_mooncake_lineage_losses(traces: Path) -> None:
     assert not disagreements(golden.golden_rows(traces, MOONCAKE, units=("lineage",), lru=False))
