@@ -166,8 +166,11 @@ class ForeignHolds(ForeignBlocks):
 
     # -- limits -------------------------------------------------------------------------------------------------------
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
-        """New limits for live domains; a ceiling or deadline only ever moves earlier (allocator.limits, N1–N3)."""
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+        """New limits for live domains; a ceiling or deadline only ever moves earlier (allocator.limits, N1–N3).
+
+        Returns the accounts of which a hold now ends earlier.
+        """
         shorter: dict[int, int] = {}
         for domain, limits in changed.items():
             shorter[domain.tag] = max(0, domain.idle_us - limits[0])
@@ -178,19 +181,19 @@ class ForeignHolds(ForeignBlocks):
                     self.ceiling_us[mine], np.maximum(self.born_us[mine] + domain.absolute_us, now_us)
                 )
         self._lower_descendants()
+        narrowed: dict[Account, None] = {}
         for hold in [hold for account in self.accounts.values() for hold in account.residencies.values()]:
             assert isinstance(hold, ForeignResidency)
             valid = hold.held[self.generation[hold.held] == hold.held_generations]
             if not len(valid):
                 continue
             earlier = max((shorter.get(tag, 0) for tag in set(self.tag[valid].tolist())), default=0)
-            deadline = min(hold.deadline_us - earlier, int(self.ceiling_us[valid].min()))
+            deadline = max(now_us, min(hold.deadline_us - earlier, int(self.ceiling_us[valid].min())))
             if deadline < hold.deadline_us:
-                wheel = hold.account.partition.wheel
-                wheel.remove(hold)
-                hold.deadline_us = min(hold.deadline_us, max(deadline, now_us))
-                wheel.add(hold)
+                hold.narrow(deadline)
+                narrowed[hold.account] = None
         self.recount_holds()
+        return list(narrowed)
 
     def _lower_descendants(self) -> None:
         """No ceiling above its parent's (L8): in waves, as many as the longest chain is deep at most."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.node import NEVER_US, Node
+from kvcustody.allocator.quota import Account
 from kvcustody.allocator.residency import Residency
 
 
@@ -31,27 +32,30 @@ def limits_of(domain: Domain) -> Limits:
     return Limits(domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share)
 
 
-def set_limits(manager: BlockManager, changed: Mapping[Domain, Limits], now_us: int) -> None:
-    """Give domains their new limits and bring what they hold under them. Walks every node and hold of the pool once."""
+def set_limits(manager: BlockManager, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+    """Give domains their new limits and bring what they hold under them. Walks every node and hold of the pool once.
+
+    Returns the accounts of which a hold now ends earlier.
+    """
     shorter: dict[Domain, int] = {}
     for domain, limits in changed.items():
         shorter[domain] = max(0, domain.idle_us - limits.idle_us)
         domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
     _lower_ceilings(manager, shorter, now_us)
     holds = [hold for account in manager.accounts.values() for hold in account.residencies.values()]
+    narrowed: dict[Account, None] = {}
     for hold in holds:
-        deadline = _deadline(hold, shorter)
+        deadline = max(_deadline(hold, shorter), now_us)
         if deadline < hold.deadline_us:
-            wheel = hold.account.partition.wheel
-            wheel.remove(hold)
-            hold.deadline_us = min(hold.deadline_us, max(deadline, now_us))
-            wheel.add(hold)
+            hold.narrow(deadline)
+            narrowed[hold.account] = None
     for hold in holds:
         node = hold.leaf
         while node is not None:
             if node.domain.owner is hold.account or node.domain.is_segment:
                 node.deadline_us = max(node.deadline_us, hold.deadline_us)
             node = node.parent
+    return list(narrowed)
 
 
 def _lower_ceilings(manager: BlockManager, shorter: Mapping[Domain, int], now_us: int) -> None:

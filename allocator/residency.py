@@ -58,6 +58,14 @@ class Residency:
         self.older: Residency | None = None  # among the account's holds
         self.newer: Residency | None = None
 
+    def narrow(self, deadline_us: int) -> None:
+        """The hold lasts until this earlier deadline."""
+        assert self.is_held and deadline_us < self.deadline_us
+        wheel = self.account.partition.wheel
+        wheel.remove(self)
+        self.deadline_us = deadline_us
+        wheel.add(self)
+
 
 class HoldList:
     """The holds of one account, oldest first: a linked list through the residencies, so that it never resizes."""

@@ -1,8 +1,9 @@
 """Who used which block until when, and which receipts name it: the evidence behind coverage, laid flat.
 
 U1 A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
-residency's release, or until the residency let go of that block early. U2 Its hold ends at its deadline or
-at an erasure that selects the residency; a residency without a hold ends its claim when it is released.
+residency's release, or until the residency let go of that block early. U2 Its hold ends at its deadline, at
+the earlier one that a narrowing act gave it, or at an erasure that selects the residency; a residency without
+a hold ends its claim when it is released.
 U3 A use whose release was never recorded never ends. What a residency let go of and came to use again later, it
 used until it let go of it again or was released.
 """
@@ -18,6 +19,7 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 
 from kvcustody.audit.as_of import AsOf, is_in
 from kvcustody.audit.evidence import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.narrowed import read_narrowed
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.schema import attachments, erasures, events, receipts, releases, residencies
 
@@ -109,7 +111,9 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
             column_in.opened_boot_us,
         ).where(column_in.incarnation == life.id, column_in.part == 1, is_in(as_of, residencies))
     ).all()
-    erased = _erased(connection, life.offset_us, people, as_of)
+    latest = read_narrowed(connection, life.id, as_of)
+    for one, at_us in _erased(connection, life.offset_us, people, as_of).items():
+        latest[one] = min(at_us, latest.get(one, at_us))
     tenants = {row.residency: (row.tenant, row.classification) for row in people}
 
     wrote_residency = wrote.column("residency")
@@ -138,9 +142,9 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
             gone, keys=keys, residency=residency, since=since, released=released, hold=hold
         )
     limit = np.full(len(residency), NEVER)
-    if erased:
+    if latest:
         ids, where = np.unique(residency, return_inverse=True)
-        limit = np.array([erased.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
+        limit = np.array([latest.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
     hold_end = np.maximum(released, np.minimum(hold, limit))
     given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
     written = np.concatenate((wrote_flag[wrote.owner], *given))

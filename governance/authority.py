@@ -218,7 +218,7 @@ class Authority(ABC):
         self._standing_changed()
 
     def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
-        bind(
+        self._outbox += bind(
             self._pools_bound(),
             list(self._domains.items()),
             table,

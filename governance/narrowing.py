@@ -2,6 +2,7 @@
 
 W1  From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
 W2  A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses.
+W3  What became of holds goes on record by itself: the ledger's due times come from leaves alone.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Protocol
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.limits import Limits, limits_of, set_limits
 from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.quota import Account
+from kvcustody.audit.events import HoldsNarrowed
 from kvcustody.errors import PolicyError
 from kvcustody.governance.domain import DomainSpec, KeyOwner
 from kvcustody.governance.plan import owed_by
 from kvcustody.governance.reachable import is_reachable
 from kvcustody.policies.table import DecisionTable
+
+_LATEST_US = (1 << 53) - 1  # the latest instant that a leaf writes as a number
 
 
 class Bound(Protocol):
@@ -26,8 +31,8 @@ class Bound(Protocol):
     def pool(self) -> object:
         """What makes the domains."""
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
-        """Give these domains their limits; nothing moves later."""
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+        """Give these domains their limits; nothing moves later. Returns the accounts whose holds end earlier."""
 
 
 class BoundManager:
@@ -36,9 +41,9 @@ class BoundManager:
     def __init__(self, manager: BlockManager) -> None:
         self.pool = manager
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
         """As `allocator.limits` does."""
-        set_limits(self.pool, changed, now_us)
+        return set_limits(self.pool, changed, now_us)
 
 
 def bind(
@@ -50,8 +55,8 @@ def bind(
     only_narrow: bool = False,
     revoked: Collection[str] = (),
     epoch_of: Callable[[KeyOwner], int | None] | None = None,
-) -> int:
-    """Give every domain, interned by spec and pool, its limits under `table`; returns how many changed.
+) -> list[HoldsNarrowed]:
+    """Give every domain, interned by spec and pool, its limits under `table`; returns what holds became of it (W3).
 
     With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
     is not on record yet. `epoch_of` gives the key epoch in which an owner's blocks are found now.
@@ -67,10 +72,20 @@ def bind(
             limits = _stricter(limits_of(domain), limits)
         if limits != limits_of(domain):
             changed.setdefault(pool, {})[domain] = limits
-    for bound in pools:
-        if id(bound.pool) in changed:
-            bound.set_limits(changed[id(bound.pool)], now_us)
-    return sum(map(len, changed.values()))
+    return [
+        standing(account, table.revision, now_us)
+        for bound in pools
+        if id(bound.pool) in changed
+        for account in bound.set_limits(changed[id(bound.pool)], now_us)
+    ]
+
+
+def standing(account: Account, revision: int, now_us: int) -> HoldsNarrowed:
+    """Every hold that a tenant has now, for the ledger: what is not among them is over."""
+    held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in account.residencies.values())
+    return HoldsNarrowed(
+        now_us, account.name, revision, tuple(id_ for id_, _ in held), tuple(until for _, until in held)
+    )
 
 
 def _stricter(first: Limits, second: Limits) -> Limits:

@@ -28,9 +28,9 @@ class BoundPool:
     def __init__(self, pool: ForeignPool) -> None:
         self.pool = pool
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> None:
-        """Nothing moves later; what is over ends with the next sweep."""
-        self.pool.set_limits(changed, now_us)
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+        """Nothing moves later; what is over ends with the next sweep. Returns the accounts whose holds end earlier."""
+        return self.pool.set_limits(changed, now_us)
 
 
 class PortAccounts:

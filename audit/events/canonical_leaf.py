@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, TOTALS, Event, logs_of
+from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, ROWS, TOTALS, Event, logs_of
 from kvcustody.audit.runs import EXACT, Runs, count, encode, split
 from kvcustody.errors import LedgerError
 
@@ -163,8 +163,24 @@ def _pseudonymise(body: dict[str, Any], pseudonym: Pseudonyms) -> None:
 
 def _continued(body: dict[str, Any], lists: dict[str, Runs], log: str) -> list[Leaf]:
     """The same event over several leaves, each filled close to the limit."""
-    empty: dict[str, Any] = {key: [] for key in lists}
+    keys = ROWS if ROWS[0] in body else tuple(lists)
+    empty: dict[str, Any] = {key: [] for key in keys}
     room = LEAF_BYTES_MAX - len(canonical({**body, **empty})) - _PARTS_DIGITS
+    parts = _rows(body, room) if keys is ROWS else _pieces(lists, room)
+    made = []
+    for number, items in enumerate(parts, 1):
+        whole = {**body, **items, "part": number, "parts": len(parts)}
+        data = canonical(whole)
+        if len(data) > LEAF_BYTES_MAX:
+            raise LedgerError(
+                f"`{body['kind']}` does not fit `{LEAF_BYTES_MAX}` bytes a leaf", bytes=len(data), log=log
+            )
+        made.append(Leaf(log, whole, data))
+    return made
+
+
+def _pieces(lists: dict[str, Runs], room: int) -> list[dict[str, list[Any]]]:
+    """Run lists, cut to fill `room` bytes each."""
     parts: list[dict[str, list[Any]]] = [{key: [] for key in lists}]
     used = 0
     for key, run in [(key, run) for key, runs in lists.items() for run in runs if len(run.blocks)]:
@@ -176,13 +192,19 @@ def _continued(body: dict[str, Any], lists: dict[str, Runs], log: str) -> list[L
                 used = 0
             parts[-1][key].append(item)
             used += size
-    made = []
-    for number, items in enumerate(parts, 1):
-        whole = {**body, **items, "part": number, "parts": len(parts)}
-        data = canonical(whole)
-        if len(data) > LEAF_BYTES_MAX:
-            raise LedgerError(
-                f"`{body['kind']}` does not fit `{LEAF_BYTES_MAX}` bytes a leaf", bytes=len(data), log=log
-            )
-        made.append(Leaf(log, whole, data))
-    return made
+    return parts
+
+
+def _rows(body: dict[str, Any], room: int) -> list[dict[str, list[Any]]]:
+    """Lists that belong together, cut to fill `room` bytes each."""
+    parts: list[dict[str, list[Any]]] = [{key: [] for key in ROWS}]
+    used = 0
+    for row in zip(*(body[key] for key in ROWS), strict=True):
+        size = sum(len(str(number)) + 1 for number in row)
+        if used + size > room and used:
+            parts.append({key: [] for key in ROWS})
+            used = 0
+        for key, number in zip(ROWS, row, strict=True):
+            parts[-1][key].append(number)
+        used += size
+    return parts

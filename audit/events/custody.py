@@ -76,6 +76,21 @@ class BlocksReleased(NamedTuple):
     incarnation: str = ""
 
 
+class HoldsNarrowed(NamedTuple):
+    """A narrowing act made holds of a tenant end earlier: which stand from here on, and until when (class B).
+
+    `holds` are all residencies of the tenant in this process that hold anything after the act, ascending; `holds[i]`
+    lasts until `until_us[i]`. What was released before and is not among them holds no longer. `revision` is the
+    policy's that narrowed.
+    """
+
+    at_us: int
+    tenant: str
+    revision: int
+    holds: tuple[int, ...]
+    until_us: tuple[int, ...]
+
+
 class CustodyEnded(NamedTuple):
     """Blocks of one owner left custody (class B).
 

@@ -1,4 +1,4 @@
-"""How events of one kind become leaves, column by column: a template, and what fills its marks.
+"""How events of one kind become leaves, column by column: shared texts, and what goes between them.
 
 F1 The bytes are those of `leaves()`. F2 Only values of exactly the declared types are taken; anything else is
 `NotPlainError`, and nothing is converted in silence.
@@ -18,6 +18,7 @@ from kvcustody.audit.events.kinds import (
     FIELD_KEYS,
     HEAD_KEYS,
     KINDS,
+    ROWS,
     SYSTEM,
     TOTALS,
     Event,
@@ -25,11 +26,10 @@ from kvcustody.audit.events.kinds import (
     log_of,
 )
 from kvcustody.audit.run_texts import Extents, NotPlainError, run_texts
-from kvcustody.audit.runs import EXACT
 
 Item = tuple[int, Event]
-Fill = Callable[[Sequence[Any]], Sequence[Any]]
-_FORMATTED = 32  # leaves formatted in one go: more would need buffers that the allocator maps anew each time
+Fill = Callable[[Sequence[Any]], Sequence[bytes]]
+_STRICT = orjson.OPT_STRICT_INTEGER
 _CACHED_MAX = 4096
 
 
@@ -54,7 +54,7 @@ class Written(NamedTuple):
 
 
 class Form:
-    """How events of one kind are written: a template with a mark for every value, and what fills each."""
+    """How events of one kind are written: the texts that all its leaves share, and what goes between them."""
 
     def __init__(self, kind: type, context: Context, texts: Texts) -> None:
         self.kind = kind
@@ -79,7 +79,9 @@ class Form:
         }
         if "subject" in self._keys:
             self._fill |= {"subject": _once, "session": _once}
-        self._marked, self._template = self._layout()
+        if ROWS[0] in self._keys:
+            self._fill |= dict.fromkeys(ROWS, _numbers_once)
+        self._open, self._shared = self._layout()
 
     def write(self, items: Sequence[Item]) -> Written:
         """The leaves of events of this kind; raises `NotPlainError` where one needs the one-by-one form."""
@@ -88,29 +90,30 @@ class Form:
         extents = {}
         for key in self._lists:
             texts[key], extents[key] = run_texts(columns[key])
-            columns[TOTALS[key]] = texts[TOTALS[key]] = extents[key].blocks
+            columns[TOTALS[key]] = extents[key].blocks
+            texts[TOTALS[key]] = _integers(extents[key].blocks)
         logs = self._logs(columns, len(items))
-        texts["log"] = [self._texts[log] for log in logs]
-        texts["sequence"] = [sequence for sequence, _ in items]
+        texts["log"] = list(map(self._texts.__getitem__, logs))
+        texts["sequence"] = _integers([sequence for sequence, _ in items])
         texts["at_us"] = _integers(columns["at_us"])
         return Written(logs, columns["at_us"], self._filled(texts), columns, extents)
 
-    def _layout(self) -> tuple[list[str], bytes]:
-        """The keys whose values differ from leaf to leaf, and the template with a mark for each."""
+    def _layout(self) -> tuple[list[str], list[bytes]]:
+        """The keys whose values differ from leaf to leaf, and the text before each of them and after the last."""
         name, outage = KINDS[self.kind]
         fixed = {"schema": SCHEMA, "kind": name, "outage": outage, "part": 1, "parts": 1}
         fixed["incarnation"] = self._context.incarnation
         sizes = [TOTALS[key] for key in self._lists]
-        whole = {"sequence", "at_us", *sizes, *(key for key in self._fill if self._fill[key] is _integers)}
-        pieces, marked = [], []
+        keys, shared, text = [], [], b"{"
         for key in sorted({*HEAD_KEYS, *self._keys, *sizes}):
+            text += orjson.dumps(key) + b":"
             if key in fixed:
-                value = orjson.dumps(fixed[key]).replace(b"%", b"%%")
+                text += orjson.dumps(fixed[key]) + b","
             else:
-                value = b"%d" if key in whole else b"%b"
-                marked.append(key)
-            pieces.append(orjson.dumps(key) + b":" + value)
-        return marked, b"{" + b",".join(pieces) + b"}\n"
+                keys.append(key)
+                shared.append(text)
+                text = b","
+        return keys, [*shared, text.removesuffix(b",") + b"}\n"]
 
     def _columns(self, items: Sequence[Item]) -> dict[str, Sequence[Any]]:
         """Values by leaf key, as the leaf will have them; run lists are still runs."""
@@ -141,15 +144,19 @@ class Form:
             for tenant, subject, session in zip(tenants, subjects, sessions, strict=True)
         ]
 
-    def _filled(self, texts: Mapping[str, Sequence[Any]]) -> list[bytes]:
-        columns = [texts[key] for key in self._marked]
-        data: list[bytes] = []
-        for start in range(0, len(columns[0]), _FORMATTED):
-            some = [column[start : start + _FORMATTED] for column in columns]
-            values = tuple(chain.from_iterable(zip(*some, strict=True)))
-            # A newline inside a JSON string is always escaped, so the template's are the only ones.
-            data += ((self._template * len(some[0])) % values).split(b"\n")
-            data.pop()
+    def _filled(self, texts: Mapping[str, Sequence[bytes]]) -> list[bytes]:
+        """Every leaf: its texts between the shared ones, all joined at once and cut at the newlines.
+
+        A newline inside a JSON string is always escaped, so those of the leaves' ends are the only ones.
+        """
+        count, width = len(texts["log"]), len(self._open) + len(self._shared)
+        pieces = [b""] * (width * count)
+        for place, text in enumerate(self._shared):
+            pieces[2 * place :: width] = [text] * count
+        for place, key in enumerate(self._open):
+            pieces[2 * place + 1 :: width] = texts[key]
+        data = b"".join(pieces).split(b"\n")
+        data.pop()
         return data
 
     def _logs(self, columns: Mapping[str, Sequence[Any]], count: int) -> Sequence[str]:
@@ -179,7 +186,7 @@ class Form:
         texts = self._texts
         if values.count(values[0]) == len(values):
             return [texts[values[0]]] * len(values)
-        return [texts[value] for value in values]
+        return list(map(texts.__getitem__, values))
 
 
 def _check(plain: bool) -> None:
@@ -187,9 +194,13 @@ def _check(plain: bool) -> None:
         raise NotPlainError
 
 
-def _integers(values: Sequence[Any]) -> Sequence[int]:
-    _check({*map(type, values)} == {int} and min(values) > -EXACT and max(values) < EXACT)
-    return values
+def _integers(values: Sequence[Any]) -> Sequence[bytes]:
+    """Decimal texts; integers from 2^53 on are refused here, as a leaf has them as strings."""
+    _check({*map(type, values)} == {int})
+    try:
+        return orjson.dumps(values, option=_STRICT)[1:-1].split(b",")
+    except TypeError:
+        raise NotPlainError from None
 
 
 def _flags(values: Sequence[Any]) -> Sequence[bytes]:
@@ -200,4 +211,11 @@ def _flags(values: Sequence[Any]) -> Sequence[bytes]:
 def _once(values: Sequence[Any]) -> Sequence[bytes]:
     """Texts of pseudonyms: most occur once, so none is remembered."""
     _check({*map(type, values)} <= {str, type(None)})
+    return list(map(orjson.dumps, values))
+
+
+def _numbers_once(values: Sequence[Any]) -> Sequence[bytes]:
+    """Texts of long lists of numbers: none occurs twice."""
+    _check({*map(type, values)} == {tuple})
+    _integers([0, *chain.from_iterable(values)])
     return list(map(orjson.dumps, values))

@@ -25,6 +25,7 @@ from kvcustody.audit.events.custody import (
     BlocksAttached,
     BlocksReleased,
     CustodyEnded,
+    HoldsNarrowed,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
@@ -70,6 +71,7 @@ Event = (
     | BlocksAttached
     | ResidencyReleased
     | BlocksReleased
+    | HoldsNarrowed
     | CustodyEnded
     | ReceiptRecorded
     | ErasureRequested
@@ -122,6 +124,7 @@ KINDS: dict[type, Kind] = {
     BlocksAttached: Kind("blocks-attached", "B"),
     ResidencyReleased: Kind("residency-released", "B"),
     BlocksReleased: Kind("blocks-released", "B"),
+    HoldsNarrowed: Kind("holds-narrowed", "B"),
     CustodyEnded: Kind("custody-ended", "B"),
     ReceiptRecorded: Kind("receipt", "B"),
     ErasureRequested: Kind("erasure-requested", "B"),
@@ -158,6 +161,7 @@ HEAD_KEYS = (
     "parts",
 )
 TOTALS = {"runs": "blocks", "written": "written_blocks"}  # run lists and the keys of their sizes
+ROWS = ("holds", "until_boot_us")  # lists of numbers that belong together and continue together
 _RUN_FIELDS = ("attached", "runs")  # and "written", where the event has no other list
 _DURATIONS = ("scrub_within_us", "age_us")
 _RENAMED = {

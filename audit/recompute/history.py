@@ -83,6 +83,14 @@ class Erasure(NamedTuple):
     session: str | None
 
 
+class Narrowing(NamedTuple):
+    """Holds of a tenant were made to end earlier: `standing` is each that was left, and until when it lasts."""
+
+    tenant: str
+    at: int
+    standing: dict[int, int]
+
+
 class Life:
     """One incarnation."""
 
@@ -94,6 +102,10 @@ class Life:
         self.generation = 0  # where its counter started
         self.people: dict[int, Person] = {}
         self.released: dict[int, tuple[int, int]] = {}
+        self.left: dict[
+            int, tuple[int, str]
+        ] = {}  # where it stands among its process's leaves, and the tenant
+        self.narrowings: dict[int, Narrowing] = {}  # by where they stand
         self.spans: list[Span] = []
 
 
@@ -185,6 +197,9 @@ def _released(life: Life, body: dict[str, Any], shift: int) -> None:
     if body["part"] == 1:
         before = life.released.get(residency, (0, 0))
         life.released[residency] = (max(before[0], at), max(before[1], hold))
+        if body["incarnation"] == life.uuid:
+            was = life.left.get(residency, (0, ""))
+            life.left[residency] = max(was, (int(body["sequence"]), body["tenant"]))
     life.spans += spans_of(body["runs"], Use(residency, 0, True, at, hold))
 
 
@@ -193,6 +208,13 @@ def _let_go(life: Life, body: dict[str, Any], shift: int) -> None:
     life.spans += spans_of(body["runs"], Use(residency, 0, bool(body["own"]), at, hold))
     if not body["own"]:
         life.spans += spans_of(body["runs"], LetGo(residency, at, hold))
+
+
+def _narrowed(life: Life, body: dict[str, Any], shift: int) -> None:
+    act = Narrowing(body["tenant"], int(body["boot_us"]) + shift, {})
+    act = life.narrowings.setdefault(int(body["sequence"]), act)
+    for residency, until in zip(body["holds"], body["until_boot_us"], strict=True):
+        act.standing[int(residency)] = int(until) + shift
 
 
 def _ended(life: Life, body: dict[str, Any], shift: int) -> None:
@@ -231,6 +253,7 @@ _READERS: dict[str, Callable[[Life, dict[str, Any], int], None]] = {
     "blocks-attached": _attached,
     "residency-released": _released,
     "blocks-released": _let_go,
+    "holds-narrowed": _narrowed,
     "custody-ended": _ended,
     "receipt": _receipt,
 }

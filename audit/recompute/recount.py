@@ -4,6 +4,8 @@ R1 `due_at = max(last release, min(ceiling, end of the last hold, erasure))`; cu
 R2 Covered: every shard has a good receipt for the very block and generation that began after the last use and ended
 within `scrub_within` of `due_at` or, if later, of the fence's retirement; and the recorded due time is the recomputed.
 R3 A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
+R4 A hold lasts no longer than a narrowing act says that its process wrote after its release; one that such an act does
+not list was over by then.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ class _Judge:
         self._chosen = chosen
         self._now = now
         self._erased = _erased(life, erasures)
+        self._narrowed = _narrowed(life)
 
     def run(self) -> Iterator[Judged]:
         for segment in segments(self._life.spans):
@@ -203,7 +206,7 @@ class _Judge:
         left = [item for item in gone if item.residency == use.residency and item.at >= use.begun]
         if left:
             released, hold = max(item.at for item in left), max(item.hold for item in left)
-        hold = min(hold, self._erased.get(use.residency, OPEN))
+        hold = min(hold, self._erased.get(use.residency, OPEN), self._narrowed.get(use.residency, OPEN))
         tenant = self._life.people.get(use.residency, _NOBODY).tenant
         return _Claim(tenant, use.residency, use.written, released, max(released, hold))
 
@@ -288,6 +291,29 @@ def _erased(life: Life, erasures: Sequence[Erasure]) -> dict[int, int]:
         for residency, person in life.people.items():
             if person.opened <= at and _covers(erasure, person):
                 made.setdefault(residency, at)
+    return made
+
+
+def _narrowed(life: Life) -> dict[int, int]:
+    """For each residency that was released before a narrowing of its tenant's holds, when its hold ended at the latest.
+
+    One walk over releases and acts in the order of their process; a hold leaves it with the first act that misses it.
+    """
+    made: dict[int, int] = {}
+    standing: dict[str, list[int]] = {}
+    moments: list[tuple[int, int, str]] = [
+        (place, residency, tenant) for residency, (place, tenant) in life.left.items()
+    ]
+    moments += [(place, -1, act.tenant) for place, act in life.narrowings.items()]
+    for place, residency, tenant in sorted(moments):
+        here = standing.setdefault(tenant, [])
+        if residency >= 0:
+            here.append(residency)
+            continue
+        act = life.narrowings[place]
+        for one in here:
+            made[one] = min(made.get(one, OPEN), act.standing.get(one, act.at))
+        here[:] = [one for one in here if one in act.standing]
     return made
 
 

@@ -50,6 +50,7 @@ TABLE: dict[str, Mapping] = {
     "blocks-attached": Mapping(DATASTORE, 1, "Read"),
     "residency-released": Mapping(DATASTORE, OTHER, "Release"),
     "blocks-released": Mapping(DATASTORE, OTHER, "Release"),
+    "holds-narrowed": Mapping(DATASTORE, OTHER, "Narrow", LOW),
     "custody-ended": Mapping(DATASTORE, 7, "Delete"),
     "receipt": Mapping(DATASTORE, 7, "Delete", INFORMATIONAL, ("failed",)),
     "erasure-requested": Mapping(COMPLIANCE, CREATE, "Create", MEDIUM),

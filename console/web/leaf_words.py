@@ -20,6 +20,7 @@ _SAYS = {
     "residency-released": "a request of {tenant} ended ({cause})",
     "blocks-attached": "a request of {tenant} attached {blocks} blocks",
     "blocks-released": "a request of {tenant} gave back {blocks} blocks",
+    "holds-narrowed": "a new revision made holds of {tenant} end earlier",
     "custody-ended": "custody of {blocks} blocks of {tenant} ended ({cause})",
     "receipt": "memory of {blocks} blocks of {tenant} was overwritten ({method}), verified: {level}",
     "erasure-requested": "{actor} asked for an erasure of a {selector}",
