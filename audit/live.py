@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy import Connection, and_, or_, select, tuple_
 
 from kvcustody.audit.schema import incarnations, releases, residencies
 
@@ -33,9 +33,14 @@ class Live(NamedTuple):
 
 
 def live_residencies(
-    connection: Connection, *, now_us: int, tenant: str | None = None, limit: int = 5000
+    connection: Connection,
+    *,
+    now_us: int,
+    tenant: str | None = None,
+    after: tuple[int, str, int] | None = None,
+    limit: int = 5000,
 ) -> tuple[Live, ...]:
-    """Live residencies, oldest first, at most `limit`."""
+    """Live residencies, oldest first, at most `limit`; `after`: opened_us, incarnation and residency of one."""
     into, out, life = residencies.c, releases.c, incarnations.c
     final = and_(
         out.incarnation == into.incarnation, out.residency == into.residency, out.final, out.part == 1
@@ -47,9 +52,11 @@ def live_residencies(
         .outerjoin(releases, final)
         .where(into.part == 1, life.ended_us.is_(None))
         .where(or_(out.released_us.is_(None), out.hold_boot_us + life.offset_us > now_us))
-        .order_by(into.opened_us, into.log, into.idx)
+        .order_by(into.opened_us, life.uuid, into.residency)
         .limit(limit)
     )
+    if after is not None:
+        query = query.where(tuple_(into.opened_us, life.uuid, into.residency) > after)
     if tenant is not None:
         query = query.where(into.tenant == tenant)
     made = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,23 +15,13 @@ from sqlalchemy import Engine
 from kvcustody.audit.event_query import EventRow
 from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.recording import record
-from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
-from kvcustody.audit.siem.ocsf import ocsf
 from kvcustody.audit.siem.pull import pull, read_positions, write_positions
 from kvcustody.audit.siem.pump import Pump
+from kvcustody.audit.siem.shape import Shape, media_of, told
 from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.console.audit.ledger import DEFAULT, Ledger, reading, writing
 from kvcustody.console.command import Json, print_json
 from kvcustody.errors import ConfigError
-
-
-class Shape(StrEnum):
-    """How leaves are told to others."""
-
-    OCSF = "ocsf"
-    CLOUDEVENTS = "cloudevents"
-    LEAF = "leaf"
-
 
 _Shape = Annotated[Shape, typer.Option("--shape", help="How leaves are written.")]
 _Folder = Annotated[
@@ -161,27 +150,16 @@ def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, sha
         key = key_file.read_bytes().strip()
     except OSError as problem:
         raise ConfigError(f"--key-file `{key_file}`: {problem.strerror}") from None
-    kind = BATCH_TYPE if shape is Shape.CLOUDEVENTS else "application/json"
-    made = WebhookSink(name, url, key, content_type=kind)
+    made = WebhookSink(name, url, key, content_type=media_of(shape))
     return Pump(engine, made, folder, _array_of(shape))
 
 
 def _array_of(shape: Shape) -> Callable[[Sequence[EventRow]], bytes]:
     def encode(rows: Sequence[EventRow]) -> bytes:
-        return orjson.dumps([_told(row, shape) for row in rows])
+        return orjson.dumps([told(row, shape) for row in rows])
 
     return encode
 
 
-def _told(row: EventRow, shape: Shape) -> dict[str, Any]:
-    if shape is Shape.OCSF:
-        return ocsf(row)
-    return (
-        cloud_event(row)
-        if shape is Shape.CLOUDEVENTS
-        else {"log": row.log, "idx": row.idx, "event": row.body}
-    )
-
-
 def _lines(rows: Sequence[EventRow], shape: Shape) -> bytes:
-    return b"".join(orjson.dumps(_told(row, shape)) + b"\n" for row in rows)
+    return b"".join(orjson.dumps(told(row, shape)) + b"\n" for row in rows)

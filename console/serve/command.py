@@ -86,9 +86,10 @@ def serve(
         from kvcustody.governance.api.server import serve as run
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[service]'") from None
+    from kvcustody.console.documents import ConsoleDocuments
     from kvcustody.governance.service.service import open_service
 
-    with open_service(settings) as service:
+    with open_service(settings, documents=ConsoleDocuments()) as service:
         run(service, app=create_app(service, pages=Console(service) if settings.console else None))
 
 

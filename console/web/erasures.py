@@ -1,8 +1,7 @@
 """Erasures: ask for one, watch every worker's answer, take the certificate.
 
 Z1 The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
-Z2 A certificate is issued on the ledger as it stands, under the ledger's key, to those who may certify that tenant. Its
-   salt is derived from the erasure, so that issued again it has the same commitment, and the opening fits both.
+Z2 A certificate is issued to those who may certify that tenant, by the same code as the API's.
 """
 
 from __future__ import annotations
@@ -13,20 +12,13 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.audit import erasures as ledger
-from kvcustody.audit.certificate import Opening, issue
-from kvcustody.audit.erasures import Requested
-from kvcustody.audit.proofs import ProofError
-from kvcustody.audit.signing import SigningKey, read_signing_key
-from kvcustody.console.erasure.page import render as certificate_page
 from kvcustody.console.web.overview import sees_all
 from kvcustody.console.web.visit import Visit, redirect
 from kvcustody.governance.api import erasures as erasures_api
 from kvcustody.governance.api.models.erasures import ErasureRequest
-from kvcustody.governance.selector import Selector, selector_from
+from kvcustody.governance.service.certificates import certificate, opening
 from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action
-from kvcustody.governance.service.secret import keyed_digest
 
 _PAGE = 50
 _PARTS = ("tenant", "subject", "session", "classification", "segment")
@@ -117,35 +109,9 @@ def _certifies(visit: Visit, tenant: str | None) -> bool:
 
 
 def _file(visit: Visit, name: str, erasure: str) -> bytes:
-    service, key = visit.service, _signing_key(visit)
-    with service.reading() as connection:
-        asked = ledger.request(connection, erasure)
-        opening = Opening(_salt(visit, erasure), _selector(asked, ledger.names(connection, asked)).text())
-        if name == "opening.json":
-            return orjson.dumps(opening._asdict())
-        try:
-            document = issue(connection, erasure, key, opening, now_us=service.clock.utc_us())
-        except ProofError:
-            waits = "the newest leaves are not under a signed checkpoint yet; ask again in a few seconds"
-            raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
-    return orjson.dumps(document) if name == "certificate.json" else certificate_page(document).encode()
-
-
-def _signing_key(visit: Visit) -> SigningKey:
-    if visit.service.signer is None:
-        raise ProblemError("conflict", "another process signs this ledger; it issues the certificates")
-    return read_signing_key(visit.service.settings.signing_key_path)
-
-
-def _salt(visit: Visit, erasure: str) -> str:
-    return keyed_digest(visit.service.secret.key("certificate-salt"), erasure.encode())
-
-
-def _selector(asked: Requested, known: ledger.Names | None) -> Selector:
-    """What was asked for, people by name where their link is still there."""
-    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
-    return parts._replace(
-        tenant=asked.tenant,
-        subject=asked.subject if known is None else known.subject,
-        session=asked.session if known is None else known.session,
-    )
+    if name == "opening.json":
+        return orjson.dumps(opening(visit.service, erasure)._asdict())
+    document = certificate(visit.service, erasure)
+    if name == "certificate.json":
+        return orjson.dumps(document)
+    return visit.service.documents.certificate(document)

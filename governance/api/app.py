@@ -11,12 +11,15 @@ from kvcustody.governance.api.builder import Api
 from kvcustody.governance.api.custody import add_custody
 from kvcustody.governance.api.enrolment import add_enrolment
 from kvcustody.governance.api.erasures import add_erasures
+from kvcustody.governance.api.evidence import add_evidence
 from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.api.health import add_health
 from kvcustody.governance.api.jobs import add_jobs
+from kvcustody.governance.api.operating import add_operating
 from kvcustody.governance.api.pages_port import Pages
 from kvcustody.governance.api.policies import add_policies
 from kvcustody.governance.api.self_service import add_self_service
+from kvcustody.governance.api.stream import add_stream
 from kvcustody.governance.api.workbench import add_workbench
 from kvcustody.governance.api.workers import add_workers
 from kvcustody.governance.service.service import Service
@@ -27,10 +30,13 @@ _GROUPS = (
     add_enrolment,
     add_custody,
     add_audit,
+    add_stream,
     add_erasures,
     add_workbench,
     add_policies,
+    add_evidence,
     add_jobs,
+    add_operating,
     add_workers,
 )
 

@@ -39,8 +39,9 @@ TAGS = {
     "custody": "What is held, for whom, until when, and how it ended.",
     "audit": "The ledger: its events, its checkpoints and proofs.",
     "erasures": "Requests to end custody, and their certificates.",
+    "evidence": "Reports for auditors, and checks of the whole ledger: long work, as jobs.",
     "policies": "From a draft to an active revision.",
-    "operations": "Workers, capacity, scans, health.",
+    "operations": "Workers, quotas and capacity, scans, webhooks, health.",
     "jobs": "Long work: exports, checks.",
     "worker": "What a worker does: policies in, ledger batches out, erasures done.",
 }

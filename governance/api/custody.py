@@ -12,6 +12,7 @@ from fastapi import Path, Query
 
 from kvcustody.audit import queries
 from kvcustody.audit.coverage import coverage
+from kvcustody.audit.live import live_residencies
 from kvcustody.audit.pseudonyms import names_of
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import LARGE, Limit, Tenant
@@ -22,6 +23,7 @@ from kvcustody.governance.api.models.custody import (
     Denials,
     Findings,
     Gaps,
+    LiveResidencies,
     Residencies,
     Totals,
     facts,
@@ -51,6 +53,7 @@ def add_custody(api: Api) -> None:
         answers=Residencies,
         problems=paged,
     )
+    api.add(_read("listLive", path="/v1/custody/live"), held_now, answers=LiveResidencies, problems=paged)
     api.add(_read("listTotals", path="/v1/custody/totals"), totals, answers=Totals, problems=paged)
     api.add(
         _read("getCoverage", path="/v1/custody/coverage"),
@@ -82,6 +85,24 @@ def residencies(
         found = queries.custody_of(connection, mine, names) if names else ()
     question = Question("listResidencies", caller.name, {"tenant": mine, "subject": subject})
     return page(service, question, facts(found), cursor, limit)
+
+
+def held_now(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
+    mine = caller.tenant_of(READ, tenant)
+    question = Question("listLive", caller.name, {"tenant": mine})
+    position = service.cursors.read(question, cursor)
+    after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
+    now_us = service.clock.utc_us()
+    with service.reading(mine) as connection:
+        found = live_residencies(connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1)
+    following = None
+    if len(found) > limit:
+        last = found[limit - 1]
+        following = service.cursors.write(question, [last.opened_us, last.incarnation, last.residency])
+    return {"items": facts(found[:limit]), "next": following, "now_us": now_us}
 
 
 def totals(

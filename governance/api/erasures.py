@@ -1,7 +1,8 @@
-"""Operations on erasures: ask for one, watch it over all workers.
+"""Operations on erasures: ask for one, watch it over all workers, take its certificate.
 
 Z1 A tenant's administrator erases that tenant's custody alone; the tenant comes from the credential.
 Z2 A request is durable in the ledger before it is answered; workers find it there.
+Z3 The certificate of an erasure is for those who may certify its tenant; so is the opening, which names the selector.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import uuid
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import Path
+import orjson
+from fastapi import Path, Response
 
 from kvcustody.audit import erasures as ledger
 from kvcustody.audit.erasures import Requested
@@ -18,19 +20,30 @@ from kvcustody.errors import LedgerError
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.custody import facts
-from kvcustody.governance.api.models.erasures import Erasure, ErasureRequest, Erasures, ErasureStatus
+from kvcustody.governance.api.models.erasures import (
+    Certificate,
+    Erasure,
+    ErasureRequest,
+    Erasures,
+    ErasureStatus,
+    OpeningModel,
+)
 from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.api.pages import page
 from kvcustody.governance.erasure_run import request_event
 from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.selector import Selector, check_selector
+from kvcustody.governance.service.caller import Caller
+from kvcustody.governance.service.certificates import certificate, opening
 from kvcustody.governance.service.cursor import Question
 from kvcustody.governance.service.problems import not_found
 from kvcustody.governance.service.roles import Action, Reach
+from kvcustody.governance.service.service import Service
 
 READ = Action.READ_CUSTODY
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
 _read = partial(Operation, method="GET", action=READ, tag="erasures", recorded=True)
+_certify = partial(Operation, method="GET", action=Action.CERTIFY, tag="erasures", recorded=True)
 
 
 def add_erasures(api: Api) -> None:
@@ -45,6 +58,14 @@ def add_erasures(api: Api) -> None:
         answers=ErasureStatus,
         problems=("not-found",),
     )
+    one = "/v1/erasures/{erasure}"
+    missing = ("not-found", "conflict")
+    made = _certify("getCertificate", path=f"{one}/certificate")
+    api.add(made, certificate_of, answers=Certificate, problems=missing)
+    page_ = _certify("getCertificatePage", path=f"{one}/certificate.html")
+    api.add(page_, certificate_page, media="text/html", problems=(*missing, "not-acceptable"))
+    opens = _certify("getOpening", path=f"{one}/opening")
+    api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
 
 
 def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
@@ -98,6 +119,37 @@ def erasure_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str
         "unreachable": list(found.unreachable),
     }
     return _shown(found.request) | standing | {"answers": facts(found.answers)}
+
+
+def certificate_of(caller: Asking, service: Serving, erasure: ErasureId) -> Response:
+    """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
+    _certified(caller, service, erasure)
+    return Response(orjson.dumps(certificate(service, erasure)), media_type="application/json")
+
+
+def certificate_page(caller: Asking, service: Serving, erasure: ErasureId) -> Response:
+    """The certificate as one page for people, which prints."""
+    _certified(caller, service, erasure)
+    made = service.documents.certificate(certificate(service, erasure))
+    return Response(made, media_type="text/html; charset=utf-8")
+
+
+def opening_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str, Any]:
+    """What opens the commitment of an erasure's certificate: it names the selector; keep it from others."""
+    _certified(caller, service, erasure)
+    return opening(service, erasure)._asdict()
+
+
+def _certified(caller: Caller, service: Service, erasure: str) -> None:
+    """Raise `not-found` unless the erasure is there and its tenant is one that the caller certifies (Z3)."""
+    tenant = caller.tenant if caller.reach(Action.CERTIFY) is Reach.OWN else None
+    with service.reading(tenant) as connection:
+        try:
+            found = ledger.request(connection, erasure)
+        except LedgerError:
+            raise not_found() from None
+    if caller.reach(Action.CERTIFY) is Reach.OWN and found.tenant != caller.tenant:
+        raise not_found()
 
 
 def _shown(found: Requested) -> dict[str, Any]:

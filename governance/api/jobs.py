@@ -1,4 +1,4 @@
-"""Operations on jobs: exports of the ledger, their progress, their end, their files.
+"""Operations on jobs: exports of the ledger; the progress of every job, its end, its files.
 
 J1 A job is its principal's own. What an export holds is what its principal may see.
 J2 That something was taken out of the ledger is on record before it is (class A), whoever does it.
@@ -26,25 +26,27 @@ from kvcustody.governance.api.models.jobs import ExportRequest, Jobs
 from kvcustody.governance.api.models.jobs import Job as JobModel
 from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.service.cursor import Question
-from kvcustody.governance.service.jobs import Job, Progress
+from kvcustody.governance.service.jobs import Progress, shown
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action
 
 READ = Action.READ_CUSTODY
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
 FileName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$", examples=["export.tar"])]
-_mine = partial(Operation, action=READ, tag="jobs")
+_mine = partial(
+    Operation, action=READ, tag="jobs", also=(Action.READ_OPERATIONS,)
+)  # a job is its principal's own
 
 
 def add_jobs(api: Api) -> None:
     """Declare the operations."""
-    exporting = _mine("exportLedger", "POST", "/v1/exports", keyed=True)
+    exporting = Operation("exportLedger", "POST", "/v1/exports", READ, "jobs", keyed=True)
     api.add(exporting, export, answers=JobModel, status=202, problems=("not-found",))
     api.add(_mine("listJobs", "GET", "/v1/jobs"), jobs, answers=Jobs, problems=("cursor-invalid",))
     api.add(_mine("getJob", "GET", "/v1/jobs/{job}"), job_of, answers=JobModel, problems=("not-found",))
     cancelling = _mine("cancelJob", "POST", "/v1/jobs/{job}/cancel", keyed=True)
     api.add(cancelling, cancel, answers=JobModel, problems=("not-found",))
-    reading = _mine("getJobFile", "GET", "/v1/jobs/{job}/files/{name}")
+    reading = Operation("getJobFile", "GET", "/v1/jobs/{job}/files/{name}", READ, "jobs")
     api.add(reading, file_of, media="application/octet-stream", problems=("not-found",))
 
 
@@ -74,7 +76,7 @@ def export(caller: Asking, service: Serving, what: ExportRequest) -> dict[str, A
         return {"leaves": made.leaves, "checkpoint": made.root.size, "files": [packed]}
 
     parameters = what.model_dump(exclude_none=True)
-    return _shown(
+    return shown(
         service.jobs.start("export", work, principal=caller.name, tenant=mine, parameters=parameters)
     )
 
@@ -89,17 +91,17 @@ def jobs(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit =
     if len(found) > limit:
         last = found[limit - 1]
         following = service.cursors.write(question, [last.created_us, last.job])
-    return {"items": [_shown(item) for item in found[:limit]], "next": following}
+    return {"items": [shown(item) for item in found[:limit]], "next": following}
 
 
 def job_of(caller: Asking, service: Serving, job: JobId) -> dict[str, Any]:
     """One of your jobs."""
-    return _shown(service.jobs.get(job, principal=caller.name))
+    return shown(service.jobs.get(job, principal=caller.name))
 
 
 def cancel(caller: Asking, service: Serving, job: JobId) -> dict[str, Any]:
     """Ask one of your jobs to stop; what it made is removed."""
-    return _shown(service.jobs.cancel(job, principal=caller.name))
+    return shown(service.jobs.cancel(job, principal=caller.name))
 
 
 def file_of(caller: Asking, service: Serving, job: JobId, name: FileName) -> Response:
@@ -107,12 +109,6 @@ def file_of(caller: Asking, service: Serving, job: JobId, name: FileName) -> Res
     path = service.jobs.file(job, name, principal=caller.name)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return FileResponse(path, media_type="application/octet-stream", headers=headers)
-
-
-def _shown(job: Job) -> dict[str, Any]:
-    shown = job._asdict()
-    del shown["principal"]
-    return shown
 
 
 def _pack(folder: FilePath) -> dict[str, Any]:

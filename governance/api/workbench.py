@@ -1,8 +1,12 @@
-"""Operations of the policy workbench: validate, lint, test, diff, prove, explain. They change and keep nothing."""
+"""Operations of the policy workbench: validate, lint, test, diff, prove, simulate, explain.
+
+They change and keep nothing.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -15,9 +19,12 @@ from kvcustody.governance.api.models.policies import (
     PolicyPair,
     PolicyQuestion,
     PolicySource,
+    Simulated,
+    SimulationRequest,
     Validation,
 )
 from kvcustody.governance.api.operation import Operation
+from kvcustody.governance.recorded import recorded_denials, recorded_requests
 from kvcustody.governance.release import gates
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action
@@ -35,6 +42,7 @@ from kvcustody.policies.workbench.lint import lint
 from kvcustody.policies.workbench.prove import prove
 from kvcustody.policies.workbench.request import Request
 from kvcustody.policies.workbench.run_cases import run_cases
+from kvcustody.policies.workbench.simulate import simulate
 from kvcustody.policies.workbench.validate import validate
 
 NAME = "policy"
@@ -48,6 +56,8 @@ def add_workbench(api: Api) -> None:
     api.add(_work("testPolicy", path="/v1/policies:test"), tested, answers=Answer)
     api.add(_work("diffPolicy", path="/v1/policies:diff"), compared, answers=Answer, problems=("conflict",))
     api.add(_work("provePolicy", path="/v1/policies:prove"), proved, answers=Answer)
+    simulating = _work("simulatePolicy", path="/v1/policies:simulate")
+    api.add(simulating, simulated, answers=Simulated, problems=("conflict",))
     api.add(
         _work("explainDecision", path="/v1/decisions:explain"),
         explained,
@@ -87,6 +97,21 @@ def compared(service: Serving, what: PolicyPair) -> Response:
 def proved(what: PolicySource) -> Response:
     """Prove isolation over the whole finite domain of a document, or show the request that breaks it."""
     return _answer(prove(_table(what.source, what.revoked)).data())
+
+
+def simulated(service: Serving, what: SimulationRequest) -> dict[str, Any]:
+    """Decide recorded requests again under a document: what each tenant would lose, and why; exact for what was hit."""
+    new = _table(what.source, what.revoked)
+    old = _active(service) if what.old is None else _table(what.old, what.revoked)
+    with service.reading() as connection, service.reading() as other:
+        asked = recorded_requests(connection, since_us=what.since, revision=what.revision)
+        some = list(islice(asked, what.requests_max + 1))
+        found = simulate(old, new, some[: what.requests_max], recorded_denials(other))
+    return {
+        "tenants": [change.data(what.block_tokens) for change in found.tenants],
+        "unknown_levels": found.unknown_levels,
+        "complete": len(some) <= what.requests_max,
+    }
 
 
 def explained(service: Serving, what: PolicyQuestion) -> Response:

@@ -201,6 +201,13 @@ class Jobs:
             connection.execute(update(service_jobs).where(unfinished).values(**values))
 
 
+def shown(job: Job) -> dict[str, Any]:
+    """A job as its principal is shown it."""
+    facts = job._asdict()
+    del facts["principal"]
+    return facts
+
+
 def _job(row: Row[Any]) -> Job:
     values = {name: getattr(row, name) for name in Job._fields}
     values["parameters"] = orjson.loads(values["parameters"])

@@ -27,9 +27,11 @@ from kvcustody.governance.service.answers import Answers
 from kvcustody.governance.service.api_key import KeyHasher
 from kvcustody.governance.service.authenticator import Authenticator
 from kvcustody.governance.service.cursor import Cursors
+from kvcustody.governance.service.documents import Documents, PlainDocuments
 from kvcustody.governance.service.fleet import Fleet
 from kvcustody.governance.service.ingest import Ingest
 from kvcustody.governance.service.jobs import Jobs
+from kvcustody.governance.service.ledger_scan import LedgerScans
 from kvcustody.governance.service.measuring import Measuring
 from kvcustody.governance.service.policy_desk import PolicyDesk
 from kvcustody.governance.service.principals import Principals
@@ -38,6 +40,7 @@ from kvcustody.governance.service.rate import Rates
 from kvcustody.governance.service.secret import open_secret
 from kvcustody.governance.service.sessions import Sessions
 from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.governance.service.sinks import Sinks
 from kvcustody.governance.service.turns import take_turns
 from kvcustody.governance.service.web_token import WebTokens
 from kvcustody.migrations.upgrade import upgrade
@@ -51,8 +54,11 @@ _PATIENCE_SECONDS = 20.0
 class Service:
     """An open control plane. Use it as a context manager; `open_service` builds it."""
 
-    def __init__(self, settings: ServiceSettings, clock: Clock, stack: ExitStack) -> None:
+    def __init__(
+        self, settings: ServiceSettings, clock: Clock, stack: ExitStack, documents: Documents
+    ) -> None:
         self.settings = settings
+        self.documents = documents
         self.clock = clock
         self.changes = 0  # goes up with whatever workers wait for
         self.stopping = threading.Event()  # long answers end when this is set
@@ -92,6 +98,9 @@ class Service:
         self.measuring = Measuring(self)
         self.jobs = Jobs(self.engine, clock, folder / "jobs", owner=settings.name)
         stack.callback(self.jobs.close)
+        self.scans = LedgerScans(self)
+        self.sinks = Sinks(self.reader, settings.webhooks, folder / "sinks", clock, self.record)
+        stack.callback(self.sinks.close)
         _log.info("service open", service=settings.name, ledger=self.engine.dialect.name)
 
     def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
@@ -161,10 +170,15 @@ class Service:
         self.close()
 
 
-def open_service(settings: ServiceSettings, *, clock: Clock | None = None) -> Service:
-    """Open a control plane: migrate its ledger, then everything else. Raises a `CustodyError` that says what failed."""
+def open_service(
+    settings: ServiceSettings, *, clock: Clock | None = None, documents: Documents | None = None
+) -> Service:
+    """Open a control plane: migrate its ledger, then everything else. Raises a `CustodyError` that says what failed.
+
+    `documents` renders reports and certificates for people; without it there is JSON alone.
+    """
     with ExitStack() as stack:
-        service = Service(settings, clock or SystemClock(), stack)
+        service = Service(settings, clock or SystemClock(), stack, documents or PlainDocuments())
         service._stack = stack.pop_all()
         return service
 

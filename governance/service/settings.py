@@ -55,6 +55,17 @@ class Issuer(BaseModel):
         return value
 
 
+class Webhook(BaseModel):
+    """Where the service pushes every leaf to, signed as Standard Webhooks says (HMAC-SHA-256)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+    url: Annotated[str, Field(min_length=1, max_length=1024)]  # https, or http on loopback
+    key_path: Path  # 0600, at least 24 bytes
+    shape: Literal["ocsf", "cloudevents", "leaf"] = "cloudevents"
+
+
 class ServiceSettings(BaseSettings):
     """The settings of one service process; build it with `load_service_settings`."""
 
@@ -105,6 +116,9 @@ class ServiceSettings(BaseSettings):
     )
     issuers: tuple[Issuer, ...] = Field(
         (), description="OpenID Connect issuers; in a file, or as JSON in the variable."
+    )
+    webhooks: tuple[Webhook, ...] = Field(
+        (), description="Where every leaf is pushed to; in a file, or as JSON in the variable."
     )
     requests_per_second: float = Field(
         50.0, gt=0, le=1e6, description="Requests a second that one principal may make for long."
@@ -164,6 +178,8 @@ class ServiceSettings(BaseSettings):
         names = [issuer.name for issuer in self.issuers] + [issuer.issuer for issuer in self.issuers]
         if len(set(names)) != len(names):
             raise ValueError("issuers: two are alike")
+        if len({webhook.name for webhook in self.webhooks}) != len(self.webhooks):
+            raise ValueError("webhooks: two have one name")
         return self
 
     @property

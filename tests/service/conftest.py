@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.service.roles import OF_TENANTS, Role
 from kvcustody.governance.service.service import Service, open_service
@@ -89,7 +90,7 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     made: list[Service] = []
 
     def make(**explicit: Any) -> Service:
-        made.append(open_service(settings_in(tmp_path, **explicit)))
+        made.append(open_service(settings_in(tmp_path, **explicit), documents=ConsoleDocuments()))
         return made[-1]
 
     yield make
@@ -99,7 +100,9 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with open_service(settings_in(tmp_path_factory.mktemp("service"))) as opened:
+    with open_service(
+        settings_in(tmp_path_factory.mktemp("service")), documents=ConsoleDocuments()
+    ) as opened:
         yield opened
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,10 @@ QUESTION = {"reader": "acme", "classification": "internal"}
 STEP = {"record": "{}"}
 POLICY_READERS = "auditor author approver"
 POLICY_STEPPERS = "auditor author approver operator break-glass"
+OPERATORS = "auditor operator"
+CERTIFIERS = {"own": "tenant-admin", "every": "dpo"}
 READERS = {"own": "tenant-viewer tenant-admin", "every": "dpo auditor"}
+JOBS = {"own": READERS["own"], "every": "dpo auditor operator"}
 SELF = {"every": " ".join(role.value for role in Role if role is not Role.BOOTSTRAP)}
 
 
@@ -63,6 +67,7 @@ ROWS = {
     ),
     "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
     "listResidencies": Row("/v1/custody/residencies?tenant={tenant}&subject=user-1", **READERS),
+    "listLive": Row("/v1/custody/live?tenant={tenant}", **READERS),
     "listTotals": Row("/v1/custody/totals?tenant={tenant}", **READERS),
     "getCoverage": Row("/v1/custody/coverage?tenant={tenant}", **READERS),
     "listDenials": Row("/v1/custody/denials?tenant={tenant}", **READERS),
@@ -70,6 +75,7 @@ ROWS = {
     "listFindings": Row("/v1/orphans/findings?tenant={tenant}", **READERS),
     "getBlockHistory": Row("/v1/custody/blocks/{incarnation}/0/{generation}", **READERS, absent=404),
     "listEvents": Row("/v1/audit/events?tenant={tenant}", **READERS),
+    "streamEvents": Row("/v1/audit/stream?tenant={tenant}", **READERS),
     "listLogs": Row("/v1/audit/logs?tenant={tenant}", **READERS),
     "getLatestCheckpoint": Row("/v1/audit/checkpoints/latest", **READERS),
     "getCheckpoint": Row("/v1/audit/checkpoints/1", **READERS),
@@ -88,6 +94,9 @@ ROWS = {
     "testPolicy": Row("/v1/policies:test", every="author approver", body={"source": POLICY, "cases": CASES}),
     "diffPolicy": Row("/v1/policies:diff", every="author approver", body={"source": POLICY, "old": POLICY}),
     "provePolicy": Row("/v1/policies:prove", every="author approver", body={"source": POLICY}),
+    "simulatePolicy": Row(
+        "/v1/policies:simulate", every="author approver", body={"source": POLICY, "old": POLICY}
+    ),
     "explainDecision": Row(
         "/v1/decisions:explain", every="author approver", body=QUESTION | {"source": POLICY}
     ),
@@ -107,10 +116,30 @@ ROWS = {
     ),
     "listErasures": Row("/v1/erasures?tenant={tenant}", **READERS),
     "getErasure": Row("/v1/erasures/{erasure}", **READERS, absent=404),
+    "getCertificate": Row("/v1/erasures/{erasure}/certificate", **CERTIFIERS, absent=404),
+    "getCertificatePage": Row("/v1/erasures/{erasure}/certificate.html", **CERTIFIERS, absent=404),
+    "getOpening": Row("/v1/erasures/{erasure}/opening", **CERTIFIERS, absent=404),
+    "makeReport": Row(
+        "/v1/reports",
+        **READERS,
+        body={"framework": "soc2", "tenant": "{tenant}", "formats": ["json"]},
+        ok=202,
+    ),
+    "listFrameworks": Row("/v1/reports/frameworks", **READERS),
+    "checkLedger": Row("/v1/checks", **READERS, body={}, ok=202, own_refused=403),
+    "startScan": Row("/v1/orphans/scans", every="operator", ok=202),
+    "listScans": Row("/v1/orphans/scans", every=OPERATORS),
+    "getScan": Row("/v1/orphans/scans/{scan}", every=OPERATORS),
+    "listQuotas": Row("/v1/quotas", every=OPERATORS),
+    "getCapacity": Row("/v1/capacity", every=OPERATORS),
+    "listSinks": Row("/v1/sinks", every=OPERATORS),
+    "detachSink": Row("/v1/sinks/none/detach", every="operator", body={}, ok=404),
+    "attachSink": Row("/v1/sinks/none/attach", every="operator", body={}, ok=404),
+    "retrySink": Row("/v1/sinks/none/retry", every="operator", body={}, ok=404),
     "exportLedger": Row("/v1/exports", **READERS, body={"tenant": "{tenant}"}, ok=202),
-    "listJobs": Row("/v1/jobs", **READERS),
-    "getJob": Row("/v1/jobs/{job}", **READERS, of_caller=True),
-    "cancelJob": Row("/v1/jobs/{job}/cancel", **READERS, of_caller=True),
+    "listJobs": Row("/v1/jobs", **JOBS),
+    "getJob": Row("/v1/jobs/{job}", **JOBS, of_caller=True),
+    "cancelJob": Row("/v1/jobs/{job}/cancel", **JOBS, of_caller=True),
     "getJobFile": Row("/v1/jobs/{job}/files/export.tar", **READERS, of_caller=True),
     "listWorkers": Row("/v1/workers", every="auditor operator"),
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
@@ -194,7 +223,13 @@ def world(service, client, people, operations) -> World:
             "incarnation": worker.incarnation,
             "generation": generations.get(tenant, "77"),
         }
-        names[about] |= {"job": "0" * 32, "key": "0" * 12, "life": "0" * 32, "erasure": "absent"}
+        names[about] |= {
+            "scan": f"{'0' * 32}/1",
+            "job": "0" * 32,
+            "key": "0" * 12,
+            "life": "0" * 32,
+            "erasure": "absent",
+        }
         if tenant in generations:
             asked = client(
                 "POST", "/v1/erasures", people["dpo"], json={"tenant": tenant, "subject": "user-1"}
@@ -208,6 +243,8 @@ def world(service, client, people, operations) -> World:
             mine["key"] = service.principals.issue_key(who, days=1, by="test").prefix
         if who in ("dpo", "auditor", *TENANT_PEOPLE):
             mine["job"] = client("POST", "/v1/exports", people[who], json={}).json()["job"]
+        elif who == "operator":
+            mine["job"] = client("POST", "/v1/orphans/scans", people[who]).json()["job"]
         names[f"of:{who}"] = mine
     deadline = service.clock.now_us() + 20_000_000
     while service.clock.now_us() < deadline:
@@ -218,8 +255,17 @@ def world(service, client, people, operations) -> World:
         if all(job["state"] == "finished" for job in jobs):
             break
     assert [job["state"] for job in jobs] == ["finished"] * 3, jobs
+    names["own"]["scan"] = _scanned(client, people, names["of:operator"]["job"])
     methods = {name: operation["method"] for name, operation in operations.items()}
     return World(client, names, methods, people.keys, [0])
+
+
+def _scanned(client: Any, people: Any, job: str) -> str:
+    """The place of the operator's scan, once its job is done and certificates have a checkpoint to stand on."""
+    while (found := client("GET", f"/v1/jobs/{job}", people["operator"]).json())["state"] != "finished":
+        assert found["state"] in ("waiting", "running"), found
+        time.sleep(0.02)
+    return f"{found['result']['incarnation']}/{found['result']['scan']}"
 
 
 def test_every_operation_has_a_row(operations) -> None:

@@ -88,3 +88,19 @@ class Consistency(Model):
     old_size: Whole
     size: Whole
     path: list[str]
+
+
+class StreamPage(Model):
+    """Leaves in the order of their commits, in the shape that was asked for; `next` goes on where this page ends."""
+
+    model_config = example(
+        {
+            "items": [{"log": "tenant/acme", "idx": 7, "event": _EVENT["leaf"]}],
+            "next": "bmV4dA",
+            "more": False,
+        }
+    )
+
+    items: list[dict[str, Any]]
+    next: str
+    more: bool

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from kvcustody.audit import queries
 from kvcustody.audit.coverage import CoverageRow
+from kvcustody.audit.live import Live
 from kvcustody.governance.api.models.shown import page_of, shown
 
 Residency = shown(
@@ -30,12 +31,34 @@ Residency = shown(
     },
 )
 Residencies = page_of(Residency, "Residencies")
+LiveResidency = shown(
+    Live,
+    "LiveResidency",
+    {
+        "incarnation": "ab" * 16,
+        "residency": 17,
+        "tenant": "acme",
+        "classification": "internal",
+        "subject": "p-3f1a",
+        "opened_us": 1_780_000_000_000_000,
+        "running": True,
+        "until_us": 1_780_028_800_000_000,
+    },
+)
 Totals = page_of(shown(queries.TenantTotals), "Totals")
 Denials = page_of(shown(queries.Denials, "Denial"), "Denials")
 Gaps = page_of(shown(queries.Gap), "Gaps")
 Findings = page_of(shown(queries.Finding), "Findings")
 BlockHistory = page_of(shown(queries.BlockEvent), "BlockHistory")
 CoverageRows = shown(CoverageRow)
+
+
+class LiveResidencies(BaseModel):
+    """A page of what is held at `now_us`, oldest first."""
+
+    items: list[LiveResidency]  # type: ignore[valid-type]
+    next: str | None
+    now_us: int
 
 
 class CoverageAnswer(BaseModel):

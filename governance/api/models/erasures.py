@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -70,3 +70,38 @@ class Erasures(Model):
 
     items: list[Erasure]
     next: str | None
+
+
+class CertificateSignature(Model):
+    """Whose signature it is: an Ed25519 key of the ledger; `data` is base64."""
+
+    name: str
+    key_id: str
+    data: str
+
+
+class Certificate(Model):
+    """A certificate as `kvcustody erasure verify` checks it: the body, and one signature over its canonical bytes."""
+
+    model_config = example(
+        {
+            "body": {
+                "schema": "kvcustody/erasure-certificate@1",
+                "erasure": "4f1c0e…",
+                "outcome": "complete",
+            },
+            "signature": {"name": "kvcustody.example/ledger", "key_id": "0a1b2c3d", "data": "…"},
+        }
+    )
+
+    body: dict[str, Any]
+    signature: CertificateSignature
+
+
+class OpeningModel(Model):
+    """What opens the commitment: the salt in hexadecimal, and the selector's text."""
+
+    model_config = example({"salt": "ab" * 32, "selector": '{"tenant":"acme","subject":"user-17"}'})
+
+    salt: str
+    selector: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,6 +42,27 @@ class PolicyPair(Model):
     source: Source
     old: Source | None = None
     revoked: Ids = Field(default_factory=list)
+
+
+class SimulationRequest(PolicyPair):
+    """Which recorded requests to decide again, and under what; without `old`, against the active revision."""
+
+    model_config = example({"source": SOURCE, "old": SOURCE})
+
+    since: Annotated[int | None, Field(strict=True, ge=0, lt=LARGE)] = None
+    revision: Annotated[int | None, Field(strict=True, ge=1, lt=1 << 31)] = None
+    requests_max: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 20_000
+    block_tokens: Annotated[int, Field(strict=True, ge=1, le=4096)] = 16
+
+
+class Simulated(Model):
+    """What would change, by tenant, most lost blocks first; `complete`: no recorded request was left out."""
+
+    model_config = example({"tenants": [], "unknown_levels": 0, "complete": True})
+
+    tenants: list[dict[str, Any]]
+    unknown_levels: Whole
+    complete: bool
 
 
 class PolicyQuestion(Model):

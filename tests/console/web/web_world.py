@@ -28,6 +28,7 @@ from kvcustody.audit.events import (
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.runs import gather
 from kvcustody.audit.signing import create_signing_key
+from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.web.app import Console
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.server import serve
@@ -73,7 +74,7 @@ class World:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.url = f"http://{self.address}"
-        self.service: Service = open_service(self._settings())
+        self.service: Service = open_service(self._settings(), documents=ConsoleDocuments())
         self.keys = Keys(self.service)
         self.worker = FakeWorker(self.service, "worker")
         self.worker.day()

@@ -1,0 +1,27 @@
+"""What the console renders for the service: reports in every format, certificates as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from kvcustody.audit.report.contents import Report
+from kvcustody.console.erasure.page import render
+from kvcustody.console.report.document import FORMATS, render_all
+
+
+class ConsoleDocuments:
+    """Renders by the same code as `kvcustody report make` and `kvcustody erasure certificate`."""
+
+    def formats(self) -> tuple[str, ...]:
+        """The formats that this installation can write: PDF needs an extra."""
+        return tuple(name for name in FORMATS if name != "pdf" or find_spec("reportlab") is not None)
+
+    def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
+        """The files of a report by name."""
+        return render_all(report, formats)
+
+    def certificate(self, document: dict[str, Any]) -> bytes:
+        """The page of an erasure's certificate."""
+        return render(document).encode()

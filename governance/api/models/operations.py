@@ -1,0 +1,110 @@
+"""Operations as the API shows them: quotas, capacity, sinks, scans."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from kvcustody.audit.queries import Finding
+from kvcustody.audit.scans import Scan
+from kvcustody.audit.siem.pump import PumpStatus
+from kvcustody.governance.api.models.base import Model, Whole, example
+from kvcustody.governance.api.models.shown import page_of, shown
+
+_LIFE = "ab" * 16
+_SCAN = {
+    "incarnation": _LIFE, "scan": 3, "worker": "gpu-0", "mode": "full", "started_us": 1_780_000_000_000_000,
+    "ended_us": 1_780_000_000_250_000, "residencies": 812, "blocks": 65_536, "findings": 1,
+}  # fmt: skip
+_FINDING = {
+    "orphan": "lost finish", "cause": "no sequence for 5 minutes", "tenant": "acme", "age_us": 300_000_000,
+    "blocks": 12, "action": "released", "outcome": "recovered", "at_us": 1_780_000_000_000_000,
+}  # fmt: skip
+_SINK = {
+    "name": "siem", "attached": True, "delivered": 4096, "dead": 0, "failures": 0, "problem": "",
+}  # fmt: skip
+_QUOTA = {"tenant": "acme", "group": "acme-family", "guaranteed": "20%", "cap": "60%", "held_blocks": 4096}
+_CAPACITY = {
+    "worker": "gpu-0", "incarnation": _LIFE, "silent": False, "blocks": 65_536, "bytes_per_block": 2_097_152,
+    "by_state": {"clean": 61_000, "active": 4_536},
+}  # fmt: skip
+
+ScanRow = shown(Scan, "Scan", _SCAN)
+Scans = page_of(ScanRow, "Scans")
+Found = shown(Finding, "ScanFinding", _FINDING)
+Sink = shown(PumpStatus, "Sink", _SINK)
+
+
+class ScanDetail(Model):
+    """One scan with what it found."""
+
+    model_config = example({"scan": _SCAN, "findings": [_FINDING]})
+
+    scan: ScanRow  # type: ignore[valid-type]
+    findings: list[Found]  # type: ignore[valid-type]
+
+
+class SinkPage(Model):
+    """Every sink that the settings name."""
+
+    model_config = example({"items": [_SINK], "next": None})
+
+    items: list[Sink]  # type: ignore[valid-type]
+    next: str | None
+
+
+class SinkReason(Model):
+    """Why a sink is changed: it is put on record."""
+
+    model_config = example({"reason": "the collector is down"})
+
+    reason: Annotated[str, Field(max_length=200)] = ""
+
+
+class Quota(Model):
+    """A tenant's shares of a worker's blocks by the active policy, and what it holds on all workers together.
+
+    `guaranteed` and `cap` are null for a tenant that the policy does not name, and where none is active.
+    """
+
+    model_config = example(_QUOTA)
+
+    tenant: str
+    group: str | None
+    guaranteed: str | None
+    cap: str | None
+    held_blocks: Whole
+
+
+class Quotas(Model):
+    """A page of quotas, by the tenant's name."""
+
+    model_config = example({"items": [_QUOTA], "next": None, "revision": 3})
+
+    items: list[Quota]
+    next: str | None
+    revision: Whole
+
+
+class WorkerCapacity(Model):
+    """A running worker's blocks, as it last said; 0 where it has said nothing."""
+
+    model_config = example(_CAPACITY)
+
+    worker: str
+    incarnation: str
+    silent: bool
+    blocks: Whole
+    bytes_per_block: Whole
+    by_state: dict[str, Any]
+
+
+class Capacity(Model):
+    """A page of running workers, and the blocks of all of them."""
+
+    model_config = example({"items": [_CAPACITY], "next": None, "blocks": 65_536})
+
+    items: list[WorkerCapacity]
+    next: str | None
+    blocks: Whole

@@ -1,0 +1,57 @@
+"""Certificates of erasures as the service issues them: on the ledger as it stands, under the ledger's own key.
+
+Z1 Only the process that signs the ledger's checkpoints issues certificates.
+Z2 The salt is derived from the erasure, so that a certificate that is issued again has the same commitment, and the
+   opening fits both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcustody.audit import erasures as ledger
+from kvcustody.audit.certificate import Opening, issue
+from kvcustody.audit.erasures import Names, Requested
+from kvcustody.audit.proofs import ProofError
+from kvcustody.audit.signing import SigningKey, read_signing_key
+from kvcustody.governance.selector import Selector, selector_from
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.secret import keyed_digest
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+
+def certificate(service: Service, erasure: str) -> dict[str, Any]:
+    """The certificate of an erasure that is there; `unavailable` until a signed checkpoint covers its leaves."""
+    key, opens = _signing_key(service), opening(service, erasure)
+    with service.reading() as connection:
+        try:
+            return issue(connection, erasure, key, opens, now_us=service.clock.utc_us())
+        except ProofError:
+            waits = "the newest leaves are not under a signed checkpoint yet; ask again in a few seconds"
+            raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
+
+
+def opening(service: Service, erasure: str) -> Opening:
+    """What opens the commitment of an erasure's certificate: it names the selector, and belongs to the requester."""
+    salt = keyed_digest(service.secret.key("certificate-salt"), erasure.encode())
+    with service.reading() as connection:
+        asked = ledger.request(connection, erasure)
+        return Opening(salt, _selector(asked, ledger.names(connection, asked)).text())
+
+
+def _signing_key(service: Service) -> SigningKey:
+    if service.signer is None:
+        raise ProblemError("conflict", "another process signs this ledger; it issues the certificates")
+    return read_signing_key(service.settings.signing_key_path)
+
+
+def _selector(asked: Requested, known: Names | None) -> Selector:
+    """What was asked for, people by name where their link is still there."""
+    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
+    return parts._replace(
+        tenant=asked.tenant,
+        subject=asked.subject if known is None else known.subject,
+        session=asked.session if known is None else known.session,
+    )

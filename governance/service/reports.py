@@ -1,0 +1,83 @@
+"""Evidence reports as jobs: asked for by whoever may see what is in them, made as of a signed checkpoint.
+
+J1 A report is of what its principal may see: one tenant's own, or all. That it is made is on record before it is.
+J2 It is made as of a signed checkpoint, so that it can be made again and compared by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.proofs import ProofError
+from kvcustody.audit.report.build import build_report, newest_checkpoint, period
+from kvcustody.audit.report.contents import Asked
+from kvcustody.governance.service.jobs import Job, Progress
+from kvcustody.governance.service.problems import not_found
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+_PARTS = 12  # about as many as a report says that it is at
+
+
+def asked_of(
+    service: Service,
+    framework: str,
+    tenant: str | None,
+    *,
+    since_us: int | None = None,
+    until_us: int | None = None,
+    as_of: int | None = None,
+    **more: Any,
+) -> Asked:
+    """What is asked for, its checkpoint and period fixed (J2); raises `not-found` where none is signed."""
+    with service.reading() as connection:
+        try:
+            size = (
+                newest_checkpoint(connection)
+                if as_of is None
+                else LedgerProofs(connection).checkpoint(as_of).size
+            )
+            bounds = period(connection, size, since_us, until_us)
+        except ProofError:
+            raise not_found() from None
+    return Asked(framework, size, *bounds, tenant=tenant, **more)
+
+
+def start_report(
+    service: Service, principal: str, asked: Asked, formats: Sequence[str], *, expects: str | None = None
+) -> Job:
+    """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result."""
+
+    def work(progress: Progress) -> dict[str, Any]:
+        done = 0
+
+        def tell(part: str) -> None:
+            nonlocal done
+            done = min(done + 1, _PARTS)
+            progress(done, _PARTS + 1)
+
+        with service.reading() as connection:
+            report = build_report(connection, asked, progress=tell)
+        files = service.documents.report(report, formats)
+        for name, data in files.items():
+            (progress.folder / name).write_bytes(data)
+        progress(_PARTS + 1, _PARTS + 1)
+        digest = report.digest()
+        return {
+            "files": [_file(name, data) for name, data in sorted(files.items())],
+            "checkpoint": asked.checkpoint,
+            "digest": digest,
+            "as_expected": None if expects is None else digest == expects,
+            "again": report.rerun(),
+        }
+
+    parameters = {"framework": asked.framework, "since_us": asked.since_us, "until_us": asked.until_us}
+    return service.jobs.start("report", work, principal=principal, tenant=asked.tenant, parameters=parameters)
+
+
+def _file(name: str, data: bytes) -> dict[str, Any]:
+    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
