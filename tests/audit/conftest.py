@@ -20,6 +20,7 @@ from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
     Event,
+    HoldsNarrowed,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
@@ -149,8 +150,11 @@ class Held(NamedTuple):
 class World:
     """A pool with residencies, holds, ceilings, evictions and scrubs; every act becomes an event."""
 
-    def __init__(self, seed: int, *, blocks: int = 48, shards: int = 2, tenants: int = 3) -> None:
+    def __init__(
+        self, seed: int, *, blocks: int = 48, shards: int = 2, tenants: int = 3, narrows: bool = False
+    ) -> None:
         self.random = random.Random(seed)
+        self.narrows = narrows
         self.now = 1_000_000
         self.shards = shards
         self.tenants = [f"tenant-{number}" for number in range(tenants)]
@@ -178,6 +182,8 @@ class World:
 
     def step(self) -> None:
         self.now += self.random.randrange(1, 400_000)
+        if self.narrows and self.random.random() < 0.1:
+            self.narrow(self.random.choice(self.tenants))
         chance = self.random.random()
         if chance < 0.4:
             self.enter()
@@ -265,6 +271,22 @@ class World:
                     WITHIN_US,
                     self.ceiling[block],
                 )
+            )
+
+    def narrow(self, tenant: str) -> None:
+        """Every hold of a tenant ends a second earlier than it would, and not before now."""
+        standing: dict[int, int] = {}
+        for block, held in self.held.items():
+            if held.tenant != tenant or block in self.dirty:
+                continue
+            for residency, until in self.holds[block].items():
+                if until > self.now:
+                    standing[residency] = max(self.now, until - 1_000_000)
+                    self.holds[block][residency] = standing[residency]
+        if standing:
+            rows = sorted(standing.items())
+            self.events.append(
+                HoldsNarrowed(self.now, tenant, 2, *(tuple(column) for column in zip(*rows, strict=True)))
             )
 
     def scrub(self) -> None:

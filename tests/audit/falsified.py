@@ -16,6 +16,7 @@ from kvcustody.audit.events import (
     Context,
     CustodyEnded,
     Event,
+    HoldsNarrowed,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
@@ -190,6 +191,53 @@ def dropped_allocation(events: list[Event], unit: Unit, chance: random.Random) -
     ]
 
 
+def _binding(events: list[Event], chance: random.Random) -> tuple[HoldsNarrowed, int] | None:
+    """A narrowing that alone says when some covered custody was due, and the place of that hold in it."""
+    covered = set(covered_units(events))
+    due: dict[int, set[Unit]] = {}
+    for e in events:
+        if isinstance(e, CustodyEnded) and e.due_us < e.ended_us:
+            due.setdefault(e.due_us, set()).update(covered.intersection(pairs(e.runs)))
+    acts = [e for e in events if isinstance(e, HoldsNarrowed)]
+    found = []
+    for at, act in enumerate(acts):
+        later = {one for other in acts[at + 1 :] if other.tenant == act.tenant for one in other.holds}
+        for place, (residency, until) in enumerate(zip(act.holds, act.until_us, strict=True)):
+            units = due.get(until)
+            if units and residency not in later and until > act.at_us and _uses(events, residency) & units:
+                found.append((act, place))
+    return chance.choice(found) if found else None
+
+
+def _uses(events: list[Event], residency: int) -> set[Unit]:
+    kinds = (ResidencyOpened, BlocksAttached, ResidencyReleased)
+    mine: list[Any] = [e for e in events if isinstance(e, kinds) and e.residency == residency]
+    lists = [getattr(e, key, ()) for e in mine for key in ("attached", "written", "runs")]
+    return {unit for runs in lists for unit in pairs(runs)}
+
+
+def dropped_narrowing(events: list[Event], unit: Unit, chance: random.Random) -> list[Event]:
+    bound = _binding(events, chance)
+    return events if bound is None else [e for e in events if e is not bound[0]]
+
+
+def altered_narrowing(events: list[Event], unit: Unit, chance: random.Random) -> list[Event]:
+    """The hold is said to last longer, or is left out, as if it had been over."""
+    bound = _binding(events, chance)
+    if bound is None:
+        return events
+    act, place = bound
+    longer = chance.randrange(1, 1000)
+    until = (*act.until_us[:place], act.until_us[place] + longer, *act.until_us[place + 1 :])
+    made = act._replace(until_us=until)
+    if chance.random() < 0.5:
+        made = act._replace(
+            holds=(*act.holds[:place], *act.holds[place + 1 :]),
+            until_us=(*act.until_us[:place], *act.until_us[place + 1 :]),
+        )
+    return [made if e is act else e for e in events]
+
+
 FORGERIES: dict[str, Forge] = {
     "dropped receipt": dropped_receipt,
     "dropped shard receipt": dropped_shard_receipt,
@@ -201,4 +249,6 @@ FORGERIES: dict[str, Forge] = {
     "extended deadline": extended_deadline,
     "dropped residency": dropped_residency,
     "dropped allocation": dropped_allocation,
+    "dropped narrowing": dropped_narrowing,
+    "altered narrowing": altered_narrowing,
 }

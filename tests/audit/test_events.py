@@ -21,6 +21,7 @@ from kvcustody.audit.events import (
     DecisionRecorded,
     Event,
     HitCounted,
+    HoldsNarrowed,
     KeyEvent,
     ReceiptRecorded,
     ResidencyOpened,
@@ -158,3 +159,14 @@ def test_cross_tenant_reuse_is_in_both_logs() -> None:
     assert logs_of(event._replace(owner="labs")) == ("tenant/labs",)
     assert logs_of(HitCounted(1, "acme", "acme", "reuse", "permit", "own", 1)) == ("tenant/acme",)
     assert logs_of(KeyEvent(1, None, "made", 1, "operator")) == ("system",)
+
+
+def test_a_long_list_of_holds_continues_over_leaves_pair_by_pair() -> None:
+    holds = tuple(range(1, 5_000))
+    until = tuple(10**12 + 7 * number for number in holds)
+    made = leaves(HoldsNarrowed(5, "acme", 3, holds, until), CONTEXT, 9)
+    assert [leaf.body["part"] for leaf in made] == [*range(1, len(made) + 1)] and len(made) > 10
+    assert all(6_000 < len(leaf.data) <= LEAF_BYTES_MAX for leaf in made[:-1])
+    rows = [row for leaf in made for row in zip(leaf.body["holds"], leaf.body["until_boot_us"], strict=True)]
+    assert rows == [*zip(holds, until, strict=True)]
+    assert {leaf.body["parts"] for leaf in made} == {len(made)}

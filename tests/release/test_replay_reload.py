@@ -91,6 +91,7 @@ def check(report: ReplayReport) -> None:
     assert found.failed == found.missing == found.unproven == found.overdue == 0 < found.due
     # The replay's clock runs at the machine's speed: a scrub is late where the machine was taken away meanwhile.
     assert found.in_time + found.late == found.due and found.late <= found.due // 10_000
+    assert found.disputed == 0, "leaves alone give the due times of what a reload narrowed, too"
 
 
 def test_reloads_under_replay_load_fail_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
