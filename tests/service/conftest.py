@@ -111,6 +111,26 @@ def people(service: Service) -> People:
     return People(service)
 
 
+class Few(People):
+    """As `People`, each enrolled when first asked for: a key costs its hash."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.keys = {}
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self.keys:
+            role, _, tenant = name.partition("@")
+            self.add(name, Role(role), tenant or None)
+        return self.keys[name]
+
+
+@pytest.fixture
+def make_people() -> Callable[[Service], People]:
+    """People of any service, in those roles that a test asks for."""
+    return Few
+
+
 @pytest.fixture
 def make_client() -> Iterator[Callable[..., Client]]:
     """A client of any service: `make_client(service)`."""

@@ -1,0 +1,190 @@
+"""What those who run a fleet see and do: scans that find what was planted, quotas, capacity, webhooks, live custody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from service_world import Worker, register, ship
+
+from kvcustody.audit.events import ResidencyOpened
+from kvcustody.audit.siem.sink import check_webhook
+from kvcustody.governance.service.settings import Webhook
+
+KEY = b"0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def worker(client, people) -> Worker:
+    made = Worker()
+    register(client, people["worker"], made)
+    ship(client, people["worker"], made, made.batch([made.started(), *made.request("acme", blocks=3)]))
+    return made
+
+
+def scanned(client: Any, people: Any) -> dict[str, Any]:
+    job = client("POST", "/v1/orphans/scans", people["operator"]).json()
+    while (found := client("GET", f"/v1/jobs/{job['job']}", people["operator"]).json())["ended_us"] is None:
+        time.sleep(0.01)
+    assert found["state"] == "finished", found
+    return found["result"]
+
+
+def test_a_scan_finds_a_hole_once(client, people, worker) -> None:
+    before = scanned(client, people)
+    worker.sequence += 2  # two events that no batch ever had
+    ship(client, people["worker"], worker, worker.batch(worker.request("acme")))
+    one, two = scanned(client, people), scanned(client, people)
+    assert (before["findings"], one["findings"], two["findings"]) == (0, 1, 0)
+    assert two["scan"] == one["scan"] + 1 == before["scan"] + 2
+    shown = client("GET", f"/v1/orphans/scans/{one['incarnation']}/{one['scan']}", people["auditor"]).json()
+    assert shown["scan"]["mode"] == "ledger" and shown["scan"]["findings"] == 1
+    [finding] = shown["findings"]
+    assert finding["orphan"] == "ledger gap" and worker.incarnation in finding["cause"]
+    listed = client("GET", "/v1/orphans/findings", people["auditor"]).json()["items"]
+    assert finding in listed
+    gone = client("GET", f"/v1/orphans/scans/{one['incarnation']}/99", people["auditor"])
+    assert gone.status_code == 404
+
+
+def test_scans_are_paged_newest_first(client, people, worker) -> None:
+    numbers = [scanned(client, people)["scan"] for _ in range(3)]
+    seen, cursor = [], ""
+    while True:
+        query = f"?limit=2&cursor={cursor}" if cursor else "?limit=2"
+        page = client("GET", f"/v1/orphans/scans{query}", people["operator"]).json()
+        assert len(page["items"]) <= 2
+        seen += [item["scan"] for item in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+    assert seen == sorted(seen, reverse=True) and seen[:3] == numbers[::-1] and len(seen) == len(set(seen))
+
+
+def test_capacity_is_what_workers_say_and_quotas_what_tenants_hold(client, people, worker) -> None:
+    said = {"blocks.total": 4096, "blocks.clean": 4000, "blocks.active": 96, "bytes_per_block": 8192}
+    client("PUT", f"{worker.path}/status", people["worker"], json={"status": said})
+    found = client("GET", "/v1/capacity", people["operator"]).json()
+    [mine] = [item for item in found["items"] if item["worker"] == "worker"]
+    assert mine["blocks"] == 4096 and mine["by_state"] == {"active": 96, "clean": 4000}
+    assert found["blocks"] == sum(item["blocks"] for item in found["items"])
+    before = _held(client, people)
+    opened = worker.request("acme", blocks=5)[0]
+    assert isinstance(opened, ResidencyOpened)
+    ship(client, people["worker"], worker, worker.batch([opened]))
+    assert _held(client, people) == before + 5
+
+
+def _held(client: Any, people: Any) -> int:
+    found = client("GET", "/v1/quotas?tenant=acme", people["operator"]).json()
+    [row] = found["items"]
+    assert row["cap"] is None and found["revision"] == 0, "no policy is active here"
+    return int(row["held_blocks"])
+
+
+def test_live_residencies_are_paged_without_hole_or_double(client, people, worker) -> None:
+    opened = [worker.request("acme")[0] for _ in range(5)]
+    ship(client, people["worker"], worker, worker.batch(opened))
+    whole = client("GET", "/v1/custody/live?tenant=acme&limit=1000", people["auditor"]).json()["items"]
+    assert len(whole) >= 5 and all(item["running"] and "user-1" not in item["subject"] for item in whole)
+    seen, cursor = [], ""
+    while cursor is not None:
+        query = f"&cursor={cursor}" if cursor else ""
+        path = f"/v1/custody/live?limit=2{query}"
+        page = client("GET", path, people["tenant-viewer@acme"]).json()
+        seen += page["items"]
+        cursor = page["next"]
+    assert seen == whole
+    none = client("GET", "/v1/custody/live", people["tenant-viewer@labs"]).json()["items"]
+    assert none == []
+
+
+class Receiver:
+    """Keeps what a webhook is sent; answers `status`."""
+
+    def __init__(self) -> None:
+        self.status, self.batches = 200, []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.batches.append((dict(self.headers), body))
+                self.send_response(receiver.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Be quiet."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def leaves(self) -> list[tuple[str, str]]:
+        return [(item["source"], item["id"]) for _, body in list(self.batches) for item in orjson.loads(body)]
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def _until(holds: Any) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.02)
+    raise AssertionError("never")
+
+
+def test_a_webhook_is_sent_every_leaf_detached_attached_and_given_its_dead_again(
+    make_service, make_client, make_people, receiver, tmp_path: Path
+) -> None:
+    key = tmp_path / "hook.key"
+    key.write_bytes(KEY)
+    key.chmod(0o600)
+    url = f"http://127.0.0.1:{receiver.server.server_port}/"
+    service = make_service(webhooks=(Webhook(name="siem", url=url, key_path=key),))
+    people, client = make_people(service), make_client(service)
+
+    def status() -> dict[str, Any]:
+        [found] = client("GET", "/v1/sinks", people["operator"]).json()["items"]
+        return found
+
+    _until(lambda: status()["delivered"] > 0)
+    headers, body = receiver.batches[0]
+    signed = (headers[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
+    check_webhook(KEY, *signed, body, now_seconds=int(time.time()))
+    detached = client(
+        "POST", "/v1/sinks/siem/detach", people["operator"], json={"reason": "collector is down"}
+    )
+    assert detached.json()["attached"] is False
+    receiver.status = 400  # refuses for good: the batch is given up and kept
+    assert client("POST", "/v1/sinks/siem/attach", people["operator"], json={}).json()["attached"] is True
+    _until(lambda: status()["dead"] > 0)
+    refused = client("POST", "/v1/sinks/siem/retry", people["operator"], json={})
+    assert refused.status_code == 503
+    receiver.status = 200
+    assert client("POST", "/v1/sinks/siem/retry", people["operator"], json={}).json()["dead"] == 0
+    found = client("GET", "/v1/audit/events?kind=sink-changed", people["auditor"]).json()["items"]
+    said = [(item["leaf"]["action"], item["leaf"]["actor"], item["leaf"]["reason"]) for item in found]
+    assert said[:2] == [("detached", "operator", "collector is down"), ("attached", "operator", "")]
+    assert client("POST", "/v1/sinks/none/detach", people["operator"], json={}).status_code == 404
+
+
+def test_a_webhooks_key_that_others_read_is_refused(make_service, tmp_path: Path) -> None:
+    from kvcustody.errors import ConfigError
+
+    key = tmp_path / "hook.key"
+    key.write_bytes(KEY)
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        make_service(webhooks=(Webhook(name="siem", url="http://127.0.0.1:1/", key_path=key),))
