@@ -3,10 +3,12 @@
     python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 15] [--full] [--json FILE]
 
 Each point scrubs `--mib` of a pool twice that size: the listed blocks adjacent, or drawn at random. The
-measures take turns, and the best of `--repeats` counts, since anything else on the machine only adds time.
+measures take turns, and the best of `--repeats` counts, since anything else on the machine only adds time;
+`paired` is the median ratio of a scrub to the `zero_()` of the same round, for a machine that others use too.
+`scrub` reads nothing back; `read back` is a scrub that reads every block again, on CUDA in the same launch.
 On CUDA, times are of events on the stream; the list's copy to the device is included, and the launch is the one
-that tuning chose for this device. `read back` is the scrub with every block read in the same launch; `peer` is an
-engine's own way of zeroing (peer_zero.py). `--full` goes on to 4 MiB pieces, 1 to 100,000 blocks and 1 to 128 layers.
+that tuning chose for this device. `peer` is an engine's own way of zeroing (peer_zero.py). `--full` goes on to
+4 MiB pieces, 1 to 100,000 blocks and 1 to 128 layers.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Point(NamedTuple):
     verify_gbps: float
     copy_gbps: float
     peer_gbps: float  # nan without a device
-    read_back_gbps: float  # the same
+    read_back_gbps: float  # scrub and verify together
+    paired_ratio: float  # median over rounds
 
     @property
     def ratio(self) -> float:
@@ -101,19 +104,19 @@ def measure(
         "naive": lambda: naive(table, blocks),
         "verify": lambda: verify(table, blocks),
         "copy": lambda: copy(table, blocks, rest),
+        "read_back": lambda: (scrub(table, blocks), verify(table, blocks)),
     }
     if device.type == "cuda":
         work |= on_device(table, blocks)
-    best = dict.fromkeys(work, float("inf"))
-    for _ in range(
-        options.repeats + 1
-    ):  # the first round, which compiles and touches pages, cannot be the best
-        for name, one in work.items():
-            best[name] = min(best[name], seconds(one, device))
+    rounds = [{name: seconds(one, device) for name, one in work.items()} for _ in range(options.repeats + 1)][
+        1:
+    ]  # the first compiles and touches pages
     assert not len(verify(table, blocks).dirty)
-    rates = {name: len(flat) / spent / 1e9 for name, spent in best.items()}
+    rates = {name: len(flat) / min(one[name] for one in rounds) / 1e9 for name in work}
     columns = ("zero", "scrub", "naive", "verify", "copy", "peer", "read_back")
-    return Point(piece, layers, listed, order, *(rates.get(name, float("nan")) for name in columns))
+    paired = float(np.median([one["zero"] / one["scrub"] for one in rounds]))
+    in_order = (rates.get(name, float("nan")) for name in columns)
+    return Point(piece, layers, listed, order, *in_order, paired_ratio=paired)
 
 
 def on_device(table: SegmentTable, blocks: np.ndarray) -> dict[str, Callable[[], object]]:
@@ -176,7 +179,9 @@ def main() -> None:
     probe = SegmentTable.from_tensors([torch.zeros(1, 16, device=options.device)])
     path = "triton" if uses_triton(probe) else "torch"
     print(f"{options.device}, {path} path, {options.mib} MiB a point, {options.layers} layers")
-    columns = "".join(f"{name:>8}" for name in ("zero_", "scrub", "ratio", "naive", "verify", "copy", "peer"))
+    columns = "".join(
+        f"{name:>8}" for name in ("zero_", "scrub", "ratio", "paired", "naive", "verify", "copy", "peer")
+    )
     print(f"{'piece':>9}{'lay':>4}{'blocks':>8}  {'order':9}{columns} read back   (GB/s)")
     points = []
     every = full(options) if options.full else (measure(p, o, options) for p in PIECES for o in ORDERS)
@@ -184,7 +189,7 @@ def main() -> None:
         points.append(one)
         print(
             f"{one.piece_bytes // 1024:>5} KiB{one.layers:>4}{one.blocks:>8}  {one.order:9}{one.zero_gbps:>8.1f}"
-            f"{one.scrub_gbps:>8.1f}{one.ratio:>8.2f}{one.naive_gbps:>8.1f}{one.verify_gbps:>8.1f}{one.copy_gbps:>8.1f}"
+            f"{one.scrub_gbps:>8.1f}{one.ratio:>8.2f}{one.paired_ratio:>8.2f}{one.naive_gbps:>8.1f}{one.verify_gbps:>8.1f}{one.copy_gbps:>8.1f}"
             f"{one.peer_gbps:>8.1f}{one.read_back_gbps:>10.1f}",
             flush=True,
         )

@@ -1,19 +1,19 @@
-"""Host memory written piece by piece: one system call zeroes up to 1,024 pieces, on every core that torch may use.
+"""Host memory written row by row: a row is what one block owns of one segment, or an even share of that.
 
-A scattered scrub is thousands of short writes, and a Python call or an indexed fill for each costs as much as
-the write. `preadv` from `/dev/zero` takes the whole list of (address, length) pairs instead: the kernel fills
-each piece with its own string store, without the GIL, and says how many bytes it wrote.
+A scattered scrub is thousands of short writes, and a Python call for each costs as much as the write. numpy assigns
+one row of zeros to every listed row of a segment instead: a loop of memory copies, without the GIL, whose source
+stays in the first cache. Runs of adjacent blocks are one `memset` each; it too runs without the GIL.
 
-H1 After `zero_pieces` returns, every byte of every piece is zero and no other byte has changed; it raises
-   `DeviceError` where the kernel wrote fewer bytes than asked, so a short write never passes for a scrub.
-H2 Where the system call is missing, `available()` is false and the torch path writes instead.
+H1 After `zero` returns, every byte of every listed block is zero and no other byte has changed, whichever thread
+   wrote it; a failure in any thread is raised after all of them have stopped.
+H2 Bytes are counted by the thread that wrote them, after it has.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -21,97 +21,98 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcustody.errors import DeviceError
-
-PIECES_PER_CALL = 1024  # IOV_MAX of Linux
-BYTES_PER_CALL_MAX = 1 << 30  # the kernel moves at most 2 GiB less a page in one call
+ROW_BYTES_MAX = 32 << 10  # the row of zeros stays in a first-level cache
+RUN_BYTES_MIN = 256 << 10  # from here one memset beats the rows of a run
 BYTES_PER_THREAD_MIN = 1 << 20  # less is not worth waking another core
 
 
-def available() -> bool:
-    """Whether this system can write pieces by one call (Linux with `/dev/zero`)."""
-    return _zero_source() is not None
+class HostRows:
+    """The rows of one cache in host memory.
 
-
-def zero_pieces(pieces: NDArray[np.int64]) -> int:
-    """Zero every piece of `pieces`, int64 [pieces, 2] of (address, bytes), contiguous; returns the bytes written.
-
-    The caller owns the memory and has checked the addresses. Raises `DeviceError` on a short write.
+    words: one [blocks, words of a piece] view a segment, any strides between blocks, contiguous within.
     """
-    total = int(pieces[:, 1].sum())
-    if total > BYTES_PER_CALL_MAX:
-        pieces = _bounded(pieces)
-    shares = min(torch.get_num_threads(), total // BYTES_PER_THREAD_MIN)
-    if shares <= 1:
-        _write(pieces, total)
-        return total
-    parts = [part for part in np.array_split(pieces, shares) if len(part)]
-    others: list[Future[None]] = [_threads().submit(_write, part) for part in parts[1:]]
-    try:
-        _write(parts[0])
-    finally:  # nobody writes behind the caller's back, whatever failed
-        problems = [problem for other in others if (problem := other.exception()) is not None]
-    if problems:
-        raise problems[0]
-    return total
+
+    def __init__(self, words: Sequence[torch.Tensor]) -> None:
+        self._rows: list[tuple[NDArray[Any], NDArray[Any]]] = []  # rows of segments, and the row of zeros
+        self._dense: dict[int, list[int]] = {}  # piece bytes -> addresses of segments whose blocks touch
+        self._of_dense: dict[int, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+        self._bytes_per_block = 0
+        for one in words:
+            pieces = one.numpy().view(np.uint8)
+            piece = pieces.shape[1]
+            self._bytes_per_block += piece
+            if pieces.strides[0] == piece:
+                self._dense.setdefault(piece, []).append(pieces.ctypes.data)
+                self._of_dense.setdefault(piece, []).extend(_rows(pieces))
+            else:
+                self._rows += _rows(pieces)
+
+    def zero(self, ordered: NDArray[np.int64]) -> int:
+        """Zero the blocks of an ascending list, each listed once and inside the pool; returns the bytes written."""
+        total = len(ordered) * self._bytes_per_block
+        shares = min(torch.get_num_threads(), total // BYTES_PER_THREAD_MIN, len(ordered))
+        if shares <= 1:
+            return self._write(ordered)
+        first, *rest = np.array_split(ordered, shares)
+        others: list[Future[int]] = [_threads().submit(self._write, part) for part in rest]
+        try:
+            written = self._write(first)
+        finally:  # nobody writes behind the caller's back, whatever failed
+            problems = [problem for other in others if (problem := other.exception()) is not None]
+        if problems:
+            raise problems[0]
+        return written + sum(other.result() for other in others)
+
+    def _write(self, ordered: NDArray[np.int64]) -> int:
+        """One thread's share."""
+        written = _assign(self._rows, ordered)
+        for piece, addresses in self._dense.items():
+            runs, loose = _split(ordered, -(-RUN_BYTES_MIN // piece))
+            for address in addresses:
+                for block, count in runs:
+                    ctypes.memset(address + block * piece, 0, count * piece)
+                    written += count * piece
+            written += _assign(self._of_dense[piece], loose)
+        return written
 
 
-def _bounded(pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Pieces longer than one call may move, cut into several."""
-    cut = [
-        (address + offset, min(BYTES_PER_CALL_MAX, length - offset))
-        for address, length in pieces.tolist()
-        for offset in range(0, length, BYTES_PER_CALL_MAX)
-    ]
-    return np.array(cut, dtype=np.int64)
+def _rows(pieces: NDArray[np.uint8]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """[blocks, piece bytes] as one or two arrays of equal rows, each with a row of zeros of its own size."""
+    piece = pieces.shape[1]
+    row = -(-piece // -(-piece // ROW_BYTES_MAX))
+    found = []
+    for start, end, size in ((0, piece - piece % row, row), (piece - piece % row, piece, piece % row)):
+        if end > start:
+            kind = np.dtype((np.void, size))
+            rows = pieces[:, start:end].view(kind)
+            found.append((rows[:, 0] if end - start == size else rows, np.zeros((), dtype=kind)))
+    return found
 
 
-def _write(pieces: NDArray[np.int64], total: int | None = None) -> None:
-    """Zero the pieces of one thread, as many a call as the kernel takes."""
-    if len(pieces) <= PIECES_PER_CALL and total is not None and total <= BYTES_PER_CALL_MAX:
-        _call(pieces, total)
-        return
-    ends = np.cumsum(pieces[:, 1])
-    start, done = 0, 0
-    while start < len(pieces):
-        fits = int(np.searchsorted(ends, done + BYTES_PER_CALL_MAX, side="right"))
-        end = min(max(fits, start + 1), start + PIECES_PER_CALL)
-        asked = int(ends[end - 1]) - done
-        _call(pieces[start:end], asked)
-        start, done = end, done + asked
+def _assign(rows: list[tuple[NDArray[Any], NDArray[Any]]], blocks: NDArray[np.int64]) -> int:
+    """Zero these blocks' rows; returns the bytes."""
+    if not len(blocks):
+        return 0
+    written = 0
+    for array, zeros in rows:
+        array[blocks] = zeros
+        written += len(blocks) * zeros.nbytes * (array.size // len(array))
+    return written
 
 
-def _call(pieces: NDArray[np.int64], asked: int) -> None:
-    wrote = _preadv()(_zero_source(), pieces.ctypes.data, len(pieces), 0)
-    if wrote != asked:
-        cause = os.strerror(ctypes.get_errno()) if wrote < 0 else "short write"
-        raise DeviceError(
-            f"scrub of host memory wrote `{max(wrote, 0)}` of `{asked}` bytes: {cause}",
-            asked_bytes=asked,
-            wrote_bytes=max(wrote, 0),
-        )
-
-
-@functools.cache
-def _preadv() -> Any:
-    """libc's `preadv(fd, iovec *, count, offset)`; ctypes releases the GIL around it."""
-    call = ctypes.CDLL(None, use_errno=True).preadv
-    call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
-    call.restype = ctypes.c_ssize_t
-    return call
-
-
-@functools.cache
-def _zero_source() -> int | None:
-    """A descriptor that reads as zeros, tried once; None where there is no such thing."""
-    try:
-        source = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
-        probe = np.full(64, 0xFF, dtype=np.uint8)
-        pieces = np.array([[probe.ctypes.data, 64]], dtype=np.int64)
-        wrote = _preadv()(source, pieces.ctypes.data, 1, 0)
-    except (OSError, AttributeError):
-        return None
-    return source if wrote == 64 and not probe.any() else None
+def _split(
+    ordered: NDArray[np.int64], run_blocks_min: int
+) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """(first, count) of the long runs of adjacent blocks, and the blocks outside them."""
+    if len(ordered) < run_blocks_min:
+        return [], ordered
+    starts = np.concatenate(([0], np.flatnonzero(ordered[1:] - ordered[:-1] != 1) + 1))
+    counts = np.diff(starts, append=len(ordered))
+    long = counts >= run_blocks_min
+    if not long.any():
+        return [], ordered
+    runs = list(zip(ordered[starts[long]].tolist(), counts[long].tolist(), strict=True))
+    return runs, ordered[np.repeat(~long, counts)]
 
 
 @functools.cache

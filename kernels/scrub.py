@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvcustody.kernels import host
 from kvcustody.kernels.entry import entries_of
 from kvcustody.kernels.launch import HAS_TRITON, PROGRAMS_MAX, on_device, uses_triton
 from kvcustody.kernels.segment import SegmentTable, ascending, block_list, runs_of
@@ -86,16 +85,16 @@ def launch_scrub(
 
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
-    """Without Triton: `ordered` ascending. On the host one system call writes many pieces of memory."""
-    if table.device.type == "cpu" and host.available():
-        table.counter += host.zero_pieces(table.pieces(ordered))
+    """Without Triton: `ordered` ascending. On the host, rows and runs of memory on every core."""
+    if table.device.type == "cpu":
+        table.counter += table.rows.zero(ordered)
     else:
-        _scrub_torch(table, ordered)
+        scrub_torch(table, ordered)
         table.counter += len(ordered) * table.bytes_per_block
 
 
-def _scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
-    """Long runs are slices, the rest one indexed fill a segment."""
+def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
+    """A device without Triton: long runs are slices, the rest one indexed fill a segment."""
     if len(ordered) < RUN_BLOCKS_MIN:
         runs, loose = [], ordered
     else:

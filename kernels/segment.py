@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError, DeviceError
+from kvcustody.kernels.host import HostRows
 
 WIDE_BYTES = 16  # one 128-bit store or load
 TILE_BYTES_WORDS = 16384  # bytes that one kernel program handles in 4-byte words or wider
@@ -94,7 +96,6 @@ class SegmentTable:
         self.alignment_bytes = alignment_of(self.segments)
         self.words = tuple(self._view(segment) for segment in self.segments)
         self.tiles = self._tile()
-        self._dense, self._apart = self._columns(dense=True), self._columns(dense=False)
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     @classmethod
@@ -131,25 +132,10 @@ class SegmentTable:
         """Blocks that the device itself counted as written in full; waits for the current stream."""
         return int(self.counter.item()) // self.bytes_per_block
 
-    def pieces(self, ordered: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[pieces, 2] int64 (address, bytes) of the blocks of an ascending list; pieces that touch are one."""
-        parts = []
-        if self._dense.size:
-            edges = np.flatnonzero(ordered[1:] - ordered[:-1] != 1) + 1
-            starts = np.concatenate(([0], edges, [len(ordered)]))
-            parts.append(_spread(self._dense, ordered[starts[:-1]], starts[1:] - starts[:-1]))
-        if self._apart.size:
-            parts.append(_spread(self._apart, ordered, 1))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _columns(self, *, dense: bool) -> NDArray[np.int64]:
-        """[3, segments] address, stride, bytes of the segments whose blocks touch (or do not)."""
-        rows = [
-            (segment.address, segment.block_stride_bytes, segment.piece_bytes)
-            for segment in self.segments
-            if dense == (segment.block_stride_bytes == segment.piece_bytes)
-        ]
-        return np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    @cached_property
+    def rows(self) -> HostRows:
+        """The rows of these tensors, which are in host memory: what a scrub writes through."""
+        return HostRows(self.words)
 
     def _view(self, segment: Segment) -> torch.Tensor:
         """[blocks, words of a piece] over the segment's storage; the widest word that divides everything."""
@@ -173,17 +159,6 @@ class SegmentTable:
         ]
         columns = torch.tensor(rows, dtype=torch.int64, device=self.device).t().contiguous()
         return Tiles(columns[0], columns[1], columns[2], len(rows), step)
-
-
-def _spread(
-    columns: NDArray[np.int64], first: NDArray[np.int64], count: NDArray[np.int64] | int
-) -> NDArray[np.int64]:
-    """[segments * runs, 2]: the runs of blocks `first`, `count` in each of the segments."""
-    address, stride, piece = columns
-    found = np.empty((len(address), len(first), 2), dtype=np.int64)
-    np.add(address[:, None], stride[:, None] * first, out=found[:, :, 0])
-    np.multiply(piece[:, None], count, out=found[:, :, 1])
-    return found.reshape(-1, 2)
 
 
 def alignment_of(segments: Sequence[Segment]) -> int:
