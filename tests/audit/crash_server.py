@@ -1,11 +1,12 @@
 """Forks a ledger writer on request, so that a test can kill -9 one every few moments.
 
-Commands on stdin: `go LEDGER SPILL PROGRESS SEED` forks and prints the child's id; `wait` reaps it. The
-child submits events for ever, with the database locked now and then, and keeps in PROGRESS the last
-sequence it was told is durable (and the one it had merely submitted, for the positive control).
+Commands on stdin: `go LEDGER SPILL PROGRESS SEED PACE` forks and prints the child's id; `wait` reaps it. The child
+does random operations for ever, with the database locked now and then, and keeps in PROGRESS the last sequence it was
+told is durable (and the one it had merely submitted, for the positive control). At the pace `steady` it commits small
+batches and rests; at `hurried` it does as many operations as the disk takes.
 
 Progress is written through a mapping and replies through writev, so that the calls which a test injects faults into
-(pwrite64, fsync, fdatasync, ftruncate, rename, unlink) are the ledger's alone.
+(pwrite64, write, fsync, fdatasync, ftruncate, rename, unlink) are the ledger's alone.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ import random
 import sqlite3
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from kvcustody.audit.events import (
+    BlocksAttached,
+    CustodyEnded,
+    Event,
+    HitCounted,
     KeyEvent,
     ReceiptRecorded,
     ResidencyOpened,
@@ -35,70 +42,106 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerUnavailable
 
 
-def child(ledger: str, spill: str, progress: str, seed: int) -> None:
+class Pace(NamedTuple):
+    """How a child works: events a commit, operations a burst, longest rest, and how often it meets trouble."""
+
+    batch: int
+    burst: int
+    rest_seconds: float
+    durable: float
+    locked: float
+
+
+PACES = {
+    "steady": Pace(50, 120, 0.004, 0.1, 0.15),
+    "hurried": Pace(500, 1500, 0.0, 0.02, 0.02),
+}
+AHEAD = 8000  # operations that may wait for the disk
+
+
+class Operations:
+    """Random acts of one life; each residency is opened once and each launch reported once."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._residency = self._generation = self._launch = 0
+        self._open: deque[tuple[int, str, Run]] = deque()
+        self._dirty: deque[tuple[str, Run]] = deque()
+
+    def next(self, now: int) -> Event:
+        """One operation, whichever is possible."""
+        lot = self._chance.random()
+        if lot < 0.05 and self._open:
+            residency, tenant, run = self._chance.choice(self._open)
+            return BlocksAttached(now, residency, tenant, (run,))
+        if lot < 0.1:
+            return HitCounted(now, "tenant-0", "tenant-0", "reuse", "permit", "own-scope", 1)
+        if lot < 0.3 and self._open:
+            return self._release(now)
+        if lot < 0.4 and self._dirty:
+            tenant, run = self._dirty[0]
+            return CustodyEnded(
+                now, tenant, "internal", (run,), "expired", now, now, now, 1_000_000, now + 10**9
+            )
+        if lot < 0.6 and self._dirty:
+            return self._receipt(now)
+        return self._enter(now) if len(self._open) < 50 else self._release(now)
+
+    def _enter(self, now: int) -> Event:
+        self._residency += 1
+        count = self._chance.randrange(1, 6)
+        run = Run(np.arange(count) + self._residency % 4000, self._generation + 1)
+        self._generation += count
+        tenant = f"tenant-{self._residency % 3}"
+        self._open.append((self._residency, tenant, run))
+        subject = f"user-{self._residency % 7}"
+        rest = (None, False, "internal", (), (), ("own",), 1, now + 10**9, (run,))
+        return ResidencyOpened(now, self._residency, tenant, subject, *rest)
+
+    def _release(self, now: int) -> Event:
+        residency, tenant, run = self._open.popleft()
+        self._dirty.append((tenant, run))
+        return ResidencyReleased(now, residency, tenant, "finish", (), now)
+
+    def _receipt(self, now: int) -> Event:
+        self._launch += 1
+        tenant, run = self._dirty.popleft()
+        size = len(run.blocks)
+        rest = ("memset", "cpu", 4096 * size, now, now, "full", 1.0, size, "ok", (run,))
+        return ReceiptRecorded(now, self._launch, 0, tenant, *rest)
+
+
+def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None:
     chance = random.Random(seed)
     engine = open_store(ledger, timeout_seconds=0.02)
-    settings = WriterSettings(batch=50, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=0.2)
+    settings = WriterSettings(
+        batch=pace.batch, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=0.2
+    )
     clock = SystemClock()
     writer = EventWriter(engine, worker="victim", clock=clock, spill_directory=Path(spill), settings=settings)
-    Path(progress).write_bytes(b" " * 80)
-    descriptor = os.open(progress, os.O_RDWR)
-    file = mmap.mmap(descriptor, 80)
+    Path(progress).touch()
+    os.truncate(progress, 80)
+    file = mmap.mmap(os.open(progress, os.O_RDWR), 80)
     intruder = sqlite3.connect(ledger, isolation_level=None, timeout=0.5)
-    writer.submit([WorkerStarted(clock.now_us(), "victim", 64, 1, 4096, "cpu", "test")])
-    residency = generation = 0
+    writer.submit([WorkerStarted(clock.now_us(), "victim", 4096, 1, 4096, "cpu", "test")])
+    operations = Operations(chance)
     locked = False
     while True:
-        batch = []
-        for _ in range(chance.randrange(1, 40)):
-            residency += 1
-            blocks = Run(np.arange(4) + residency, generation + 1)
-            generation += 4
-            now, tenant = clock.now_us(), f"tenant-{residency % 3}"
-            batch += [
-                ResidencyOpened(
-                    now,
-                    residency,
-                    tenant,
-                    f"user-{residency % 7}",
-                    None,
-                    False,
-                    "internal",
-                    (),
-                    (),
-                    ("own",),
-                    1,
-                    9,
-                ),
-                ResidencyReleased(now, residency, tenant, "finish", (blocks,), now),
-                ReceiptRecorded(
-                    now,
-                    residency,
-                    0,
-                    tenant,
-                    "memset",
-                    "cpu",
-                    16384,
-                    now,
-                    now,
-                    "full",
-                    1.0,
-                    4,
-                    "ok",
-                    (blocks,),
-                ),
-            ]
-        submitted = writer.submit(batch)
-        if chance.random() < 0.1:
+        now = clock.now_us()
+        submitted = writer.submit([operations.next(now) for _ in range(chance.randrange(1, pace.burst))])
+        if chance.random() < pace.durable:
             with contextlib.suppress(LedgerUnavailable):
-                writer.submit_durable(KeyEvent(clock.now_us(), None, "made", residency, "operator"))
-        if chance.random() < 0.15:
+                writer.submit_durable(KeyEvent(clock.now_us(), None, "made", submitted, "operator"))
+        if chance.random() < pace.locked:
             with contextlib.suppress(sqlite3.OperationalError):
                 intruder.execute("ROLLBACK" if locked else "BEGIN EXCLUSIVE")
                 locked = not locked
-        time.sleep(chance.random() * 0.004)
-        line = f"{writer.incarnation} {writer.durable_sequence} {submitted}"
-        file[:] = line.ljust(80).encode()
+        time.sleep(chance.random() * pace.rest_seconds)
+        while True:
+            file[:] = f"{writer.incarnation} {writer.durable_sequence} {submitted}".ljust(80).encode()
+            if submitted - writer.durable_sequence < AHEAD:
+                break
+            time.sleep(0.001)
 
 
 def main() -> None:
@@ -107,7 +150,8 @@ def main() -> None:
         if command == "go":
             found = os.fork()
             if not found:
-                child(arguments[0], arguments[1], arguments[2], int(arguments[3]))
+                ledger, spill, progress, seed, pace = arguments
+                child(ledger, spill, progress, int(seed), PACES[pace])
             os.writev(1, [b"%d\n" % found])
         else:
             os.wait()
