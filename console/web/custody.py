@@ -49,8 +49,9 @@ def subject(visit: Visit) -> Response:
     if tenant is None or name is None:
         raise ProblemError("invalid", "a subject is asked for by tenant and name")
     visit.record("consoleSubject", tenant)
-    with visit.service.reading(tenant) as connection:
+    with visit.service.reading() as connection:
         pseudonyms = names_of(connection, tenant, name)
+    with visit.service.reading(tenant) as connection:
         found = subject_page(connection, tenant, pseudonyms, now_us=visit.service.clock.utc_us())
     return visit.page(
         "subject.html",

@@ -53,6 +53,7 @@ def health(service: Serving) -> dict[str, Any]:
         "status": "ok" if status.healthy and status.admitting else "degraded",
         "ledger": status._asdict(),
         "checkpoints": None if signer is None else signer._asdict(),
+        "row_walls": service.row_walls,
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),
         "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),

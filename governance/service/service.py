@@ -37,6 +37,7 @@ from kvcustody.governance.service.policy_desk import PolicyDesk
 from kvcustody.governance.service.principals import Principals
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.rate import Rates
+from kvcustody.governance.service.row_walls import behind_wall, walls_stand
 from kvcustody.governance.service.secret import open_secret
 from kvcustody.governance.service.sessions import Sessions
 from kvcustody.governance.service.settings import ServiceSettings
@@ -69,6 +70,9 @@ class Service:
         self.engine = _engine(settings, stack)
         take_turns(self.engine, patience_seconds=_PATIENCE_SECONDS)
         self.reader = _engine(settings, stack, read_only=True)
+        self.row_walls = walls_stand(self.reader)
+        if not self.row_walls and self.reader.dialect.name == "postgresql":
+            _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
         self.writer = EventWriter(
             self.engine, worker=settings.name, clock=clock, spill_directory=folder / "spill"
         )
@@ -139,10 +143,12 @@ class Service:
 
     @contextmanager
     def reading(self, tenant: str | None = None) -> Iterator[Connection]:
-        """A connection in one read transaction; `tenant` narrows what PostgreSQL's row-level security shows."""
+        """A connection in one read transaction; with `tenant`, behind the wall of its rows (row_walls)."""
         with self.reader.connect() as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                if tenant is not None and self.row_walls:
+                    behind_wall(connection, tenant)
             yield connection
 
     def ready(self) -> bool:

@@ -22,7 +22,10 @@ class Alive(Model):
 
 
 class Health(Model):
-    """What is well, and what is not. `degraded`: it is served, but the ledger spills or does not admit."""
+    """What is well, and what is not. `degraded`: it is served, but the ledger spills or does not admit.
+
+    `row_walls`: PostgreSQL's row-level security stands behind the queries (never on SQLite).
+    """
 
     model_config = example(
         {
@@ -37,6 +40,7 @@ class Health(Model):
                 "spilled_bytes": 0,
             },
             "checkpoints": {"size": 4, "at_us": 1_780_000_000_000_000, "refused": "", "problem": ""},
+            "row_walls": True,
             "received_leaves": 120,
             "workers": 1,
             "silent_workers": [],
@@ -46,6 +50,7 @@ class Health(Model):
     status: Literal["ok", "degraded"]
     ledger: Ledger  # type: ignore[valid-type]
     checkpoints: Checkpoints | None  # type: ignore[valid-type]
+    row_walls: bool
     received_leaves: Whole
     workers: Whole
     silent_workers: list[str]
