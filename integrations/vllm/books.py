@@ -22,7 +22,7 @@ from kvcustody.errors import IsolationError
 from kvcustody.governance.engine_port import EnginePort, EngineView
 from kvcustody.governance.outcome import Refused
 from kvcustody.integrations.vllm.governed_request import GovernedRequest, governed
-from kvcustody.integrations.vllm.hasher import running_hasher
+from kvcustody.integrations.vllm.hasher import new_keys, running_hasher
 from kvcustody.integrations.vllm.journal import Journal
 from kvcustody.integrations.vllm.room import Room
 from kvcustody.integrations.vllm.tables import GroupTable, KnownTable, group_tables
@@ -51,6 +51,7 @@ class Books:
         self.requests: dict[str, GovernedRequest] = {}  # all that arrived and are not over
         self.reading: GovernedRequest | None = None
         self.is_releasing = False
+        self.keys_early = False  # somebody beside us reads `block_hashes` (hasher, H3)
         self.is_ending = False  # governance ends requests now (B2)
         self.withheld: set[int] = set()
         self.events: BlockEvents | None = None  # where somebody listens
@@ -95,9 +96,10 @@ class Books:
         mine.publishes = keys.publishable and self.caching
         request.block_hashes = list(keys.keys)
         mine.keyed_tokens = len(keys.keys) * self.block_tokens
-        goes_on = mine.publishes and not mine.extras.begin_after(mine.keyed_tokens // self.block_tokens)
+        mine.goes_on = mine.publishes and not mine.extras.begin_after(mine.keyed_tokens // self.block_tokens)
+        early = self.keys_early and mine.goes_on
         request._block_hasher = (
-            running_hasher(mine, self.port.extend_keys, self.block_tokens) if goes_on else None
+            running_hasher(mine, self.port.extend_keys, self.block_tokens) if early else None
         )
         if mine.skips_reading or not keys.readable or not self.caching:
             return False
@@ -130,6 +132,12 @@ class Books:
             if count < len(ids):
                 fine = min(fine, places[count] * group.block_tokens)
         return fine
+
+    def complete_keys(self, mine: GovernedRequest, tokens: int) -> None:
+        """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
+        if tokens > mine.keyed_tokens and mine.goes_on:
+            end = tokens // self.block_tokens * self.block_tokens
+            mine.request.block_hashes += new_keys(mine, self.port.extend_keys, end)
 
     def _find(self, key: bytes) -> int:
         block = self.pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))

@@ -40,6 +40,7 @@ class GovernedRequest:
         "cause",
         "extras",
         "fills_one_by_one",
+        "goes_on",
         "hints",
         "hit_blocks",
         "keyed_tokens",
@@ -80,6 +81,7 @@ class GovernedRequest:
         self.fills_one_by_one = (
             False  # it runs, alone in its domain and layer group: the common case of a decode step
         )
+        self.goes_on = False  # blocks that it fills get keys
         self.readable_tokens = 0
         self.keyed_tokens = 0  # whole blocks of which have keys
         self.told_tokens = request.num_tokens  # that the port has been told
@@ -90,7 +92,7 @@ class GovernedRequest:
     def forget_tables(self) -> None:
         """Its blocks were given back: it starts again from nothing."""
         self.residency = None
-        self.publishes = self.fills_one_by_one = False
+        self.publishes = self.fills_one_by_one = self.goes_on = False
         self.keyed_tokens = 0
         self.hit_blocks = (0,) * len(self.tables)
         self.tables = [KnownTable() for _ in self.tables]

@@ -2,9 +2,11 @@
 
 H1 vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is
    installed in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
-H2 Once the engine's thread has admitted the request, its own hasher yields the keys of blocks that generated tokens
-   complete, from the running keyed state: nothing is hashed twice.
-H3 A request that may not publish has no hasher: its blocks can never enter the index.
+H2 The keys of blocks that generated tokens complete are made when vLLM would enter such a block into its index, from
+   the running keyed state: nothing is hashed twice, and a token that completes no block costs nothing.
+H3 Where another connector runs beside ours it may read `block_hashes` by itself: there the request has a hasher, and
+   its keys are as early as vLLM's hashes would be.
+H4 A request that may not publish gets no further key: its blocks can never enter the index.
 """
 
 from __future__ import annotations
@@ -30,20 +32,22 @@ def governed_block_hasher(*_args: Any, **_kwargs: Any) -> Callable[[Request], li
     return no_block_hashes
 
 
+def new_keys(mine: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], end: int) -> list[bytes]:
+    """The keys, not made before, of the whole blocks that end at token `end` or earlier."""
+    if end <= mine.keyed_tokens:
+        return _NOTHING
+    start = mine.told_tokens
+    mine.told_tokens = mine.keyed_tokens = end
+    return extend(mine.residency, mine.request._all_token_ids[start:end])
+
+
 def running_hasher(
-    governed: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
+    mine: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
 ) -> Callable[[Request], list[bytes]]:
-    """The hasher of an admitted request: called for every accepted token, so it first asks whether a block is full."""
-    tokens = governed.request._all_token_ids
-    due_tokens = governed.keyed_tokens + block_tokens
+    """The hasher of an admitted request, called by vLLM for every accepted token (H3)."""
+    tokens = mine.request._all_token_ids
 
     def keys(_request: Request) -> list[bytes]:
-        nonlocal due_tokens
-        if len(tokens) < due_tokens:
-            return _NOTHING
-        start = governed.told_tokens
-        governed.told_tokens = governed.keyed_tokens = whole = len(tokens) // block_tokens * block_tokens
-        due_tokens = whole + block_tokens
-        return extend(governed.residency, tokens[start:whole])
+        return new_keys(mine, extend, len(tokens) // block_tokens * block_tokens)
 
     return keys

@@ -93,6 +93,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
         if mine is None or not mine.publishes:
             return
+        custody.complete_keys(mine, num_full_blocks * block_size)
         keys = request.block_hashes
         keyed_blocks = len(keys) * self.hash_block_size // block_size
         if num_full_blocks > keyed_blocks:  # nothing enters the index without a key of its own

@@ -130,7 +130,8 @@ class SchedulerSide:
         """
         opening.refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
-        if not opening.has_foreign_connectors(scheduler.vllm_config):
+        self.books.keys_early = opening.has_foreign_connectors(scheduler.vllm_config)
+        if not self.books.keys_early:
             self.port.pool.only_steps = True
             scheduler._connector_finished = _nothing_to_hand_off
         self.control.scheduler = scheduler

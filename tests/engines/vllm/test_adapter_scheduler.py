@@ -52,10 +52,18 @@ def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
     one.run()
 
 
-def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig]) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig], early: bool) -> None:
+    """When their block enters the index or, beside a connector that may look for them, when it is full (hasher, H2, H3)."""
     one = rig()
+    one.side.books.keys_early = early
     ids = prompt(20)
     request = one.add(ids, "alpha", n=60)
+    keys_of = {}
+    while request.num_tokens < 80:
+        one.step()
+        keys_of[request.num_tokens] = len(request.block_hashes)
+    assert (keys_of[31], keys_of[32], keys_of[33]) == (1, 1 + early, 2)
     one.run()
     whole = ids + one.outputs[request.request_id]
     assert one.ask([*whole, 5], "alpha") == 64
