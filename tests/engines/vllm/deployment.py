@@ -72,8 +72,8 @@ class Deployment:
         (self.folder / "policy.yaml").write_text(self.policy)
         (self.folder / "identity.yaml").write_text(IDENTITY)
         self.keys: dict[str, str] = {}
-        with open_scope_key(self.folder / "scope.key"):
-            pass  # made now, so that door, engine and tests find the same
+        with open_scope_key(self.folder / "scope.key") as secret:
+            self._door = ScopeTokens(secret, SystemClock())  # the engine finds the same key
 
     @property
     def ledger_url(self) -> str:
@@ -106,16 +106,11 @@ class Deployment:
         self, tenant: str, subject: str | None = "s", *, uses: int = 1, seconds: int = 60, **hints: Any
     ) -> str:
         """A scope token as the door issues it."""
-        with open_scope_key(self.folder / "scope.key") as secret:
-            return ScopeTokens(secret, SystemClock()).issue(
-                principal(tenant, subject), uses=uses, ttl_seconds=seconds, **hints
-            )
+        return self._door.issue(principal(tenant, subject), uses=uses, ttl_seconds=seconds, **hints)
 
     def carried(self, tenant: str, subject: str | None = "s", **named: Any) -> dict[str, Any]:
         """What a request carries: `cache_salt`, and `transfer` for a long token."""
-        with open_scope_key(self.folder / "scope.key") as secret:
-            carried = ScopeTokens(secret, SystemClock()).carry(self.token(tenant, subject, **named))
-        return carried._asdict()
+        return self._door.carry(self.token(tenant, subject, **named))._asdict()
 
 
 def principal(tenant: str, subject: str | None = "s") -> Principal:

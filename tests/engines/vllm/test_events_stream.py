@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import socket
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -28,35 +28,17 @@ TENANT = TABLE.policy.tenants[0].id
 SALT = "salt-of-the-first"
 
 
-def free_ports() -> tuple[str, str]:
-    found = []
-    for _ in range(2):
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
-    return f"tcp://127.0.0.1:{found[0]}", f"tcp://127.0.0.1:{found[1]}"
+@pytest.fixture
+def addresses() -> Iterator[tuple[str, str]]:
+    """Where nobody else can bind. A short folder: a socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="kv") as folder:
+        yield f"ipc://{folder}/events", f"ipc://{folder}/replay"
 
 
 @contextmanager
 def vllm_publisher(endpoint: str, replay: str | None, **options: Any) -> Iterator[ZmqEventPublisher]:
-    """vLLM's publisher connects to plain addresses and binds to wildcards, so it is bound by hand here."""
-
-    class Local(ZmqEventPublisher):
-        @staticmethod
-        def _is_bind_endpoint(endpoint: str) -> bool:
-            return True
-
-        def _socket_setup(self) -> None:
-            if hasattr(super(), "_bind"):
-                super()._socket_setup()
-            else:  # versions without the two static methods
-                self._pub = self._ctx.socket(zmq.PUB)
-                self._pub.bind(self._endpoint)
-                if self._replay_endpoint is not None:
-                    self._replay = self._ctx.socket(zmq.ROUTER)
-                    self._replay.bind(self._replay_endpoint)
-
-    made = Local(0, endpoint, replay, **options)
+    """vLLM's own publisher, which binds where the address is of its own machine."""
+    made = ZmqEventPublisher(0, endpoint, replay, **options)
     try:
         yield made
     finally:
@@ -85,8 +67,8 @@ def watcher() -> ObservedEngine:
     return ObservedEngine("vllm", TABLE, SystemClock(), tenants_by_salt={SALT: TENANT})
 
 
-def test_vllms_own_stream_is_read_replayed_and_attributed() -> None:
-    endpoint, replay = free_ports()
+def test_vllms_own_stream_is_read_replayed_and_attributed(addresses: tuple[str, str]) -> None:
+    endpoint, replay = addresses
     engine = watcher()
     with vllm_publisher(endpoint, replay) as publisher:
         for number in range(5):
@@ -104,8 +86,8 @@ def test_vllms_own_stream_is_read_replayed_and_attributed() -> None:
     assert not engine.stats().unsure
 
 
-def test_batches_beyond_vllms_buffer_are_missed_and_said_so() -> None:
-    endpoint, replay = free_ports()
+def test_batches_beyond_vllms_buffer_are_missed_and_said_so(addresses: tuple[str, str]) -> None:
+    endpoint, replay = addresses
     with vllm_publisher(endpoint, replay, buffer_steps=3) as publisher:
         for number in range(10):
             publisher.publish(batch(number))
@@ -116,8 +98,8 @@ def test_batches_beyond_vllms_buffer_are_missed_and_said_so() -> None:
             assert numbers(gather(subscriber, 9)) == [Missed(0, 6, "before observation began"), 7, 8, 9]
 
 
-def test_a_restarted_vllm_is_recognised() -> None:
-    endpoint, replay = free_ports()
+def test_a_restarted_vllm_is_recognised(addresses: tuple[str, str]) -> None:
+    endpoint, replay = addresses
     engine = watcher()
     with vllm_publisher(endpoint, replay) as publisher:
         subscriber = Subscriber(endpoint, replay, reading=QUICK)

@@ -68,6 +68,7 @@ def test_a_restricted_request_is_wiped_when_it_ends(governed: LocalEngine, order
     assert held == 0
 
 
+@pytest.mark.soak  # test_death starts an engine over soiled memory as well
 def test_what_was_in_the_memory_before_is_gone_before_the_first_request(start, new_deployment):
     with environment({SOILED: "1"}):
         engine = start(deployment=new_deployment())
@@ -75,13 +76,17 @@ def test_what_was_in_the_memory_before_is_gone_before_the_first_request(start, n
     assert sum(engine.residue()) == 0
 
 
+OFF = {"enable_prefix_caching": False}
+SMALL = {"max_num_batched_tokens": 64, "max_num_seqs": 4}
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"enable_prefix_caching": False},
-        {"max_num_batched_tokens": 64, "max_num_seqs": 4},
+        pytest.param(OFF | SMALL, id="prefix caching off, small chunks"),
+        pytest.param(OFF, id="prefix caching off", marks=pytest.mark.soak),
+        pytest.param(SMALL, id="small chunks", marks=pytest.mark.soak),
     ],
-    ids=["prefix caching off", "small chunks"],
 )
 def test_other_configurations(start, new_deployment, options):
     engine = start(deployment=new_deployment(), **options)
@@ -96,12 +101,15 @@ def test_other_configurations(start, new_deployment, options):
     assert engine.governance("check") == []
 
 
-def test_layers_of_two_kinds(start, new_deployment, windowed_model):
-    """Full attention and a sliding window: two groups over one pool, and blocks let go while their request runs."""
+@pytest.mark.soak  # the control of the next test: an engine of its own takes as long as all the tests on `plain`
+def test_layers_of_two_kinds_ungoverned_leave_residue(start, windowed_model):
     control = start(windowed_model)
     churn(control, seed=6, requests=25)
     assert control.write_report()["nonzero_bytes"] > 10_000
-    control.close()
+
+
+def test_layers_of_two_kinds(start, new_deployment, windowed_model):
+    """Full attention and a sliding window: two groups over one pool, and blocks let go while their request runs."""
     engine = start(windowed_model, deployment=new_deployment())
     done = churn(engine, seed=6, requests=25)
     assert done["finished"] > 10
