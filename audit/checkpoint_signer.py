@@ -4,7 +4,8 @@ Z1 Only the newest checkpoint is signed, at most once an interval; the older one
 Z2 What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
 database, so a database that was cut, rewritten or restored from an old backup gets no signature: `status()` says why.
 Z3 The file is fsynced before the note is in the database. A signer that dies between the two signs the same again.
-Z4 A failure here stops nothing else: the leaves are committed, and the next interval tries again.
+Z4 While a signer runs, its key is handed to no other (`alone`): it would go on signing with the old one.
+Z5 A failure here stops nothing else: the leaves are committed, and the next interval tries again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from kvcustody.audit.merkle import EMPTY, TreeError, TreeHead
 from kvcustody.audit.note import NOTE_BYTES_MAX, NoteError, parse_note
 from kvcustody.audit.proofs import ProofError, tree_root
 from kvcustody.audit.root_log import root_checkpoint
-from kvcustody.audit.signing import SigningKey, sign_successor
+from kvcustody.audit.signing import SigningKey, SigningKeyError, sign_successor
 from kvcustody.audit.store import WRITE, describe
 from kvcustody.audit.tree_schema import signed_checkpoints
 from kvcustody.clock import Clock
@@ -121,6 +122,7 @@ class CheckpointSigner:
 
     def start(self) -> None:
         """Sign once an interval from now on."""
+        self._running = _running(self._memory, fcntl.LOCK_SH)
         self._thread = threading.Thread(target=self._run, name="kvcustody-signer", daemon=True)
         self._thread.start()
 
@@ -131,6 +133,21 @@ class CheckpointSigner:
             self._thread.join()
             self._thread = None
             self._try()
+            os.close(self._running)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No signer of this memory runs, in this process or another; raises `SigningKeyError` where one does (Z4)."""
+        try:
+            descriptor = _running(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SigningKeyError(
+                "a process signs with this key; stop it first", memory=self._memory
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_seconds):
@@ -185,6 +202,18 @@ def _remember(memory: Path, note: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _running(memory: Path, operation: int) -> int:
+    """A lock on the memory that every signer that runs holds together with the others."""
+    path = memory.with_name(memory.name + ".running")
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -20,10 +21,17 @@ from kvcustody.clock import Clock, SystemClock
 def record(engine: Engine, make: Callable[[int], Event], *, clock: Clock | None = None) -> None:
     """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (N1)."""
     clock = clock or SystemClock()
+    with recorder(engine, clock) as writer:
+        writer.submit_durable(make(clock.now_us()))
+
+
+@contextmanager
+def recorder(engine: Engine, clock: Clock) -> Iterator[EventWriter]:
+    """A writer of its own name, for as long as an act takes."""
     with tempfile.TemporaryDirectory(prefix="kvcustody-record-") as folder:
         name = f"console-{uuid.uuid4().hex[:12]}"
         writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(folder))
         try:
-            writer.submit_durable(make(clock.now_us()))
+            yield writer
         finally:
             writer.close()

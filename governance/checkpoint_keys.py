@@ -74,10 +74,16 @@ def open_signing_key(
 def rotate_signing_key(
     path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str
 ) -> SigningKey:
-    """Hand over to a new key, on record (H2); the old file stays beside it under its key id. Stop its signer first.
+    """Hand over to a new key, on record (H2); the old file stays beside it under its key id.
 
-    Raises `LedgerUnavailable` where the handover could not be recorded; the old key then goes on.
+    Raises `LedgerUnavailable` where the handover could not be recorded; the old key then goes on. Raises
+    `SigningKeyError` while a signer runs.
     """
+    with signer.alone():
+        return _rotate(path, signer, ledger, clock, actor)
+
+
+def _rotate(path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str) -> SigningKey:
     old = read_signing_key(path)
     fresh = _next(path)
     fresh.unlink(missing_ok=True)

@@ -1,8 +1,10 @@
-"""Leaves as OCSF events (schema.ocsf.io 1.x), by a table: what each kind of leaf is there, and how severe.
+"""Leaves as OCSF events (schema.ocsf.io 1.5.0), by a table: what each kind of leaf is there, and how severe.
 
 O1 Every kind has its row; a kind without one is an error here and in a test, never a guess.
 O2 The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
 O3 `metadata.uid` is log and idx: a receiver drops what it has seen by it.
+O4 Classes, activities and statuses are those of github.com/ocsf/ocsf-schema (`events/`), whose enumerations only grow;
+a test holds the copy that the table is checked against. A finding's status is where it stands, not whether it worked.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from kvcustody.errors import LedgerError
 VERSION = "1.5.0"
 INFORMATIONAL, LOW, MEDIUM, HIGH = 1, 2, 3, 4
 SUCCESS, FAILURE, UNKNOWN = 1, 2, 0
+NEW, IN_PROGRESS, RESOLVED = 1, 2, 4  # of a finding
 OTHER = 99
 
 LIFECYCLE, API, DATASTORE, EVENT_LOG, ENTITY, COMPLIANCE, DETECTION = 6002, 6003, 6005, 1008, 3004, 2003, 2004
@@ -81,6 +84,7 @@ _CATEGORIES = {
     3: "Identity & Access Management",
     6: "Application Activity",
 }
+_CLOSE = 3  # of a finding
 _OUTCOMES = ("outcome", "effect", "result")
 
 
@@ -100,7 +104,7 @@ def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
         "activity_name": mapping.activity,
         "type_uid": mapping.class_uid * 100 + mapping.activity_id,
         "severity_id": max(mapping.severity, MEDIUM) if failed else mapping.severity,
-        "status_id": FAILURE if failed else SUCCESS if outcome else UNKNOWN,
+        "status_id": _status(mapping, outcome, failed),
         "time": row.at_us // 1000,
         "message": row.kind,
         "metadata": {
@@ -117,6 +121,13 @@ def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
     if tenant:
         made["metadata"]["tenant_uid"] = tenant
     return made | _required(mapping.class_uid, row)
+
+
+def _status(mapping: Mapping, outcome: str, failed: bool) -> int:
+    if mapping.class_uid in (COMPLIANCE, DETECTION):
+        standing = {CREATE: NEW, _CLOSE: IN_PROGRESS if failed else RESOLVED, OTHER: UNKNOWN}
+        return standing.get(mapping.activity_id, IN_PROGRESS)
+    return FAILURE if failed else SUCCESS if outcome else UNKNOWN
 
 
 def _actor(body: dict[str, Any]) -> dict[str, Any]:

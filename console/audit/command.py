@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from kvcustody.console.audit import anchor, check, export, find, keep, ship
+from kvcustody.console.audit import anchor, check, export, find, keep, ship, signing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +25,8 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
         anchor.timestamp,
         "timestamp --url http://tsa.example.org/ --certificate tsa.pem --roots roots.pem",
     ),
+    "keys": (signing.keys, "keys --key ledger.vkey"),
+    "rotate-key": (signing.rotate, "rotate-key signing.key --actor custodian"),
     "redact": (keep.redact, "redact acme alice --actor dpo --reason 'request 7'"),
     "purge": (
         keep.drop,

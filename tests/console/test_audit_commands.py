@@ -229,6 +229,8 @@ def test_every_command_teaches_by_example(run: Run) -> None:
         "query",
         "prove",
         "fsck",
+        "keys",
+        "rotate-key",
         "export",
         "verify",
         "redact",

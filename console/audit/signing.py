@@ -1,0 +1,86 @@
+"""`kvcustody audit rotate-key` and `keys`: which key signs the ledger's checkpoints, and the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.note import parse_vkey
+from kvcustody.audit.recording import recorder
+from kvcustody.clock import SystemClock
+from kvcustody.console.audit.ledger import DEFAULT, Ledger, key_texts, reading, writing
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.errors import ConfigError
+from kvcustody.governance.checkpoint_keys import open_signing_key, recorded_keys, rotate_signing_key
+
+
+def rotate(
+    key_file: Annotated[Path, typer.Argument(help="The file of the key that signs this ledger now.")],
+    actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Hand over to a new signing key: both sign the handover, the ledger records it, then the file changes.
+
+    Stop the process that signs first (the service, or the engine); it signs with the new key from its next start on.
+    The old key stays beside the new one, under its id: its checkpoints verify as before, and it may sign nothing newer.
+    Give auditors the new public key. Whoever trusts the old one checks the handover with `audit keys --key OLD`.
+    A handover that cannot be recorded does not happen.
+    """
+    clock = SystemClock()
+    with writing(ledger) as engine:
+        periods = recorded_keys(engine)
+        if not periods:
+            raise ConfigError(
+                "no signing key is on record in this ledger; the service makes one at its start"
+            )
+        with recorder(engine, clock) as writer:
+            old = open_signing_key(key_file, periods[-1].key.name, engine, writer, clock)
+            if old is None:
+                raise ConfigError(f"`{key_file}` does not exist; give the file of key `{periods[-1].key}`")
+            memory = key_file.with_name(key_file.name + ".last")
+            signer = CheckpointSigner(engine, [old], memory=memory, clock=clock)
+            new = rotate_signing_key(key_file, signer, writer, clock, actor)
+            size = signer.last_head().size
+        CheckpointSigner(engine, [new], memory=memory, clock=clock).sign_once()
+    kept = key_file.with_name(f"{key_file.name}.{old.verifier.key_id.hex()}")
+    if as_json:
+        print_json({"old": str(old.verifier), "new": str(new.verifier), "size": size, "kept": str(kept)})
+        return
+    print(f"signs from now on: {new.verifier}")
+    print(f"signed up to {size} root leaves: {old.verifier} (kept as {kept})")
+
+
+def keys(
+    ledger: Ledger = DEFAULT,
+    key: Annotated[
+        str | None,
+        typer.Option(help="A public key that you trust, or its file: the chain has to begin there."),
+    ] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show every key that signs or signed this ledger, and the sizes it may sign; each handover is verified."""
+    with reading(ledger) as engine:
+        periods = recorded_keys(engine)
+    if key is not None:
+        trusted = parse_vkey(key_texts([key])[0])
+        places = [number for number, period in enumerate(periods) if period.key == trusted]
+        if not places:
+            raise ConfigError(f"no handover of this ledger begins at key `{trusted}`")
+        periods = periods[places[0] :]
+    if as_json:
+        rows = [
+            {"key": str(signer), "first_size": first, "last_size": last} for signer, first, last in periods
+        ]
+        print_json({"keys": rows})
+        return
+    table = make_table(f"{len(periods)} signing keys", "key", "from size", "to size", left=1)
+    for period in periods:
+        last = "-" if period.last_size is None else str(period.last_size)
+        table.add_row(str(period.key), str(period.first_size), last)
+    stdout().print(table, markup=False)

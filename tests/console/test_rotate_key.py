@@ -1,0 +1,89 @@
+"""`kvcustody audit rotate-key` and `keys`: a handover by command, on record; what the old key signed still verifies."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.recording import recorder
+from kvcustody.audit.signing import create_signing_key, read_signing_key
+from kvcustody.audit.store import open_store
+from kvcustody.clock import SystemClock
+from kvcustody.console.main import app
+from kvcustody.governance.checkpoint_keys import open_signing_key
+from kvcustody.migrations.upgrade import upgrade
+
+Run = Callable[..., Result]
+CLOCK = SystemClock()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a signed ledger, its key on record, and an export of then."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
+    engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
+    upgrade(engine)
+    with recorder(engine, CLOCK) as writer:
+        key = open_signing_key(tmp_path / "signing.key", "ledger.example/acme", engine, writer, CLOCK)
+    assert key is not None
+    CheckpointSigner(engine, [key], memory=tmp_path / "signing.key.last", clock=CLOCK).sign_once()
+    engine.dispose()
+    return tmp_path
+
+
+@pytest.fixture
+def run(place: Path) -> Run:
+    def call(line: str, *, exits: int = 0) -> Result:
+        made = CliRunner().invoke(app, shlex.split(line))
+        assert made.exit_code == exits, (line, made.output, made.stderr)
+        return made
+
+    return call
+
+
+def answer(made: Result) -> Any:
+    return json.loads(made.stdout)
+
+
+def test_a_handover_is_recorded_and_old_notes_still_verify(run: Run, place: Path) -> None:
+    old = read_signing_key(place / "signing.key")
+    run("audit export before")
+    made = answer(run("audit rotate-key signing.key --actor custodian --json"))
+    new = read_signing_key(place / "signing.key")
+    assert (made["old"], made["new"]) == (str(old.verifier), str(new.verifier)) and old != new
+    assert read_signing_key(Path(made["kept"])) == old
+    recorded = answer(run("audit query --kind signing-key --json"))
+    assert "custodian" in json.dumps(recorded) and str(new.verifier) in json.dumps(recorded)
+    chain = answer(run(f"audit keys --key {old.verifier} --json"))["keys"]
+    assert [each["key"] for each in chain] == [str(old.verifier), str(new.verifier)]
+    assert chain[0]["last_size"] == chain[1]["first_size"] == made["size"]
+    run("audit export after")
+    run(f"audit verify before --key {old.verifier}")
+    run(f"audit verify after --key {new.verifier}")
+    run(f"audit verify after --key {old.verifier}", exits=1)
+    assert answer(run(f"audit fsck --key {old.verifier} --key {new.verifier} --json"))["verified"] == 2
+
+
+def test_a_key_that_signs_or_is_another_ledgers_is_not_rotated(run: Run, place: Path) -> None:
+    before = (place / "signing.key").read_bytes()
+    engine = open_store("sqlite:///kvcustody.db")
+    key = read_signing_key(place / "signing.key")
+    signer = CheckpointSigner(engine, [key], memory=place / "signing.key.last", clock=CLOCK)
+    signer.start()
+    assert "stop it first" in run("audit rotate-key signing.key --actor custodian", exits=2).stderr
+    signer.close()
+    engine.dispose()
+    assert "does not exist" in run("audit rotate-key other.key --actor custodian", exits=2).stderr
+    assert (place / "signing.key").read_bytes() == before
+    assert len(answer(run("audit keys --json"))["keys"]) == 1
+    other = create_signing_key(place / "other.key", "ledger.example/acme")
+    assert "not the one" in run("audit rotate-key other.key --actor custodian", exits=2).stderr
+    assert "no handover" in run(f"audit keys --key {other.verifier}", exits=2).stderr
