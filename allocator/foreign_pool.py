@@ -156,7 +156,7 @@ class ForeignPool(ForeignHolds):
         if not len(unused):
             return []
         self.evicted[cause] = self.evicted.get(cause, 0) + len(unused)
-        return self._end(unused, cause, now_us, now_us, told=True)
+        return self._end_cached(unused, cause, now_us, now_us, told=True)
 
     def let_go(self, residency: ForeignResidency, blocks: Blocks, now_us: int) -> list[int]:
         """A running residency gives some of its blocks back; returns what the engine must forget."""
@@ -167,7 +167,7 @@ class ForeignPool(ForeignHolds):
         self.let_go_events.append(LetGo(residency, blocks, generations, residency.recorded_until, now_us))
         residency.passed.append(generations)
         residency.drop(generations)
-        return self._unreference(blocks, "passed", now_us)
+        return self.unreference(blocks, "passed", now_us)
 
     def release(
         self, residency: ForeignResidency, cause: str, now_us: int, fence: int | None = None
@@ -182,7 +182,7 @@ class ForeignPool(ForeignHolds):
             return []
         self._place_hold(residency, blocks, now_us)
         self._ending_fence = fence
-        forget = self._unreference(blocks, cause, now_us)
+        forget = self.unreference(blocks, cause, now_us)
         self._ending_fence = None
         return forget
 
@@ -191,7 +191,7 @@ class ForeignPool(ForeignHolds):
             f"request `{residency.request_id}` does not hold block `{int(blocks[0])}`", block=int(blocks[0])
         )
 
-    def _unreference(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
+    def unreference(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
         """Give one reference on each of `blocks` back."""
         refs = self.refs[blocks] - 1
         if int(refs.min()) < 0:
@@ -205,6 +205,7 @@ class ForeignPool(ForeignHolds):
         kept = last[stays]
         self.state[kept] = CACHED
         self.used[kept] = self._clock
+        self.released_us[kept] = now_us
         self._cached_fence = max(self._cached_fence, self._fence_now())
         if len(kept) == len(last):
             return []

@@ -97,6 +97,12 @@ class ForeignResidency(Residency):
             every = every[~np.isin(np.concatenate([self.attached_generations, *handed]), self.dropped)]
         return every
 
+    def generations(self) -> NDArray[np.int64]:
+        """The generation of each of `blocks()`."""
+        handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
+        every = np.concatenate([self.attached_generations, *handed])
+        return every[~np.isin(every, self.dropped)] if len(self.dropped) else every
+
     def drop(self, generations: NDArray[np.int64]) -> None:
         """It no longer refers to the blocks that have these generations."""
         self.dropped = np.concatenate((self.dropped, generations))

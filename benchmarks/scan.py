@@ -5,7 +5,8 @@
 The pool holds chains of four runs; every run has a residency of its own and `--blocks-each` blocks, so each residency
 holds its run and the runs before it. Full: every node, hold, index entry and block against each other (`allocator`),
 and the ledger's residencies against the process, from rows of the same number (`ledger`). Online: one slice a step;
-p50, p99 and the most of `--steps` of them. CPU seconds, since other work on the machine would count otherwise.
+p50, p99 and the most of `--steps` of them, beside those of as many pieces of fixed work (`fixed_work_us`): what the
+machine adds by itself. CPU seconds, since other work on the machine would count otherwise.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from typing import Any
 import hardware
 import numpy as np
 
-from kvcustody.allocator.manager import BlockManager, PoolOptions
+from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.memory import UnbackedMemory
 from kvcustody.allocator.node import NEVER_US, Node
+from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.audit.orphans import _residencies
 from kvcustody.audit.store import WRITE, open_store
-from kvcustody.governance.online_scan import Budget, OnlineScan
-from kvcustody.governance.scan import PoolScan
+from kvcustody.governance.orphans.online_scan import OnlineScan
+from kvcustody.governance.orphans.pool_scan import PoolScan
+from kvcustody.governance.orphans.slices import Budget
 from kvcustody.migrations.upgrade import upgrade
 
 CHAIN = 4
@@ -108,16 +111,26 @@ def ledger(residencies: int, folder: Path) -> float:
 
 def slices(manager: BlockManager, steps: int) -> dict[str, float]:
     """Microseconds a slice, of its own thread's CPU time."""
-    scan = OnlineScan(manager, set, Budget())
-    times = np.empty(steps)
+    scan = OnlineScan(manager, lambda sequence: True, Budget())
     gc.collect()
     gc.freeze()
-    for at in range(steps):
-        start = time.thread_time_ns()
-        scan.step()
-        times[at] = time.thread_time_ns() - start
+    times = _timed(scan.step, steps)
     gc.unfreeze()
     assert scan.take() == []
+    return times
+
+
+def machine(steps: int) -> dict[str, float]:
+    """The same of a loop that does a fixed amount of work: what the machine itself adds to a slice's peak."""
+    return _timed(lambda: sum(range(3000)), steps)
+
+
+def _timed(work: Callable[[], Any], steps: int) -> dict[str, float]:
+    times = np.zeros(steps)
+    for at in range(steps):
+        start = time.thread_time_ns()
+        work()
+        times[at] = time.thread_time_ns() - start
     p50, p99, p999 = (float(value) / 1000 for value in np.percentile(times, (50, 99, 99.9)))
     return {"p50": p50, "p99": p99, "p99.9": p999, "most": float(times.max()) / 1000, "steps": steps}
 
@@ -144,6 +157,7 @@ def main() -> None:
         "full_ledger_cpu_seconds": round(joined, 3),
         "full_cpu_seconds": round(full + joined, 3),
         "online_us": {name: round(value, 1) for name, value in online.items()},
+        "fixed_work_us": {name: round(value, 1) for name, value in machine(options.steps).items()},
     }
     print(json.dumps({name: value for name, value in result.items() if name != "hardware"}, indent=2))
     if options.json:

@@ -35,14 +35,17 @@ from kvcustody.governance.erasure_run import Erased, Erasures
 from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.narrowing import Bound
+from kvcustody.governance.orphans.books import LedgerJoin
+from kvcustody.governance.orphans.finding import Finding
+from kvcustody.governance.orphans.port_scan import EngineBooks
+from kvcustody.governance.orphans.scans import OrphanScans, Scanned
 from kvcustody.governance.port_accounts import ANONYMOUS, PortAccounts
+from kvcustody.governance.port_check import check
 from kvcustody.governance.port_erasure import PortCustodian
 from kvcustody.governance.port_keys import Keys
 from kvcustody.governance.port_moves import PortMoves
-from kvcustody.governance.port_scan import check, scan
 from kvcustody.governance.port_stats import pool_counts, port_stats
 from kvcustody.governance.release.staged import quotas_of
-from kvcustody.governance.scan import Finding
 from kvcustody.governance.selector import Selector
 from kvcustody.governance.stats import Stats
 from kvcustody.policies.ir import Profile
@@ -89,6 +92,7 @@ class EnginePort(PortMoves):
         self.erasures = Erasures(
             PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
+        self._orphans = OrphanScans(EngineBooks(self, engine), self._clock, self._emit)
         self._accounts.limit(quotas_of(table))
 
     def tell_late(self, catch_up: Callable[[], None]) -> None:
@@ -190,9 +194,21 @@ class EnginePort(PortMoves):
         self._epoch += 1
 
     def scan(self) -> list[Finding]:
-        """Compare this side's books with the engine's; every disagreement is a finding."""
+        """Compare this side's books, requests, queues and tiers with each other and with the engine's books."""
         self._catch_up()
-        return scan(self, self._engine.view())
+        return self._orphans.scan()
+
+    def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
+        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too.
+
+        The engine is told what it must forget, abort or withhold; its own books stay its own.
+        """
+        self._catch_up()
+        self._drain(self._clock.now_us())
+        scanned = self._orphans.scan_and_recover(self.pool.blocks, ledger, mode)
+        self._drain(self._clock.now_us())
+        self._engine.wake()
+        return scanned
 
     def check(self) -> list[str]:
         """Recompute the invariants from scratch; an empty list when all hold."""

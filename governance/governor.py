@@ -35,16 +35,10 @@ from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.narrowing import Bound, BoundManager
-from kvcustody.governance.online_scan import OnlineScan
-from kvcustody.governance.orphan_scan import (
-    LedgerJoin,
-    Scanned,
-    held_by,
-    mended,
-    record,
-    tier_troubles,
-    troubles_of,
-)
+from kvcustody.governance.orphans.books import LedgerJoin
+from kvcustody.governance.orphans.finding import Finding
+from kvcustody.governance.orphans.governor_scan import GovernorBooks
+from kvcustody.governance.orphans.scans import OrphanScans, Scanned
 from kvcustody.governance.outcome import Admission, Deferred, Refused
 from kvcustody.governance.overdue import OverdueWatch
 from kvcustody.governance.plan import Plan
@@ -52,7 +46,6 @@ from kvcustody.governance.pools import Pools
 from kvcustody.governance.release.staged import quotas_of
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment, via_reasons
-from kvcustody.governance.scan import Finding, Trouble
 from kvcustody.governance.stats import Stats, pool_stats
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.table import DecisionTable
@@ -77,9 +70,7 @@ class Governor(Authority):
         self._keep_last = pools.options.keep_last_token
         self._live: dict[object, Running] = {}
         self._launch = 0
-        self._scans = 0
         self._overdue = OverdueWatch()
-        self._online: list[OnlineScan] = []
         super().__init__(
             table,
             keyring,
@@ -94,6 +85,7 @@ class Governor(Authority):
             self._emit,
             lambda: self.table.policy.erasure,
         )
+        self._orphans = OrphanScans(GovernorBooks(self), self._clock, self._emit)
         pools.boot(quotas_of(table))
         self._drain(self._clock.now_us())
 
@@ -331,10 +323,7 @@ class Governor(Authority):
         for request_id in over:
             self.release(request_id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
-        for online in self._online:
-            online.step()
-            if online.has_found:
-                self._record_online(online.take())
+        self._orphans.step()
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
@@ -399,43 +388,18 @@ class Governor(Authority):
 
     def scan(self) -> list[Finding]:
         """Compare the allocator with live requests, holds, queues and tiers; every disagreement is a finding."""
-        return [trouble.finding for trouble in self._troubles(self._clock.now_us(), None)[0]]
+        return self._orphans.scan()
 
     def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
-        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too (G3)."""
-        started_us = self._clock.now_us()
-        found, compared = self._troubles(started_us, ledger)
-        findings = mended(found)
+        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too."""
         blocks = sum(manager.pool.blocks for manager in self.managers)
-        self._scans += 1
-        scanned = Scanned(findings, compared, blocks, started_us, self._clock.now_us())
-        self._outbox += record(self, self._scans, mode, scanned)
+        scanned = self._orphans.scan_and_recover(blocks, ledger, mode)
         self._drain(self._clock.now_us())
         return scanned
 
     def scan_online(self) -> None:
-        """From now on every step scans a slice of each pool; findings go on record, for a full scan to repair."""
-        self._online = [OnlineScan(manager, self._running_sequences) for manager in self.managers]
-
-    def _running_sequences(self) -> set[Running]:
-        return set(self._live.values())
-
-    def _record_online(self, findings: list[Finding]) -> None:
-        now_us = self._clock.now_us()
-        self._scans += 1
-        looked = [online.progress for online in self._online]
-        compared = sum(one.holds + one.sequences for one in looked)
-        scanned = Scanned(tuple(findings), compared, sum(one.blocks for one in looked), now_us, now_us)
-        self._outbox += record(self, self._scans, "online", scanned)
-        _log.warning("orphans found", findings=len(findings), first=findings[0].orphan)
-
-    def _troubles(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[Trouble], int]:
-        live = {sequence: handle for handle, sequence in self._live.items()}
-        found, compared = troubles_of(self, live, now_us)
-        found += tier_troubles(self.erasures.tiers, now_us)
-        if ledger is not None:
-            found += ledger.troubles(held_by(self), now_us)
-        return found, compared
+        """From now on every step scans a slice of one pool; findings go on record, for a full scan to repair."""
+        self._orphans.scan_online()
 
     def check(self) -> list[str]:
         """Recompute every invariant (L1–L10) from scratch; an empty list when all hold."""

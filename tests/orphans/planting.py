@@ -16,7 +16,7 @@ from kvcustody.allocator.sequence import Sequence
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
 from kvcustody.audit.schema import events, incarnations, workers
 from kvcustody.audit.store import WRITE
-from kvcustody.governance.ledger_scan import WriterJoin
+from kvcustody.governance.orphans.ledger_scan import WriterJoin
 
 Planted = Counter[str]
 

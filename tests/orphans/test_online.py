@@ -1,4 +1,4 @@
-"""The scan in slices: finds what is planted within two rounds, and nothing in a process that is well."""
+"""The scan in slices: finds what is planted within a few rounds, and nothing in a process that is well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from planting import Garden
 from sqlalchemy import Engine
 
 from kvcustody.audit.queries import findings
-from kvcustody.governance.online_scan import Budget, OnlineScan
+from kvcustody.governance.orphans.online_scan import OnlineScan
+from kvcustody.governance.orphans.slices import Budget
 
 FINDABLE = {
     "lost finish": "lost finish",
@@ -21,26 +22,27 @@ FINDABLE = {
 }
 
 
-def online(garden: Garden | Histories, **budget: int) -> OnlineScan:
-    governor = garden.governor
-    return OnlineScan(governor.managers[0], lambda: set(governor.running.values()), Budget(**budget))
+def online(garden: Garden | Histories, work: int) -> OnlineScan:
+    running = garden.governor.running
+    manager = garden.governor.managers[0]
+    return OnlineScan(manager, lambda sequence: running.get(sequence.id) is sequence, Budget(work))
 
 
 @pytest.mark.parametrize("name", FINDABLE)
 def test_what_is_planted_is_found_while_the_process_serves(store: Engine, tmp_path: Path, name: str) -> None:
     garden = Garden(store, tmp_path, 3)
     garden.quiet()
-    scan = online(garden, blocks=64, nodes=8)
+    scan = online(garden, 100)
     planted = garden.plants[name]()
     before = scan.progress.rounds
-    while scan.progress.rounds < before + 3:
+    while scan.progress.rounds < before + 4:
         scan.step()
     assert {finding.orphan for finding in scan.take()} == {FINDABLE[name]}
     recovered = garden.governor.scan_and_recover(garden.join)
     assert len(recovered.findings) == planted.total()
     for _ in range(2):
         before = scan.progress.rounds
-        while scan.progress.rounds < before + 2:
+        while scan.progress.rounds < before + 3:
             scan.step()
         scan.take()
     assert scan.take() == []
@@ -49,7 +51,7 @@ def test_what_is_planted_is_found_while_the_process_serves(store: Engine, tmp_pa
 def clean(operations: int, scope: str) -> OnlineScan:
     """Operations with a slice after each; a full scan now and then."""
     world = Histories(5, scope=scope)
-    scan = online(world, blocks=32, nodes=4, holds=4, sequences=2)
+    scan = online(world, 40)
     for at in range(operations):
         world.act() if at % 40 else world.erase()
         scan.step()
@@ -76,7 +78,7 @@ def test_a_governor_records_what_its_slices_find(store: Engine, tmp_path: Path) 
     garden.quiet()
     garden.governor.scan_online()
     garden.leaked_hold()
-    for _ in range(400):
+    for _ in range(600):
         garden.governor.step()
     garden.world.writer.flush()
     with store.connect() as connection:

@@ -10,7 +10,7 @@ from planting import Garden
 from sqlalchemy import Engine, func, select
 
 from kvcustody.audit.schema import orphan_findings, orphan_scans
-from kvcustody.governance.scan import CLASSES
+from kvcustody.governance.orphans.finding import CLASSES
 
 ROUNDS = 3
 

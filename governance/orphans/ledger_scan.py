@@ -14,8 +14,8 @@ from kvcustody.audit.recovery import close_dead
 from kvcustody.audit.writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.flat_runs import FlatRuns
-from kvcustody.governance.orphan_scan import Held
-from kvcustody.governance.scan import Finding, Trouble
+from kvcustody.governance.orphans.books import Held
+from kvcustody.governance.orphans.finding import Finding, Trouble
 
 ENDED_BY_SCAN = "orphan: its end was not recorded"
 _WITHIN_US = 1_000_000

@@ -1,0 +1,96 @@
+"""A finding: custody that two sources disagree about, and what repairs it.
+
+F1  A finding is a disagreement between two sources that are counted apart; a scan changes nothing until it is told to.
+F2  Every finding of the twelve classes has a repair. What cannot be explained is ended, never kept; what a fence holds
+    is contained until the fence retires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvcustody.allocator.block import Blocks
+
+CLASSES = (
+    "reference without sequence",
+    "sequence without reference",
+    "hold without residency",
+    "residency without block",
+    "stuck fence",
+    "lost finish",
+    "dead incarnation",
+    "unreachable chain",
+    "receipt without release",
+    "ledger gap",
+    "tier object without index",
+    "index without tier object",
+)
+DRIFT = ("reference without sequence", "hold without residency", "lost finish", "ledger gap")
+"""Classes whose blocks are in custody and accounted for by no request, chain or leaf."""
+
+NONE: Blocks = np.empty(0, dtype=np.int64)
+
+
+class Finding(NamedTuple):
+    """One disagreement: its class as the design names it, its owner, and the blocks it is about.
+
+    `age_us`: for how long at least, where that is known. `action` and `outcome` are empty until it was repaired.
+    """
+
+    orphan: str
+    tenant: str
+    cause: str
+    blocks: tuple[int, ...]
+    age_us: int = 0
+    residency: int = 0
+    pool: int = 0
+    action: str = ""
+    outcome: str = ""
+
+
+Repair = Callable[[], tuple[str, str]]
+"""Returns what was done, and what came of it."""
+
+
+class Trouble(NamedTuple):
+    """A finding with what repairs it."""
+
+    finding: Finding
+    repair: Repair
+
+    def mend(self) -> Finding:
+        """Repair it; the finding says how that went."""
+        action, outcome = self.repair()
+        return self.finding._replace(action=action, outcome=outcome)
+
+
+class Found:
+    """Makes the troubles of one pool at one instant: with ages, and blocks as plain numbers."""
+
+    def __init__(self, pool: int, now_us: int) -> None:
+        self.pool = pool
+        self.now_us = now_us
+
+    def __call__(
+        self,
+        orphan: str,
+        tenant: str,
+        cause: str,
+        blocks: Blocks,
+        repair: Repair,
+        *,
+        since_us: int = 0,
+        residency: int = 0,
+    ) -> Trouble:
+        """`since_us`: since when at least, on the boot-time clock; 0 where that is not known."""
+        age_us = max(0, self.now_us - since_us) if since_us else 0
+        listed = tuple(blocks.tolist())
+        return Trouble(Finding(orphan, tenant, cause, listed, age_us, residency, self.pool), repair)
+
+
+def mended(troubles: Sequence[Trouble]) -> tuple[Finding, ...]:
+    """Repair them one by one, each at most once."""
+    return tuple(trouble.mend() for trouble in troubles)

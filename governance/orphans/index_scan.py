@@ -1,0 +1,59 @@
+"""The index against the tree: chains that nobody can find, and entries that lead nowhere."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import numpy as np
+
+from kvcustody.allocator.index import COARSE_BLOCKS
+from kvcustody.allocator.mend import drop_entries, unreach
+from kvcustody.allocator.node import Node
+from kvcustody.governance.orphans.census import Census
+from kvcustody.governance.orphans.finding import Found, Trouble
+
+_CLASS = "unreachable chain"
+
+
+def index_troubles(census: Census, found: Found) -> list[Trouble]:
+    """Nodes that are indexed and not in the tree, and nodes of which an entry is missing."""
+    tree, now_us = census.manager.tree, found.now_us
+
+    def stray(node: Node) -> Trouble:
+        def drop() -> tuple[str, str]:
+            drop_entries(tree, node)
+            return "taken out of the index", "recovered"
+
+        tenant, cause = node.domain.owner.name, "indexed but not in the tree"
+        return found(_CLASS, tenant, cause, node.blocks, drop, since_us=node.used_us)
+
+    def part(node: Node) -> Trouble:
+        def end() -> tuple[str, str]:
+            if node.length:
+                unreach(tree, node, now_us)
+            return "ended" if node.length == 0 else "left to its requests", "recovered"
+
+        tenant, cause = node.domain.owner.name, "in the tree but not indexed"
+        return found(_CLASS, tenant, cause, node.blocks, end, since_us=node.used_us)
+
+    strays, parts = _entries(census)
+    return [*map(stray, strays), *map(part, parts)]
+
+
+def _entries(census: Census) -> tuple[list[Node], list[Node]]:
+    """Entered nodes that are not in the tree, and nodes with fewer entries than their keys ask for.
+
+    A key leads to one node, so a node's entries are whole when there are as many as its length calls for.
+    """
+    index = census.manager.tree.index
+    places = census.places(index.nodes(), len(index))
+    inside = places >= 0
+    strays: list[Node] = []
+    if not inside.all():
+        outside = (node for node, known in zip(index.nodes(), inside.tolist(), strict=True) if not known)
+        strays = list({id(node): node for node in outside}.values())
+    have = np.bincount(places[inside], minlength=len(census.nodes))
+    start, length = census.field("start"), census.field("length")
+    keyed = np.fromiter(map(bool, map(attrgetter("keys"), census.nodes)), np.bool_, len(census.nodes))
+    wanted = keyed * (1 + (start + length) // COARSE_BLOCKS - (start + 1) // COARSE_BLOCKS)
+    return strays, [census.nodes[at] for at in np.flatnonzero(have != wanted).tolist()]

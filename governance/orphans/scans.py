@@ -1,0 +1,125 @@
+"""The orphan scans of one process: full ones with recovery, slices beside its steps, and the record of both.
+
+G1  `scan` changes nothing and writes nothing.
+G2  Findings are repaired one by one, each at most once, and are on record with action and outcome.
+G3  A step does one slice of one pool, whatever the number of pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
+from kvcustody.clock import Clock
+from kvcustody.governance.flat_runs import FlatRuns
+from kvcustody.governance.orphans.books import Books, LedgerJoin
+from kvcustody.governance.orphans.finding import DRIFT, Finding, Trouble, mended
+from kvcustody.governance.orphans.slices import Slices
+from kvcustody.governance.orphans.tier_scan import tier_troubles
+
+_log = structlog.get_logger(__name__)
+
+
+class Scanned(NamedTuple):
+    """What a scan did. Times are boot-time microseconds."""
+
+    findings: tuple[Finding, ...]
+    residencies: int
+    blocks: int
+    started_us: int
+    ended_us: int
+
+    @property
+    def drift_blocks(self) -> int:
+        """Blocks that the pool has in custody and no request, chain or leaf accounts for: how far memory drifted."""
+        return sum(len(finding.blocks) for finding in self.findings if finding.orphan in DRIFT)
+
+
+class OrphanScans:
+    """Scans `books`; events go to `emit`. Called on the owning thread."""
+
+    def __init__(self, books: Books, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> None:
+        self._books = books
+        self._clock = clock
+        self._emit = emit
+        self._number = 0
+        self._online: list[Slices] = []
+        self._turn = 0
+
+    def scan(self) -> list[Finding]:
+        """Every disagreement between allocator, live requests, holds, queues and tiers (G1)."""
+        return [trouble.finding for trouble in self._troubles(self._clock.now_us(), None)[0]]
+
+    def scan_and_recover(self, blocks: int, ledger: LedgerJoin | None, mode: str) -> Scanned:
+        """Scan, repair every finding, and emit both (G2). With `ledger`, that one is joined too (books, K1)."""
+        started_us = self._clock.now_us()
+        found, compared = self._troubles(started_us, ledger)
+        scanned = Scanned(mended(found), compared, blocks, started_us, self._clock.now_us())
+        self._record(mode, scanned)
+        return scanned
+
+    def _troubles(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[Trouble], int]:
+        found, compared = self._books.troubles(now_us)
+        found += tier_troubles(self._books.tiers(), now_us)
+        if ledger is not None:
+            found += ledger.troubles(self._books.held(), now_us)
+        return found, compared
+
+    # -- slices -------------------------------------------------------------------------------------------------------
+
+    def scan_online(self) -> None:
+        """From now on every `step` scans a slice; findings go on record, for a full scan to repair."""
+        self._online, self._turn = self._books.slices(), 0
+
+    def step(self) -> None:
+        """One slice of one pool, in turn (G3)."""
+        if not self._online:
+            return
+        slices = self._online[self._turn]
+        self._turn = (self._turn + 1) % len(self._online)
+        slices.step()
+        if slices.has_found:
+            self._record_online(slices.take())
+
+    def _record_online(self, findings: list[Finding]) -> None:
+        now_us = self._clock.now_us()
+        looked = [online.progress for online in self._online]
+        compared = sum(one.holds + one.sequences for one in looked)
+        blocks = sum(one.blocks for one in looked)
+        self._record("online", Scanned(tuple(findings), compared, blocks, now_us, now_us))
+        _log.warning("orphans found", findings=len(findings), first=findings[0].orphan)
+
+    # -- record -------------------------------------------------------------------------------------------------------
+
+    def _record(self, mode: str, scanned: Scanned) -> None:
+        self._number += 1
+        number, now_us = self._number, scanned.ended_us
+        count = len(scanned.findings)
+        head = scanned.residencies, scanned.blocks, count
+        events: list[Event] = [
+            OrphanScanned(now_us, number, mode, scanned.started_us, scanned.ended_us, *head)
+        ]
+        for at, finding in enumerate(scanned.findings, 1):
+            events.append(self._found(number, at, finding, now_us))
+        self._emit(events)
+
+    def _found(self, number: int, at: int, finding: Finding, now_us: int) -> OrphanFound:
+        blocks = np.array(finding.blocks, dtype=np.int64)
+        runs = FlatRuns(blocks, self._books.generations(finding.pool)[blocks], finding.pool)
+        return OrphanFound(
+            now_us,
+            number,
+            at,
+            finding.orphan,
+            finding.cause,
+            finding.tenant or None,
+            finding.age_us,
+            runs,
+            finding.action,
+            finding.outcome,
+            finding.residency,
+        )
