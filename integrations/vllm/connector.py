@@ -45,6 +45,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache_config = kv_cache_config
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
+        self._owed = 0  # orders that a device has not answered yet
         if role is KVConnectorRole.SCHEDULER:
             _require_plugin()
             self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
@@ -98,12 +99,17 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepOrder:
         """See the interface."""
-        return self._scheduler.build(scheduler_output)
+        order = self._scheduler.build(scheduler_output)
+        order.is_idle = not scheduler_output.total_num_scheduled_tokens
+        return order
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """See the interface."""
         receipt = connector_output.kv_connector_worker_meta
-        self._scheduler.receive(receipt if isinstance(receipt, StepReceipt) else None)
+        told = receipt if isinstance(receipt, StepReceipt) else None
+        if told is not None:
+            self._owed = told.owed
+        self._scheduler.receive(told)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are freed at once; the manager tells governance when they are."""
@@ -116,8 +122,8 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """See the interface."""
-        return self._scheduler.has_work()
+        """See the interface. While a device owes answers, one more step without requests fetches them."""
+        return self._scheduler.has_work() or self._owed > 0
 
     def reset_cache(self) -> bool:
         """See the interface."""

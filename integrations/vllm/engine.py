@@ -88,7 +88,7 @@ class EngineHandle:
     def last_order(self, order: ScrubOrder) -> None:
         """Have the workers do a last scrub and take their answers; logged where they no longer can."""
         output = SchedulerOutput.make_empty()
-        output.kv_connector_metadata = StepOrder(0, order)
+        output.kv_connector_metadata = StepOrder(0, order, is_idle=True)
         try:
             done = self._core.model_executor.execute_model(output)
             receipt = done.kv_connector_output.kv_connector_worker_meta

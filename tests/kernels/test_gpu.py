@@ -154,3 +154,17 @@ def test_many_launches_never_wait_on_the_host_twice_for_one_slot():
     answers = scrubber.settle()
     assert [answer.number for answer in answers] == list(range(1, 201))
     assert not any(len(answer.dirty) for answer in answers)
+
+
+def test_launches_allocate_nothing_on_the_device():
+    table = table_of(blocks=64, layers=1)
+    scrubber = OrderedScrub(table)
+    listed = np.arange(0, 64, 2)
+    scrubber.launch(listed, listed)  # compiles
+    scrubber.settle()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(50):
+        scrubber.launch(listed, listed)
+    after = torch.cuda.memory_stats()["allocation.all.allocated"]
+    assert after == before
+    assert len(scrubber.settle()) == 50

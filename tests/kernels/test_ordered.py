@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvcustody.errors import DeviceError
 from kvcustody.kernels.ordered import OrderedScrub
@@ -160,3 +161,37 @@ def test_a_list_that_is_too_long_is_refused():
     staging = Staging(torch.device("cpu"), capacity=4, event=SimulatedStreams().event)
     with pytest.raises(DeviceError, match="`5` entries does not fit in `4`"):
         staging.take(np.arange(5))
+
+
+class Allocations(TorchDispatchMode):
+    """Names of the operations that make new memory while it is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name.startswith(("empty", "zeros", "ones", "full", "new_", "clone", "rand", "arange")):
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_launch_allocates_once_the_first_ones_have_been_answered():
+    device = Device(0, capacity=64)
+
+    def launches(count):
+        with Allocations() as made:
+            for _ in range(count):
+                device.scrub.used()
+                device.scrub.launch(np.arange(0, 16, 3), np.array([0, 3]))
+                device.scrub.order_before()
+        device.streams.drain()
+        assert len(device.scrub.answered()) == count
+        return made.seen
+
+    assert (
+        launches(2) != []
+    )  # positive control: each slot's first answer needs a word of memory for its count
+    for _ in range(5):
+        assert launches(2) == []

@@ -23,3 +23,10 @@ def test_an_order_arrives_whole() -> None:
 
 def test_a_step_without_scrubs() -> None:
     assert pickle.loads(pickle.dumps(StepOrder(9))) == StepOrder(9)
+
+
+def test_idleness_travels_with_and_without_scrubs() -> None:
+    order = ScrubOrder(1, ((1.0, np.array([2], dtype=np.int64)),))
+    for sent in (StepOrder(3, is_idle=True), StepOrder(3, order, is_idle=True)):
+        assert pickle.loads(pickle.dumps(sent)).is_idle
+    assert not pickle.loads(pickle.dumps(StepOrder(3, order))).is_idle

@@ -1,0 +1,162 @@
+"""The worker's scrubs on a device: in stream order, in any interleaving, with no wait of the host (W2 W3)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scheduler_rig import Rig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+
+from kvcustody.allocator.scrub_queue import ScrubOrder
+from kvcustody.allocator.stream_memory import StreamTensorMemory
+from kvcustody.clock import VirtualClock
+from kvcustody.integrations.vllm.messages import Answer, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.worker_side import WorkerSide
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
+from simulated_streams import SimulatedStreams
+
+BLOCKS = 24
+SEEDS = range(8)
+
+
+class Device:
+    """A worker on simulated streams, and a model that ends blocks and writes them again in one step."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.streams = SimulatedStreams(seed)
+        self.cache = torch.full((BLOCKS, 32), 0xFF, dtype=torch.uint8)
+        self.worker = WorkerSide(0, VirtualClock(), streams=self.streams)
+        self.worker.register({"layer": self.cache}, BLOCKS)
+        self.found: list[int] = []
+        self.answers: list[Answer] = []
+        self.ordered: list[int] = []  # blocks by order
+
+    def step(self, number: int, *, shares: tuple[float, ...] = (1.0, 0.0)) -> int:
+        """Blocks of the step before are scrubbed and written anew; returns how many orders are owed."""
+        chosen = self.random.permutation(BLOCKS)[: 3 * len(shares)]
+        parts = np.array_split(np.sort(chosen), len(shares))
+        self.ordered.append(len(chosen))
+        self.worker.obey(StepOrder(number, ScrubOrder(number, tuple(zip(shares, parts, strict=True)))))
+        self.streams.run(0, lambda: self._write(chosen))
+        return self._receive()
+
+    def idle(self, number: int) -> int:
+        self.worker.obey(StepOrder(number, is_idle=True))
+        return self._receive()
+
+    def live(self, steps: int = 40) -> None:
+        for number in range(1, steps + 1):
+            self.step(number)
+            for _ in range(int(self.random.integers(0, 12))):
+                self.streams.advance()
+
+    def _write(self, blocks: np.ndarray) -> None:
+        self.found.append(int(torch.count_nonzero(self.cache[blocks])))
+        self.cache[blocks] = 0xAB
+
+    def _receive(self) -> int:
+        receipt = self.worker.receipt()
+        self.answers += receipt.answers
+        return receipt.owed
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_first_write_finds_zeros_and_every_order_is_answered_once(seed: int) -> None:
+    device = Device(seed)
+    device.live()
+    assert device.idle(41) == 0
+    device.streams.drain()
+    assert device.found == [0] * 40
+    assert [answer.order for answer in device.answers] == list(range(1, 41))
+    assert all(len(answer.results) == 2 for answer in device.answers)
+    assert not any(len(result.failed) for answer in device.answers for result in answer.results)
+    counts = [answer.device_blocks for answer in device.answers]
+    least = np.cumsum(device.ordered)
+    assert counts == sorted(counts) and all(np.array(counts) >= least)
+    assert counts[-1] == least[-1]  # the device's own count, of answered orders only
+
+
+def test_the_host_waits_for_nothing_and_owes_the_answer_until_it_has_retired() -> None:
+    device = Device(0)
+    assert device.step(1, shares=(1.0,)) == 1
+    assert device.answers == [] and device.streams.host_waits == 0
+    assert bool((device.cache == 0).all()), "registered"
+    device.streams.drain()
+    assert device.step(2, shares=(1.0,)) == 1
+    assert [answer.order for answer in device.answers] == [1] and device.streams.host_waits == 0
+    assert device.idle(3) == 0
+    assert [answer.order for answer in device.answers] == [1, 2] and device.streams.host_waits == 1
+
+
+def test_an_order_is_answered_whole() -> None:
+    """Two batches, of which one has retired: no answer, and its blocks are not in the count of another's."""
+    device = Device(3)
+    partial = 0
+    for number in range(1, 60):
+        device.step(number)
+        for _ in range(int(device.random.integers(0, 9))):
+            device.streams.advance()
+            device._receive()
+            flying = device.worker._flying
+            partial += bool(flying and flying[0].results)
+            answered = sum(device.ordered[: len(device.answers)])
+            if device.answers:
+                assert device.answers[-1].device_blocks == answered
+    assert partial > 5, "no order was ever in two states"
+
+
+def test_a_block_that_stays_dirty_is_named_when_its_launch_retires() -> None:
+    device = Device(1)
+    assert device.worker.memory is not None
+    device.worker.memory.stuck.add((0, 7))
+    device.worker.obey(StepOrder(1, ScrubOrder(1, ((1.0, np.arange(5, 9)),))))
+    device.worker.obey(StepOrder(2, is_idle=True))
+    (answer,) = device.worker.receipt().answers
+    assert answer.results[0].failed.tolist() == [7] and answer.results[0].level == "full"
+
+
+def test_closing_waits_and_leaves_nothing() -> None:
+    device = Device(2)
+    device.live(10)
+    device.streams.drain()
+    assert device.cache.any()
+    device.worker.close()
+    assert not device.cache.any()
+
+
+@pytest.mark.parametrize("missing", ["used", "order_before"])
+def test_positive_control_without_one_of_the_waits_residue_is_found(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(StreamTensorMemory, missing, lambda self, stream=None: None)
+    found = []
+    for seed in SEEDS:
+        device = Device(seed)
+        device.live()
+        device.streams.drain()
+        found += device.found
+    assert sum(found) > 0
+
+
+def test_an_idle_engine_takes_one_more_step_while_a_device_owes_answers(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = Rig(model, monkeypatch).scheduler.connector
+
+    def idle_step(owed: int) -> bool:
+        order = connector.build_connector_meta(SchedulerOutput.make_empty())
+        assert order.is_idle
+        receipt = StepReceipt(order.step, owed=owed)
+        both = receipt.aggregate(StepReceipt(order.step))  # the other shard owes nothing
+        connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=both))
+        asks: bool = connector.has_pending_push_work()
+        return asks
+
+    assert [idle_step(owed) for owed in (0, 2, 1, 0)] == [False, True, True, False]
