@@ -21,8 +21,8 @@ from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.engine_port import EngineControl, EnginePort
-from kvcustody.governance.erasure_inbox import ErasureInbox
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.release.feed import follow
 from kvcustody.governance.settings import Settings
@@ -48,7 +48,7 @@ class EngineWorker:
     def __init__(
         self,
         port: EnginePort,
-        writer: EventWriter,
+        writer: EventWriter | RemoteLedger,
         name: str,
         clock: Clock,
         stack: ExitStack,
@@ -106,7 +106,7 @@ def open_engine_worker(
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        standing, keyring, writer, signer = open_foundation(
+        standing, keyring, writer, signer, inbox = open_foundation(
             settings,
             clock,
             stack,
@@ -134,7 +134,6 @@ def open_engine_worker(
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
         )
-        inbox = ErasureInbox(writer.engine, settings.worker_name, writer.offset_us)
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)

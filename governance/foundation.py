@@ -2,6 +2,8 @@
 
 N1  Nothing is admitted before the worker and its policy are on record; a dead predecessor's custody is closed first.
 N2  A policy of another profile than the deployment promises is refused.
+N3  Where the settings name a control plane, policy, ledger and erasures come over its API (control_plane.opening). A
+    start while it is away is on record in the local spill first.
 """
 
 from __future__ import annotations
@@ -20,8 +22,13 @@ from kvcustody.audit.witness.client import read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError
 from kvcustody.governance import core_dumps
 from kvcustody.governance.checkpoint_keys import open_signing_key
+from kvcustody.governance.control_plane.erasures import RemoteInbox
+from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_standing
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.erasure_inbox import ErasureInbox
 from kvcustody.governance.key_store import FileKeyStore
 from kvcustody.governance.keyring import Keyring
 from kvcustody.governance.release.standing import Standing, activations, open_standing
@@ -32,12 +39,13 @@ from kvcustody.policies.table import DecisionTable
 
 
 class Foundation(NamedTuple):
-    """An open policy, keyring and ledger; `signer` is None where another process signs the checkpoints."""
+    """What a worker stands on, open; `signer` is None where another process signs the checkpoints."""
 
     standing: Standing
     keyring: Keyring
-    writer: EventWriter
+    writer: EventWriter | RemoteLedger
     signer: CheckpointSigner | None
+    inbox: ErasureInbox
 
 
 def open_foundation(
@@ -55,42 +63,63 @@ def open_foundation(
     port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)
+    memory = (blocks, shards, bytes_per_block, device)
+    if settings.control_plane:
+        return _behind_control_plane(settings, clock, stack, keyring, memory)
     engine = open_store(settings.database_url)
     stack.callback(engine.dispose)
     upgrade(engine)
     standing = open_standing(settings, engine, clock)
-    table = standing.table
-    sizes = WriterSettings(spill_bytes=int(settings.spill_bytes_max))
-    settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    writer = EventWriter(
-        engine,
-        worker=settings.worker_name,
-        clock=clock,
-        spill_directory=settings.spill_path,
-        settings=sizes,
-        subject_keys=None
-        if settings.subject_keys_url is None
-        else SubjectKeys.open(settings.subject_keys_url),
-    )
+    writer = _writer(settings, engine, clock)
     stack.callback(writer.close)
-    started = WorkerStarted(
-        clock.now_us(),
-        settings.worker_name,
-        blocks,
-        shards,
-        bytes_per_block,
-        device,
-        f"kvcustody {kvcustody.__version__}",
-        table.revision,
-    )
-    _announce(writer, settings, table, started)
+    _announce(writer, settings, standing.table, _started(settings, standing, clock, memory))
     signer = _signer(settings, engine, writer, clock)
     if signer is not None:
         signer.start()
         stack.callback(signer.close)
         stack.callback(writer.flush)  # what is written by then is signed
         _take_to_witnesses(settings, engine, stack)
-    return Foundation(standing, keyring, writer, signer)
+    inbox = ErasureInbox(engine, settings.worker_name, writer.offset_us)
+    return Foundation(standing, keyring, writer, signer, inbox)
+
+
+def _behind_control_plane(
+    settings: Settings, clock: Clock, stack: ExitStack, keyring: Keyring, memory: tuple[int, int, int, str]
+) -> Foundation:
+    """The same over the API (N3); the control plane signs."""
+    connection = connect(settings, stack)
+    standing = remote_standing(settings, connection, clock)
+    writer = open_remote_ledger(settings, connection, clock)
+    stack.callback(writer.close)
+    started = _started(settings, standing, clock, memory)
+    if writer.down:  # what is stated again widens nothing: it may be recorded behind its effect
+        writer.submit([started, *activations(standing.table, started.at_us, settings.worker_name)])
+        if not writer.flush():
+            raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
+    else:
+        _announce(writer, settings, standing.table, started)
+    return Foundation(standing, keyring, writer, None, RemoteInbox(connection, writer.offset_us))
+
+
+def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
+    url = settings.subject_keys_url
+    settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return EventWriter(
+        engine,
+        worker=settings.worker_name,
+        clock=clock,
+        spill_directory=settings.spill_path,
+        settings=WriterSettings(spill_bytes=int(settings.spill_bytes_max)),
+        subject_keys=None if url is None else SubjectKeys.open(url),
+    )
+
+
+def _started(
+    settings: Settings, standing: Standing, clock: Clock, memory: tuple[int, int, int, str]
+) -> WorkerStarted:
+    software = f"kvcustody {kvcustody.__version__}"
+    now_us = clock.now_us()
+    return WorkerStarted(now_us, settings.worker_name, *memory, software, standing.table.revision)
 
 
 def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:
@@ -112,7 +141,9 @@ def _take_to_witnesses(settings: Settings, engine: Engine, stack: ExitStack) -> 
         stack.callback(submitter.close)
 
 
-def _announce(writer: EventWriter, settings: Settings, table: DecisionTable, started: WorkerStarted) -> None:
+def _announce(
+    writer: EventWriter | RemoteLedger, settings: Settings, table: DecisionTable, started: WorkerStarted
+) -> None:
     """The worker and its policy, on record before the first request (N1)."""
     writer.submit([started])
     for event in activations(table, started.at_us, settings.worker_name):

@@ -28,6 +28,7 @@ from kvcustody.governance.wrapping import ROOT_KEY_VARIABLE
 PREFIX = "KVCUSTODY_"
 SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own process
 CONFIG_VARIABLE = "KVCUSTODY_CONFIG"
+CONTROL_PLANE = "control-plane"  # `policy_release`: the one that `control_plane` serves
 _FILE_BYTES_MAX = 1 << 20
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -56,8 +57,8 @@ class Settings(BaseSettings):
     )
     policy_release: str = Field(
         "",
-        description="Where released revisions come from: a release folder, or `ledger` for the ledger's database; "
-        "needs `policy_trust`. Empty: nothing changes while the worker runs.",
+        description="Where released revisions come from: a release folder, `ledger` for the ledger's database, or "
+        "`control-plane`; needs `policy_trust`. Empty: nothing changes while the worker runs.",
     )
     policy_lease_seconds: int = Field(
         60,
@@ -72,7 +73,30 @@ class Settings(BaseSettings):
     database_url: str = Field(
         "sqlite:///kvcustody.db",
         repr=False,
-        description="The ledger: an SQLite file or a PostgreSQL server, as an SQLAlchemy URL.",
+        description="The ledger: an SQLite file or a PostgreSQL server, as an SQLAlchemy URL. Not used with "
+        "`control_plane`.",
+    )
+    control_plane: str = Field(
+        "",
+        description="The control plane that keeps the ledger and hands out erasures: `https://HOST:PORT`, "
+        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` (docs/operations.md).",
+    )
+    control_plane_key_path: Path | None = Field(
+        None,
+        description="File of this worker's API key, mode 0600; its principal's name is `worker_name`. Needed with "
+        "`control_plane`.",
+    )
+    control_plane_ca_path: Path | None = Field(
+        None,
+        description="PEM of the authorities that may have signed the control plane's certificate; without it, the "
+        "system's.",
+    )
+    control_plane_certificate_path: Path | None = Field(
+        None,
+        description="PEM of this worker's client certificate, for a control plane that demands one beside the key.",
+    )
+    control_plane_certificate_key_path: Path | None = Field(
+        None, description="PEM of the client certificate's key, mode 0600."
     )
     subject_keys_url: str | None = Field(
         None,
@@ -240,6 +264,27 @@ class Settings(BaseSettings):
     def _trusted_release(self) -> Settings:
         if self.policy_release and not self.policy_trust:
             raise ValueError("policy_release: needs `policy_trust`, which says whose signatures count")
+        return self
+
+    @model_validator(mode="after")
+    def _behind_control_plane(self) -> Settings:
+        files = ("key_path", "ca_path", "certificate_path", "certificate_key_path")
+        given = [name for name in files if getattr(self, f"control_plane_{name}") is not None]
+        if not self.control_plane:
+            if given:
+                raise ValueError(f"control_plane_{given[0]}: needs `control_plane`")
+            if self.policy_release == CONTROL_PLANE:
+                raise ValueError("policy_release: `control-plane` needs the setting `control_plane`")
+            return self
+        if self.control_plane_key_path is None:
+            raise ValueError("control_plane_key_path: is needed with `control_plane`")
+        if ("certificate_path" in given) != ("certificate_key_path" in given):
+            raise ValueError("control_plane_certificate_path: certificate and key belong together")
+        if self.policy_release == "ledger":
+            raise ValueError("policy_release: the ledger is behind the control plane; use `control-plane`")
+        for name in ("witnesses_path", "subject_keys_url"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: belongs to the process that keeps the ledger, the control plane")
         return self
 
     @model_validator(mode="after")

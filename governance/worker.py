@@ -21,7 +21,7 @@ from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.governance.erasure_inbox import ErasureInbox
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.governor import Governor
 from kvcustody.governance.pools import Pools
@@ -47,7 +47,7 @@ class Worker:
     def __init__(
         self,
         governor: Governor,
-        writer: EventWriter,
+        writer: EventWriter | RemoteLedger,
         name: str,
         clock: Clock,
         stack: ExitStack,
@@ -90,7 +90,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        standing, keyring, writer, signer = open_foundation(
+        standing, keyring, writer, signer, inbox = open_foundation(
             settings,
             clock,
             stack,
@@ -111,7 +111,6 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         )
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
-        inbox = ErasureInbox(writer.engine, settings.worker_name, writer.offset_us)
         inbox.take_up(governor)
         if settings.scan_online:
             governor.scan_online()

@@ -2,7 +2,8 @@
 
 T1 The key comes from a file of mode 0600, and is sent to the one server that was named; redirects are not followed.
 T2 Without TLS only this machine is talked to.
-T3 Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with `unreachable`.
+T3 Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with `unreachable`,
+   one whose certificate or ours is refused is one with `tls`.
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ class Connection:
         try:
             answer = self._client.request(method, path, **how)
         except httpx.HTTPError as error:
-            raise ServiceError(
-                f"control plane `{self.server}` cannot be reached ({type(error).__name__})",
-                problem="unreachable",
-            ) from None
+            refused = _of_tls(error)
+            if refused is not None:
+                why = f"control plane `{self.server}`: no TLS connection ({refused})"
+                raise ServiceError(why, problem="tls") from None
+            why = f"control plane `{self.server}` cannot be reached ({type(error).__name__})"
+            raise ServiceError(why, problem="unreachable") from None
         if answer.is_success:
             return answer
         raise _refusal(answer)
@@ -98,6 +101,23 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _of_tls(error: BaseException) -> str | None:
+    """Why TLS refused, where it did; None for a connection that merely broke."""
+    found: BaseException | None = error
+    while found is not None:
+        broke = isinstance(found, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+        if isinstance(found, ssl.SSLError) and not broke:
+            return str(found.reason or type(found).__name__).lower().replace("_", " ")
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def is_away(error: ServiceError) -> bool:
+    """Whether the control plane could not answer, as opposed to refusing: to be tried again."""
+    status = int(error.operands.get("status") or 0)
+    return error.operands.get("problem") == "unreachable" or status >= 500 or status == 429
 
 
 def read_key_file(path: Path) -> str:

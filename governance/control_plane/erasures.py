@@ -3,15 +3,24 @@
 X1 What a worker owes is asked for until it has answered: an answer is a leaf in its ledger, so an order that was lost
    or interrupted comes again, and one that was carried out does not.
 X2 The control plane holds the question open until there is something new, so an erasure arrives at once.
+X3 Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed blocks.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import structlog
+
 from kvcustody.audit.erasures import Names, Requested
-from kvcustody.governance.control_plane.connection import Connection
-from kvcustody.governance.erasure_inbox import ErasureInbox
+from kvcustody.errors import ServiceError
+from kvcustody.governance.control_plane.connection import Connection, is_away
+from kvcustody.governance.erasure_inbox import Erasing, ErasureInbox
+from kvcustody.governance.selector import Selector
 
 WAIT_SECONDS = 15
+_END_SECONDS = 0.5
+_log = structlog.get_logger(__name__)
 
 
 class RemoteInbox(ErasureInbox):
@@ -20,6 +29,35 @@ class RemoteInbox(ErasureInbox):
     def __init__(self, connection: Connection, offset_us: int) -> None:
         super().__init__(None, "", offset_us)
         self._connection = connection
+
+    def stop(self) -> None:
+        """Take up nothing more; an open question is left to end with the connection."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_END_SECONDS)
+            self._thread = None
+
+    def take_up(self, facade: Erasing) -> int:
+        """On the owning thread: carry out what is owed (X3)."""
+        try:
+            return super().take_up(facade)
+        except ServiceError as error:
+            return _unasked(error)
+
+    def look(self, facade: Erasing) -> int:
+        """On any thread: hand what is owed to the owning thread's next step (X3)."""
+        try:
+            return super().look(facade)
+        except ServiceError as error:
+            if self._stop.is_set():
+                return 0
+            if self._thread is not None:
+                raise
+            return _unasked(error)
+
+    def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
+        orders = super()._orders()
+        return [] if self._stop.is_set() else orders
 
     def _pending(self) -> list[tuple[Requested, Names | None]]:
         wait = (
@@ -32,3 +70,10 @@ class RemoteInbox(ErasureInbox):
             named = Names(item.pop("subject_name"), item.pop("session_name")) if item.pop("named") else None
             made.append((Requested(**item), named))
         return made
+
+
+def _unasked(error: ServiceError) -> int:
+    if not is_away(error):
+        raise error
+    _log.warning("erasures cannot be asked for yet", reason=error.message)
+    return 0

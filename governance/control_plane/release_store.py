@@ -3,15 +3,19 @@
 S1 What is read is verified by its reader: the control plane could withhold steps, never invent or reorder one.
 S2 Steps are asked for from the last one known on. Where the control plane has fewer, all are read anew, so that the
    reader's own mark notices that steps are gone.
+S3 A worker keeps the records it has read. Where the control plane is away at its start, it reads those: verified anew,
+   never behind its mark, and counted as no word from the control plane. What refuses it is never taken for absence.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
 
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import Connection, is_away
 from kvcustody.governance.release.record import ReleaseError, Step, read_record
+from kvcustody.governance.wrapping import fsync_directory
 
 _OPERATIONS = {
     Step.PROPOSED: "propose",
@@ -26,32 +30,74 @@ _OPERATIONS = {
 class WorkerReleaseStore:
     """The release as a worker reads it; it takes no step."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, *, kept_path: Path | None = None, wait_seconds: int = 0
+    ) -> None:
+        """`kept_path`: where its records are kept for a start without the control plane (S3)."""
         self._connection = connection
+        self._kept_path = kept_path
+        self._wait_seconds = wait_seconds
         self._records: list[bytes] = []
+        self._kept = 0
+        self.heard = False  # the control plane has answered this process
 
-    def read(self) -> list[bytes]:
-        """Every record; raises `ReleaseError` where the control plane cannot be asked."""
-        while True:
-            found = self._ask(len(self._records))
-            if found["total"] < len(self._records):
-                self._records.clear()
-                continue
-            self._records += [item.encode() for item in found["items"]]
-            if len(self._records) == found["total"]:
-                return list(self._records)
-            if not found["items"]:
-                raise ReleaseError("the control plane withholds steps of the release")
+    def read(self, after: int = 0) -> list[bytes]:
+        """Every record beyond number `after`; raises `ReleaseError` where the control plane cannot be asked."""
+        try:
+            self._take_in()
+        except ServiceError as error:
+            if self.heard or not is_away(error) or not self._take_kept():
+                raise ReleaseError(error.message) from None
+        else:
+            self._keep()
+        return self._records[after:]
 
     def append(self, number: int, data: bytes) -> None:
         """A worker takes no step of a release."""
         raise ReleaseError("a worker takes no step of a release")
 
-    def _ask(self, after: int) -> Any:
+    def _take_in(self) -> None:
+        while True:
+            wait = self._wait_seconds if self.heard else 0
+            found = self._connection.get(
+                "/v1/worker/policy/records", after=len(self._records), wait=wait or None
+            )
+            self.heard = True
+            if found["total"] < len(self._records):
+                self._records.clear()
+                continue
+            self._records += [item.encode() for item in found["items"]]
+            if len(self._records) == found["total"]:
+                return
+            if not found["items"]:
+                raise ReleaseError("the control plane withholds steps of the release")
+
+    def _take_kept(self) -> bool:
+        """Read what was kept; False where that is nothing."""
+        if not self._records and self._kept_path is not None and self._kept_path.exists():
+            try:
+                self._records = self._kept_path.read_bytes().splitlines()
+            except OSError as error:
+                raise ReleaseError(f"kept release `{self._kept_path}`: {error.strerror}") from None
+            self._kept = len(self._records)
+        return bool(self._records)
+
+    def _keep(self) -> None:
+        """Keep the records durably; fewer than before never replace more."""
+        path = self._kept_path
+        if path is None or len(self._records) <= self._kept:
+            return
+        fresh = path.with_name(path.name + ".new")
         try:
-            return self._connection.get("/v1/worker/policy/records", after=after)
-        except ServiceError as error:
-            raise ReleaseError(error.message) from None
+            with fresh.open("wb") as file:
+                file.write(b"\n".join(self._records) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            fsync_directory(path.parent)
+        except OSError as error:
+            raise ReleaseError(f"kept release `{path}`: {error.strerror}") from None
+        self._kept = len(self._records)
 
 
 class DeskReleaseStore:
@@ -61,8 +107,8 @@ class DeskReleaseStore:
         self._connection = connection
         self._seen = ""
 
-    def read(self) -> list[bytes]:
-        """Every record, and the release's `ETag` for the step that builds on them."""
+    def read(self, after: int = 0) -> list[bytes]:
+        """Every record beyond number `after`, and the release's `ETag` for the step that builds on them."""
         try:
             self._seen = self._connection.request("GET", "/v1/policies/release").headers["etag"]
             found: list[bytes] = []
@@ -72,7 +118,7 @@ class DeskReleaseStore:
                 found += [item.encode() for item in page["items"]]
                 cursor = page["next"]
                 if cursor is None:
-                    return found
+                    return found[after:]
         except ServiceError as error:
             raise ReleaseError(error.message) from None
 

@@ -6,6 +6,9 @@ R2 `submit_durable` returns only after the control plane's acknowledgement, whic
 R3 While the control plane cannot be reached, class B goes to the spill and is handed in afterwards, each leaf once: the
    ledger skips what it has. Class A is refused. When the spill is full, `admitting` is False.
 R4 Tries are spaced: half a second, doubled up to half a minute, each by a random share, or as long as we are told.
+R5 What dead predecessors left in their spills is handed in before this incarnation is put on record, which closes their
+   custody. Where the control plane is away at the start and that is allowed, both happen when it is back.
+R6 A spilled leaf that the control plane refuses becomes a gap, and hinders none behind it.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ from kvcustody.audit.spill import Segment, Spill, SpillFullError
 from kvcustody.audit.worker_name import claim
 from kvcustody.audit.writer import WriterSettings, WriterStatus
 from kvcustody.clock import Clock
-from kvcustody.errors import LedgerError, LedgerUnavailable, ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
+from kvcustody.governance.control_plane.connection import Connection, is_away
 from kvcustody.governance.service.leaf_check import Name, write_batch
 
 _log = structlog.get_logger(__name__)
@@ -51,9 +54,14 @@ class RemoteLedger:
         clock: Clock,
         spill_directory: Path,
         settings: WriterSettings | None = None,
+        may_be_away: bool = False,
     ) -> None:
-        """Registers the incarnation; raises `ServiceError` where the control plane refuses or cannot be reached."""
+        """Registers the incarnation; raises `ServiceError` where the control plane refuses or cannot be reached.
+
+        `may_be_away`: where it cannot be reached, begin with the spill (R5). `spill_directory` is this worker's alone.
+        """
         self._connection = connection
+        self._worker = worker
         self._clock = clock
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
@@ -73,9 +81,10 @@ class RemoteLedger:
         self._spilled = bool(list(spill_directory.glob("*.spill")))
         self._retry_at = 0.0
         self._wait_seconds = _WAIT_SECONDS
+        self._registered = False
         self._lock = claim(spill_directory, worker)
         try:
-            connection.put(f"/v1/worker/incarnations/{self.incarnation}", {"offset_us": self.offset_us})
+            self._begin(may_be_away)
         except BaseException:
             os.close(self._lock)
             raise
@@ -146,6 +155,14 @@ class RemoteLedger:
 
     # -- the thread -----------------------------------------------------------------------------------------
 
+    def _begin(self, may_be_away: bool) -> None:
+        try:
+            self._catch_up()
+        except ServiceError as error:
+            if not (may_be_away and is_away(error)):
+                raise
+            self._lost(error)
+
     def _run(self) -> None:
         try:
             while True:
@@ -211,7 +228,7 @@ class RemoteLedger:
         self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
         self._wait_seconds = _WAIT_SECONDS
 
-    def _lost(self, error: ServiceError) -> None:
+    def _lost(self, error: ServiceError | ConfigError) -> None:
         if not self.down:
             _log.warning("control plane takes no batches", reason=error.message)
         self.down = error.message
@@ -249,35 +266,82 @@ class RemoteLedger:
         self._finish(entries)
 
     def _recover(self) -> None:
-        """Hand in every spill that no live process holds; then the control plane counts as back."""
-        segments = self._spill.segments()
+        """Hand in what is spilled; then the control plane counts as back."""
         try:
-            for segment in segments:
-                self._replay(segment)
-                segment.retire()
-        except ServiceError as error:
+            self._catch_up()
+        except (ServiceError, ConfigError) as error:
             self._lost(error)
-        else:
-            self.down = self._full = ""
-            self._spilled = False
+
+    def _catch_up(self) -> None:
+        """Hand in every spill that no live process holds, the own one behind this incarnation's registration (R5)."""
+        segments = self._spill.segments()
+        own = [segment for segment in segments if segment.path.name.startswith(self.incarnation)]
+        try:
+            for segment in [segment for segment in segments if segment not in own]:
+                self._replay(segment)
+            if not self._registered:
+                self._register(self.incarnation, self.offset_us)
+                self._registered = True
+            for segment in own:
+                self._replay(segment)
         finally:
             for segment in segments:
                 segment.close()
+        self.down = self._full = ""
+        self._spilled = False
+
+    def _register(self, incarnation: str, offset_us: int) -> None:
+        answer = self._connection.put(f"/v1/worker/incarnations/{incarnation}", {"offset_us": offset_us})
+        if answer["worker"] != self._worker:
+            raise ConfigError(
+                f"worker_name `{self._worker}`: the control plane knows the key's holder as `{answer['worker']}`"
+            )
+        self._wait_seconds = _WAIT_SECONDS
 
     def _replay(self, segment: Segment) -> None:
         names: list[Name] = []
         chunk: list[bytes] = []
+        registered = ""
         for record in segment.records():
             if record[:1] == b"P":
                 row = orjson.loads(record[1:])
                 names.append((row[0], row[1], row[2], row[3]))
-            else:
-                chunk.append(record[1:])
+                continue
+            if not registered:
+                registered = self._register_writer(record[1:])
+            chunk.append(record[1:])
             if len(chunk) >= _BATCH_LEAVES:
-                self._put(_incarnation(chunk), names, chunk)
+                self._hand_in(registered, names, chunk)
                 names, chunk = [], []
         if chunk:
-            self._put(_incarnation(chunk), names, chunk)
+            self._hand_in(registered, names, chunk)
+        segment.retire()
+
+    def _register_writer(self, leaf: bytes) -> str:
+        """Put the incarnation that wrote a segment on record, if it never reached the control plane itself."""
+        body = orjson.loads(leaf)
+        incarnation = str(body["incarnation"])
+        if incarnation != self.incarnation:
+            self._register(incarnation, int(body["at_us"]) - int(body["boot_us"]))
+        return incarnation
+
+    def _hand_in(self, incarnation: str, names: Sequence[Name], data: Sequence[bytes]) -> None:
+        """Hand in spilled leaves; one that is refused becomes a gap (R6)."""
+        try:
+            self._put(incarnation, names, data)
+        except ServiceError as error:
+            if error.operands.get("problem") != "refused-leaf":
+                raise
+            if len(data) > 1:
+                half = len(data) // 2
+                self._hand_in(incarnation, names, data[:half])
+                self._hand_in(incarnation, [], data[half:])
+                return
+            _log.error("a spilled leaf was refused", reason=error.message)
+            if incarnation == self.incarnation:
+                sequence = int(orjson.loads(data[0])["sequence"])
+                cause = "a spilled leaf was refused by the control plane"
+                self._intake.emit(GapRecorded(self._clock.now_us(), cause, sequence, sequence))
 
     def _entry(self, event: Event) -> Entry:
         sequence = self._intake.next_sequence()
@@ -298,7 +362,3 @@ class RemoteLedger:
             if isinstance(entry.event, GapRecorded):
                 done.extend(range(entry.event.first_sequence, entry.event.last_sequence + 1))
         self._mark.advance(done)
-
-
-def _incarnation(leaves_: Sequence[bytes]) -> str:
-    return str(orjson.loads(leaves_[0])["incarnation"])

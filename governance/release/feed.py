@@ -26,6 +26,7 @@ from kvcustody.governance.release.state import ReleaseState
 from kvcustody.policies.table import DecisionTable
 
 LEASE_SECONDS = 60
+_AT_ONCE_SECONDS, _AGAIN_SECONDS, _END_SECONDS = 0.05, 0.5, 0.5
 _log = structlog.get_logger(__name__)
 
 
@@ -40,7 +41,9 @@ class PolicyFeed:
         *,
         lease_seconds: float = LEASE_SECONDS,
         actor: str = "policy-feed",
+        heard: bool = True,
     ) -> None:
+        """`heard`: what the authority began with was word from the release, so the first lease runs from now."""
         self._reader = reader
         self._authority = authority
         self._clock = clock
@@ -51,10 +54,11 @@ class PolicyFeed:
         self._pending: Future[Any] | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._waits = False
         self.problem = ""
         self._renewal: Future[None] | None = None
         self._until_us = 0
-        authority.renew_lease(clock.now_us() + self._lease_us)
+        authority.renew_lease(clock.now_us() + (self._lease_us if heard else 0))
 
     def poll(self) -> bool:
         """Ask once; False where nothing could be learned, and `problem` then says why."""
@@ -64,10 +68,12 @@ class PolicyFeed:
                 state = self._reader.verified()
             finally:
                 self._hand_over_revoked()
+            if self._stop.is_set():
+                return False
             self._reader.check(state)
             self._hand_over(state)
         except CustodyError as error:
-            if str(error) != self.problem:
+            if str(error) != self.problem and not self._stop.is_set():
                 _log.warning("policy feed", problem=str(error))
             self.problem = str(error)
             return False
@@ -79,22 +85,30 @@ class PolicyFeed:
             self._renewal = self._authority.call(lambda authority: authority.renew_lease(self._until_us))
         return True
 
-    def start(self, interval_seconds: float) -> None:
-        """Poll on a thread of its own until `close`."""
+    def start(self, interval_seconds: float, *, waits: bool = False) -> None:
+        """Poll on a thread of its own until `close`.
+
+        `waits`: the release's store holds the question open until there is something new, so a poll that succeeded is
+        followed by the next at once.
+        """
+        self._waits = waits
         self._thread = threading.Thread(
             target=self._run, args=(interval_seconds,), name="kvcustody-policy-feed", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Stop polling; what was handed over stays."""
+        """Stop polling; what was handed over stays. A question that is held open is left to end by itself."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=_END_SECONDS if self._waits else 10)
 
     def _run(self, interval_seconds: float) -> None:
-        while not self._stop.wait(interval_seconds):
-            self.poll()
+        first = _AT_ONCE_SECONDS if self._waits else interval_seconds
+        pause = first
+        while not self._stop.wait(pause):
+            heard = self.poll()
+            pause = first if heard else min(interval_seconds, max(_AGAIN_SECONDS, 2 * pause))
 
     def _hand_over_revoked(self) -> None:
         fresh = self._reader.revoked - self._revoked
@@ -135,8 +149,8 @@ def follow(
     """Start following the release that a worker began with; `stack` ends it. None where there is none to follow."""
     if standing.reader is None:
         return None
-    feed = PolicyFeed(standing.reader, authority, clock, lease_seconds=lease_seconds)
-    feed.start(min(10.0, lease_seconds / 6))
+    feed = PolicyFeed(standing.reader, authority, clock, lease_seconds=lease_seconds, heard=standing.heard)
+    feed.start(min(10.0, lease_seconds / 6), waits=standing.waits)
     stack.callback(feed.close)
     return feed
 

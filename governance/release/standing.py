@@ -17,7 +17,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.release.mark import RevisionMark
 from kvcustody.governance.release.reader import ReleaseReader
 from kvcustody.governance.release.staged import StagedTable
-from kvcustody.governance.release.store import FolderStore, SqlStore
+from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.governance.settings import Settings
 from kvcustody.policies.bundle import verify
@@ -30,21 +30,35 @@ LEDGER = "ledger"
 
 
 class Standing(NamedTuple):
-    """A table, when it expires (UTC, None: never), and the release to follow from there on, if there is one."""
+    """A table, when it expires (UTC, None: never), and the release to follow from there on, if there is one.
+
+    `heard`: it is word from the release itself, not what was kept of it. `waits`: its store holds questions open.
+    """
 
     table: DecisionTable
     expires_utc_us: int | None = None
     reader: ReleaseReader | None = None
+    heard: bool = True
+    waits: bool = False
 
 
 def open_standing(settings: Settings, engine: Engine, clock: Clock) -> Standing:
     """What the worker starts with; raises `CustodyError` with the reason where that is nothing."""
     if settings.policy_release:
-        trust = read_trust(Path(settings.policy_trust))
-        is_ledger = settings.policy_release == LEDGER
-        store = SqlStore(engine) if is_ledger else FolderStore(Path(settings.policy_release))
-        reader = ReleaseReader(store, trust, RevisionMark(settings.policy_mark_path))
-        return Standing(*reader.first(settings.profile), reader)
+        return standing_of(SqlStore(engine) if settings.policy_release == LEDGER else None, settings)
+    return of_file(settings, clock)
+
+
+def standing_of(store: ReleaseStore | None, settings: Settings) -> Standing:
+    """What is in effect in a release; its store, or None for the folder that the settings name."""
+    trust = read_trust(Path(settings.policy_trust))
+    store = store or FolderStore(Path(settings.policy_release))
+    reader = ReleaseReader(store, trust, RevisionMark(settings.policy_mark_path))
+    return Standing(*reader.first(settings.profile), reader)
+
+
+def of_file(settings: Settings, clock: Clock) -> Standing:
+    """What `policy_path` holds: a signed bundle, or a plain document."""
     if settings.policy_trust:
         return _from_bundle(settings, clock)
     policy = load_policy(_read(settings.policy_path), name=str(settings.policy_path))

@@ -1,0 +1,79 @@
+"""What a worker opens where its settings name a control plane: the connection, the policy, the ledger, the erasures.
+
+P1 A key that is refused, a name that is not the key's, a certificate or an address that cannot be used: no start.
+P2 Where the control plane is away, a worker starts only with a policy that was signed and that it has kept, under its
+   stated expiry and with the lease over; its events go to the spill until the control plane is back.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+from kvcustody.audit.writer import WriterSettings
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError, ServiceError
+from kvcustody.governance.control_plane.connection import Connection, is_away, read_key_file
+from kvcustody.governance.control_plane.release_store import WorkerReleaseStore
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.release.standing import Standing, of_file, standing_of
+from kvcustody.governance.settings import CONTROL_PLANE, Settings
+
+_WAIT_SECONDS_MAX = 10
+
+
+def connect(settings: Settings, stack: ExitStack) -> Connection:
+    """A connection to the control plane of the settings; raises `ConfigError` for what cannot be used."""
+    assert settings.control_plane_key_path is not None  # the settings see to it
+    connection = Connection(
+        settings.control_plane,
+        read_key_file(settings.control_plane_key_path),
+        authority=settings.control_plane_ca_path,
+        certificate=settings.control_plane_certificate_path,
+        certificate_key=settings.control_plane_certificate_key_path,
+    )
+    stack.callback(connection.close)
+    return connection
+
+
+def remote_standing(settings: Settings, connection: Connection, clock: Clock) -> Standing:
+    """The policy to start with; from the control plane's release where the settings say so (P2)."""
+    if settings.policy_release == CONTROL_PLANE:
+        mark = settings.policy_mark_path
+        wait = min(_WAIT_SECONDS_MAX, settings.policy_lease_seconds // 6)
+        kept = mark.with_name(mark.name + ".release")
+        store = WorkerReleaseStore(connection, kept_path=kept, wait_seconds=wait)
+        return standing_of(store, settings)._replace(heard=store.heard, waits=wait > 0)
+    return standing_of(None, settings) if settings.policy_release else of_file(settings, clock)
+
+
+def open_remote_ledger(settings: Settings, connection: Connection, clock: Clock) -> RemoteLedger:
+    """The worker's ledger behind the control plane; raises `ConfigError` with the reason (P1)."""
+    signed = bool(settings.policy_trust)
+    try:
+        return RemoteLedger(
+            connection,
+            worker=settings.worker_name,
+            clock=clock,
+            spill_directory=_spill(settings),
+            settings=WriterSettings(spill_bytes=int(settings.spill_bytes_max)),
+            may_be_away=signed,
+        )
+    except ServiceError as error:
+        raise ConfigError(_unopened(settings, error, signed)) from None
+
+
+def _unopened(settings: Settings, error: ServiceError, signed: bool) -> str:
+    """One line on why there is no start."""
+    where, worker = settings.control_plane, settings.worker_name
+    if not is_away(error):
+        key = settings.control_plane_key_path
+        return f"control plane `{where}` refuses worker `{worker}` with the key in `{key}`: {error.message}"
+    why = "" if signed else "; a policy without signatures (`policy_trust`) is not enforced while it is away"
+    return f"worker `{worker}` cannot register: {error.message}{why}"
+
+
+def _spill(settings: Settings) -> Path:
+    """The worker's own folder in the spill: one worker's key hands in no other's events."""
+    return settings.spill_path / quote(settings.worker_name, safe="")

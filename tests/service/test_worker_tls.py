@@ -1,0 +1,156 @@
+"""Workers over mutual TLS: who may hand in, by certificate and key; certificates are real and made here."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from control_plane_world import ControlPlane, opened
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kvcustody.errors import ConfigError, CustodyError, ServiceError
+from kvcustody.governance.control_plane.connection import Connection
+
+DAY = datetime.timedelta(days=1)
+
+
+class Pair(NamedTuple):
+    """A certificate and its key, as files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates; `pem` is what those who trust it hold."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        basic = x509.BasicConstraints(ca=True, path_length=0)
+        made = self._builder(self._name, self._key.public_key()).add_extension(basic, critical=True)
+        self.pem = folder / f"{name}.pem"
+        self.pem.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, *, server: bool = False, ended: bool = False) -> Pair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = self._builder(subject, key.public_key(), ended=ended)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = builder.add_extension(here, critical=False)
+        made = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.tls")
+        signed = builder.sign(self._key, hashes.SHA256())
+        made.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        form = serialization.PrivateFormat.PKCS8
+        made.key.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        )
+        made.key.chmod(0o600)
+        return made
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, ended: bool = False
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key)
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - 2 * DAY)
+        return builder.not_valid_after(now - DAY if ended else now + DAY)
+
+
+class Walled(NamedTuple):
+    """A control plane whose workers' address demands certificates."""
+
+    plane: ControlPlane
+    workers: str
+    ours: Authority
+    certificates: dict[str, Pair | None]
+
+
+@pytest.fixture(scope="module")
+def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walled]:
+    folder = tmp_path_factory.mktemp("tls")
+    ours, others = Authority(folder, "ours"), Authority(folder, "others")
+    server = ours.issue("server", server=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    certificates = {
+        "its own": ours.issue("gpu-0"),
+        "none": None,
+        "another authority's": others.issue("gpu-x"),
+        "one that has ended": ours.issue("gpu-old", ended=True),
+        "a server's": server,
+    }
+    plane = ControlPlane(
+        folder,
+        workers_listen=f"127.0.0.1:{port}",
+        tls_certificate_path=str(server.certificate),
+        tls_key_path=str(server.key),
+        tls_client_ca_path=str(ours.pem),
+    )
+    plane.address = f"https://127.0.0.1:{port}"
+    yield Walled(plane, plane.address, ours, certificates)
+    plane.end()
+
+
+def connect(walled: Walled, whose: str, *, authority: Path | None = None) -> Connection:
+    pair = walled.certificates[whose]
+    files = {} if pair is None else {"certificate": pair.certificate, "certificate_key": pair.key}
+    key = walled.plane.keys["gpu-0"]
+    return Connection(walled.workers, key, authority=authority or walled.ours.pem, **files)
+
+
+def register(connection: Connection) -> bool:
+    with connection:
+        path = f"/v1/worker/incarnations/{uuid.uuid4().hex}"
+        return bool(connection.put(path, {"offset_us": 1})["new"])
+
+
+@pytest.mark.parametrize("whose", ["none", "another authority's", "one that has ended", "a server's"])
+def test_a_worker_without_a_certificate_of_ours_is_refused_whatever_its_key(
+    walled: Walled, whose: str
+) -> None:
+    with pytest.raises(ServiceError) as refused:
+        register(connect(walled, whose))
+    # Under TLS 1.3 the server's alert may come behind the end of the connection.
+    assert refused.value.operands["problem"] in ("tls", "unreachable")
+    assert register(connect(walled, "its own"))  # control: the same key with its certificate
+
+
+def test_a_certificate_is_no_key_and_opens_nothing_else(walled: Walled) -> None:
+    connection = connect(walled, "its own")
+    connection._client.headers["Authorization"] = "Bearer none"
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(connection)
+    with connect(walled, "its own") as worker, pytest.raises(ServiceError, match="Nothing here"):
+        worker.get("/v1/whoami")  # what is no worker's operation is not served here
+
+
+def test_a_worker_believes_no_other_servers_certificate(walled: Walled) -> None:
+    with pytest.raises(ServiceError) as refused:
+        register(connect(walled, "its own", authority=walled.ours.pem.with_name("others.pem")))
+    assert refused.value.operands["problem"] == "tls"
+
+
+def test_a_worker_opens_by_its_settings_alone(walled: Walled, tmp_path: Path) -> None:
+    plane, pair = walled.plane, walled.certificates["its own"]
+    assert pair is not None
+    tls = {"control_plane_ca_path": walled.ours.pem}
+    own = {"control_plane_certificate_path": pair.certificate, "control_plane_certificate_key_path": pair.key}
+    with pytest.raises(CustodyError, match=r"no TLS connection|cannot be reached"):
+        opened(plane.settings(**tls))
+    with pytest.raises(ConfigError, match="TLS files cannot be used"):
+        opened(plane.settings(**tls, **(own | {"control_plane_certificate_path": tmp_path / "absent"})))
+    with pytest.raises(CustodyError, match="nothing is in effect"):  # control: it is asked, and answers
+        opened(plane.settings(**tls, **own))
