@@ -23,7 +23,7 @@ from kvcustody.audit.schema import incarnations, workers
 from kvcustody.audit.service_schema import service_workers
 from kvcustody.audit.store import WRITE
 from kvcustody.clock import MICROSECONDS, Clock
-from kvcustody.governance.service.leaf_check import Sender
+from kvcustody.governance.service.leaf_columns import Sender
 from kvcustody.governance.service.problems import ProblemError, not_found
 
 _FLUSH_SECONDS = 1.0

@@ -16,11 +16,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.committer import Committer, refused
-from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.store import StoreGoneError, describe
 from kvcustody.errors import LedgerError
-from kvcustody.governance.service.leaf_check import Received
+from kvcustody.governance.service.gathering import gathered
+from kvcustody.governance.service.leaf_check import Received, unwritable
 from kvcustody.governance.service.problems import ProblemError
 
 _WAITING_LEAVES_MAX = 100_000
@@ -72,7 +72,7 @@ class Ingest:
         with self._wake:
             if self._ending or self._leaves > _WAITING_LEAVES_MAX:
                 raise _unavailable("too many batches wait")
-            self._leaves += len(batch.leaves)
+            self._leaves += len(batch.batch.data)
             self._queue.append(waiting)
             self._wake.notify()
         if not waiting.done.wait(self._timeout_seconds):
@@ -111,9 +111,11 @@ class Ingest:
         """What is committed together: a few thousand leaves at most."""
         group: list[_Waiting] = []
         leaves = 0
-        while self._queue and (not group or leaves + len(self._queue[0].batch.leaves) <= _TOGETHER_LEAVES):
+        while self._queue and (
+            not group or leaves + len(self._queue[0].batch.batch.data) <= _TOGETHER_LEAVES
+        ):
             group.append(self._queue.popleft())
-            leaves += len(group[-1].batch.leaves)
+            leaves += len(group[-1].batch.batch.data)
         self._leaves -= leaves
         return group
 
@@ -139,20 +141,21 @@ class Ingest:
                 self._engine.dispose()
                 waiting.problem = _unavailable(describe(problem))
             else:
-                waiting.problem = _unwritable()
+                waiting.problem = unwritable()
         except (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-            waiting.problem = _unwritable()
+            waiting.problem = unwritable()
 
     def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
         names = [row for waiting in group for row in waiting.batch.names]
         if names:
             self._committer.write_names(names)
-        leaves = [leaf for waiting in group for leaf in waiting.batch.leaves]
-        added = self._committer.write(batch_of(leaves), skip_known=skip_known) if leaves else 0
+        batch = gathered([waiting.batch.batch for waiting in group])
+        count = len(batch.data)
+        added = self._committer.write(batch, skip_known=skip_known) if count else 0
         self.stored_leaves += added
-        known = len(leaves) - added
+        known = count - added
         for waiting in group:
-            count = len(waiting.batch.leaves)
+            count = len(waiting.batch.batch.data)
             # What was known cannot be told apart by batch in a group; alone, or with none known, it is exact.
             waiting.stored = Stored(count - min(known, count), min(known, count))
             self._highest[waiting.incarnation] = max(
@@ -168,15 +171,11 @@ class Ingest:
             reached = highest.get(waiting.incarnation)
             if reached is None:  # another process, or this one before a restart, may have had it
                 return False
-            if min((leaf.body["sequence"] for leaf in waiting.batch.leaves), default=reached + 1) <= reached:
+            if waiting.batch.batch.data and waiting.batch.first_sequence <= reached:
                 return False
-            highest[waiting.incarnation] = waiting.batch.last_sequence
+            highest[waiting.incarnation] = max(reached, waiting.batch.last_sequence)
         return True
 
 
 def _unavailable(why: str) -> ProblemError:
     return ProblemError("unavailable", why, headers={"Retry-After": "1"})
-
-
-def _unwritable() -> ProblemError:
-    return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send them one by one")

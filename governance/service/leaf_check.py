@@ -5,6 +5,8 @@ L1 A leaf's bytes are the canonical form of what they say: a forged, repeated or
 L2 A worker writes for its own incarnation alone. Of others' it may only say that one of its own predecessors died.
 L3 Kinds that the control plane writes (access, principals, policies, keys of others) are refused from a worker.
 L4 A tenant's leaf goes to that tenant's log, and to no other.
+L5 A batch is checked column by column (`leaf_columns`). Whatever that does not take is checked leaf by leaf here, which
+   defines what is refused and says which leaf it is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, SYSTEM, Leaf, log_of
+from kvcustody.audit.events.batch import EMPTY, Batch, batch_of
+from kvcustody.governance.service.leaf_columns import Sender, read_columns
 from kvcustody.governance.service.problems import ProblemError
 
 LEAVES_MAX = 20_000
@@ -31,20 +35,12 @@ _OPTIONAL = frozenset({"written", "written_blocks"})
 Name = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
 
 
-class Sender(NamedTuple):
-    """Who sends a batch: the worker, its incarnation, and its incarnations of old."""
-
-    worker: str
-    incarnation: str
-    offset_us: int
-    predecessors: frozenset[str]
-
-
 class Received(NamedTuple):
-    """A batch that may be written."""
+    """A batch that may be written, and the span of its sequences; 0 to 0 where it has no leaf."""
 
     names: list[Name]
-    leaves: list[Leaf]
+    batch: Batch
+    first_sequence: int
     last_sequence: int
 
 
@@ -57,14 +53,26 @@ def read_batch(body: bytes, sender: Sender) -> Received:
         raise ProblemError(
             "malformed", f"a batch is a line of names and at most {LEAVES_MAX} lines of leaves"
         )
-    found: list[Leaf] = []
-    last = 0
+    head = lines.pop(0)
+    if not lines:
+        return Received(_names(head), EMPTY, 0, 0)
+    batch = read_columns(lines, sender, CONTROL_KINDS) or _singly(lines, sender)
+    return Received(_names(head), batch, min(batch.sequences), max(batch.sequences))
+
+
+def _singly(lines: list[bytes], sender: Sender) -> Batch:
+    """The same, leaf by leaf."""
     seen: set[tuple[Any, ...]] = set()  # logs with their tenants that were found right in this batch
-    for place, line in enumerate(lines[1:]):
-        leaf = _leaf(line, sender, place, seen)
-        found.append(leaf)
-        last = max(last, leaf.body["sequence"])
-    return Received(_names(lines[0]), found, last)
+    found = [_leaf(line, sender, place, seen) for place, line in enumerate(lines)]
+    try:
+        return batch_of(found)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        raise unwritable() from None
+
+
+def unwritable() -> ProblemError:
+    """Some leaf of a batch that only its own writing can find."""
+    return ProblemError("refused-leaf", "the ledger refuses a leaf of this batch; send them one by one")
 
 
 def write_batch(names: Iterable[Name], leaves: Iterable[bytes]) -> bytes:

@@ -18,7 +18,8 @@ import uvicorn
 from service_world import OFFSET_US, Worker, register, ship
 from sqlalchemy import func, select
 
-from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted
+from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted, parse
+from kvcustody.audit.events.batch import Batch, batch_of
 from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.queries import custody_of, gaps
 from kvcustody.audit.schema import events, incarnations, releases
@@ -29,7 +30,9 @@ from kvcustody.errors import LedgerUnavailable, ServiceError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.control_plane.connection import Connection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.service.leaf_check import write_batch
+from kvcustody.governance.service.gathering import gathered
+from kvcustody.governance.service.leaf_check import CONTROL_KINDS, write_batch
+from kvcustody.governance.service.leaf_columns import Sender, read_columns
 from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.service import Service
 
@@ -123,6 +126,53 @@ def test_a_forged_leaf_is_refused_with_its_whole_batch(
     assert refused.status_code == 422 and refused.json()["type"].endswith(":refused-leaf"), refused.text
     assert refused.json()["leaf"] == 1 and leaf_count(service, worker) == 0
     assert b"labs" not in refused.content and b"secret" not in refused.content
+
+
+def _sender(worker: Worker) -> Sender:
+    return Sender(worker.name, worker.incarnation, OFFSET_US, frozenset())
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_leaf_is_not_plain(forgery: str) -> None:
+    """What reads a batch by columns takes no forgery on its own, whatever looks at it afterwards."""
+    worker = Worker()
+    honest = worker.batch([event for event in worker.request("acme") if isinstance(event, ResidencyOpened)])
+    forged = FORGED[forgery](honest.leaves[0])
+    assert read_columns([honest.leaves[0], forged], _sender(worker), CONTROL_KINDS) is None
+    assert read_columns(honest.leaves * 2, _sender(worker), CONTROL_KINDS) is not None
+
+
+def test_columns_say_what_the_leaves_say() -> None:
+    """The batch of the plain way is the one that leaf by leaf gives; several together are their leaves' batch."""
+    worker = Worker()
+    now = worker.now_us
+    decision = DecisionRecorded(
+        now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
+    )
+    lists = [[worker.started(), *worker.request("acme"), decision], worker.request("labs", None, 9)]
+    lists.append([KeyEvent(now, None, "made", 1, "governor"), *worker.request("acme")])
+    data = [worker.batch(made).leaves for made in lists]
+    batches = []
+    for lines in data:
+        found = read_columns(lines, _sender(worker), CONTROL_KINDS)
+        assert found is not None and _plain(found) == _plain(batch_of([parse(line) for line in lines]))
+        batches.append(found)
+    whole = batch_of([parse(line) for lines in data for line in lines])
+    assert _plain(gathered(batches)) == _plain(whole)
+
+
+def _plain(batch: Batch) -> Any:
+    """A batch as lists, whatever sequences it was made of."""
+    groups = {}
+    for group in batch.groups:
+        columns = {key: list(values) for key, values in group.columns.items()}
+        groups[group.kind] = (list(group.places), columns, dict(group.extents))
+    return (
+        [list(column) for column in batch[:9]],
+        groups,
+        [founder.offset_us for founder in batch.founders.values()],
+        list(batch.hashes),
+    )
 
 
 def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, people, worker: Worker) -> None:
