@@ -160,13 +160,13 @@ class Json(JSONResponse):
         return orjson.dumps(content)
 
 
-def _serving(request: Request) -> Service:
+async def _serving(request: Request) -> Service:  # not sync: that would cost a hop to a thread
     service = request.app.state.service
     assert isinstance(service, Service)
     return service
 
 
-def _asking(request: Request) -> Caller:
+async def _asking(request: Request) -> Caller:
     caller = request.scope.get(CALLER)
     if not isinstance(caller, Caller):  # the gate was not passed: nothing is answered
         raise ProblemError("unauthenticated")

@@ -110,8 +110,11 @@ class Gate:
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
         cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), SESSION_COOKIES)
-        check = self._service.authenticator.caller
-        caller = await run_sync(check, authorization, cookie, exchange.address, limiter=self._threads)
+        authenticator, address = self._service.authenticator, exchange.address
+        caller = authenticator.known(authorization, address)
+        if caller is None:
+            check = authenticator.caller
+            caller = await run_sync(check, authorization, cookie, address, limiter=self._threads)
         wait_seconds = self._service.rates.take(caller.name)
         left = str(self._service.rates.left(caller.name)).encode()
         exchange.more = [(b"ratelimit-remaining", left)]

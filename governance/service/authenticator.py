@@ -46,6 +46,17 @@ class Authenticator:
         _log.warning("credential refused", reason=reason)
         raise unauthenticated()
 
+    def known(self, authorization: str | None, address: str) -> Caller | None:
+        """Who is asking, where that was proven a moment ago; None: ask `caller`. No I/O."""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.startswith(f"{MARK}_") or self._failures.wait(address):
+            return None
+        prefix = prefix_of(key)
+        if prefix is None:
+            return None
+        found = self._principals.known(prefix, key)
+        return None if found is None else _caller(found, "key")._replace(key=prefix)
+
     def of_session(self, cookie: str) -> Caller | None:
         """Who a session's cookie stands for; None where it is over or never was."""
         name = self._sessions.principal(cookie)

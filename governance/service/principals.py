@@ -4,6 +4,8 @@ P1 A principal's name is never given twice, not even after it was disabled.
 P2 Whatever changes here is on record in the ledger before it takes effect if it widens, and takes effect at once if
    it narrows.
 P3 A key expires. Replacing it leaves the old one valid for the overlap that was asked for, and no longer.
+P4 A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
+   the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ _log = structlog.get_logger(__name__)
 DAY_US = 86_400 * MICROSECONDS
 _USED_EVERY_US = 60 * MICROSECONDS  # how exactly a key's last use is known
 _KEYS_MAX = 16  # keys of one principal that are valid at a time
+_KNOWN_US = MICROSECONDS
+_KNOWN_MAX = 4096
 
 
 class Principal(NamedTuple):
@@ -73,6 +77,9 @@ class Principals:
         self._hasher = hasher
         self._clock = clock
         self._record = record
+        self._known: dict[
+            str, tuple[int, int, str, Principal]
+        ] = {}  # by prefix: looked up, expires, hash (P4)
 
     def enrol(
         self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
@@ -106,6 +113,7 @@ class Principals:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             values = {"disabled_us": now_us, "version": table.version + 1}
             changed = connection.execute(update(service_principals).where(where).values(**values)).rowcount
+        self._known = {}
         found = self.get(name)
         if not changed and found.disabled_us is None:
             raise ProblemError("changed")
@@ -132,6 +140,7 @@ class Principals:
                 raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
             row = Key(made.prefix, name, now_us, issued.expires_us, None, None)._asdict()
             connection.execute(insert(service_keys).values(**row, hash=made.hash))
+        self._known = {}
         return issued
 
     def revoke_key(self, prefix: str, *, principal: str | None = None, by: str) -> Key:
@@ -144,6 +153,7 @@ class Principals:
             values = {"revoked_us": self._clock.utc_us()}
             changed = connection.execute(update(service_keys).where(fresh).values(**values)).rowcount
             row = connection.execute(select(*_KEY_COLUMNS).where(where)).first()
+        self._known = {}
         if row is None:
             raise not_found()
         key = Key(*row)
@@ -180,9 +190,19 @@ class Principals:
             rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000))
             return [Key(*row) for row in rows]
 
+    def known(self, prefix: str, key: str) -> Principal | None:
+        """The principal whose key this is, if that was looked up within a second (P4); no I/O."""
+        found = self._known.get(prefix)
+        if found is None:
+            return None
+        now_us = self._clock.utc_us()
+        looked_up_us, expires_us, stored, principal = found
+        fresh = looked_up_us <= now_us < min(looked_up_us + _KNOWN_US, expires_us)
+        return principal if fresh and self._hasher.remembers(key, stored) else None
+
     def by_key(self, prefix: str | None, key: str) -> tuple[Principal, str] | None:
         """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (K2)."""
-        row = None
+        row, known = None, self._known
         if prefix is not None:
             columns = (
                 *service_principals.c,
@@ -202,7 +222,16 @@ class Principals:
             return None
         if row.used_us is None or now_us - row.used_us >= _USED_EVERY_US:
             self._used(prefix, now_us)
-        return _principal(row), prefix
+        if len(known) >= _KNOWN_MAX:
+            known.clear()
+        principal = _principal(row)
+        known[prefix] = (
+            now_us,
+            row.expires_us,
+            row.hash,
+            principal,
+        )  # the one from before the look-up, if cleared
+        return principal, prefix
 
     def _used(self, prefix: str, now_us: int) -> None:
         """Note a key's use, unless the database is busy: the next use will be noted."""
