@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Engine, Table, delete, func, insert, or_, select
+from sqlalchemy import Connection, Engine, delete, func, insert, or_, select
 
-from kvcustody.audit import erasure_schema, keeping_schema, schema
 from kvcustody.audit.append_only import lifted
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
+from kvcustody.audit.every_table import projections
 from kvcustody.audit.exports.manifest import MANIFEST
 from kvcustody.audit.exports.verify import Verdict, verify_export
 from kvcustody.audit.keeping_schema import legal_holds
@@ -193,20 +193,10 @@ def _drop(connection: Connection, name: str, first: int, end: int) -> None:
             {"log": log, "level": 0, "idx": row.idx, "hash": leaf_hash(bytes(row.leaf))} for row in rows
         ]
         connection.execute(insert(tree_nodes), hashes)
-    for table in _projections():
+    for table in projections():
         connection.execute(delete(table).where(table.c.log == log, table.c.idx >= first, table.c.idx < end))
     with lifted(connection):
         connection.execute(delete(events).where(*inside))
-
-
-def _projections() -> list[Table]:
-    """Tables whose rows are keyed by the leaf they came from."""
-    rooms = (schema, erasure_schema, keeping_schema)
-    tables = {
-        value.name: value for room in rooms for value in vars(room).values() if isinstance(value, Table)
-    }
-    keyed = [table for table in tables.values() if [key.name for key in table.primary_key] == ["log", "idx"]]
-    return [table for table in keyed if table is not events]
 
 
 def _oldest_kept(connection: Connection, log: int, before_us: int, signed: int) -> tuple[int, str]:
