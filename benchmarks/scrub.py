@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hardware
 import numpy as np
@@ -28,6 +28,7 @@ from kvcustody.kernels.copy import copy
 from kvcustody.kernels.launch import uses_triton
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.strategy import strategy_of
 from kvcustody.kernels.verify import verify
 
 PIECES = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
@@ -52,6 +53,7 @@ class Point(NamedTuple):
     peer_gbps: float  # nan without a device
     read_back_gbps: float  # scrub and verify together
     paired_ratio: float  # median over rounds
+    strategy: dict[str, int | bool] | None  # the launch that tuning chose; none without Triton
 
     @property
     def ratio(self) -> float:
@@ -108,15 +110,16 @@ def measure(
     }
     if device.type == "cuda":
         work |= on_device(table, blocks)
-    rounds = [{name: seconds(one, device) for name, one in work.items()} for _ in range(options.repeats + 1)][
-        1:
-    ]  # the first compiles and touches pages
+    turns = range(options.repeats + 1)
+    rounds = [{name: seconds(one, device) for name, one in work.items()} for _ in turns]
+    del rounds[0]  # it compiles, and touches pages
     assert not len(verify(table, blocks).dirty)
     rates = {name: len(flat) / min(one[name] for one in rounds) / 1e9 for name in work}
     columns = ("zero", "scrub", "naive", "verify", "copy", "peer", "read_back")
     paired = float(np.median([one["zero"] / one["scrub"] for one in rounds]))
     in_order = (rates.get(name, float("nan")) for name in columns)
-    return Point(piece, layers, listed, order, *in_order, paired_ratio=paired)
+    strategy = strategy_of(table).describe() if uses_triton(table) else None
+    return Point(piece, layers, listed, order, *in_order, paired_ratio=paired, strategy=strategy)
 
 
 def on_device(table: SegmentTable, blocks: np.ndarray) -> dict[str, Callable[[], object]]:
@@ -160,7 +163,7 @@ def small(options: argparse.Namespace) -> float:
     return float(np.median(times)) * 1e6
 
 
-def finite(row: dict[str, float]) -> dict[str, float | None]:
+def finite(row: dict[str, Any]) -> dict[str, Any]:
     """What was not measured is null: JSON has no nan."""
     return {name: None if value != value else value for name, value in row.items()}
 
