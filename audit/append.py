@@ -73,8 +73,10 @@ class Appender:
     def _places(self, connection: Connection, batch: Batch) -> tuple[list[LockedLog], list[int], list[int]]:
         """The logs, locked, and the log id and the idx of every leaf."""
         names = set(batch.logs)
-        for name in sorted(names - self._logs.keys()):
-            self._logs[name] = _log_id(connection, name, batch.at_us[0])
+        unknown = sorted(names - self._logs.keys())
+        for start in range(0, len(unknown), _LOGS_AT_ONCE):
+            some = unknown[start : start + _LOGS_AT_ONCE]
+            self._logs |= _log_ids(connection, some, batch.at_us[0])
         ids = {name: self._logs[name] for name in names}
         held = _lock(connection, {log: name for name, log in ids.items()})
         nexts: dict[str, Callable[[], int]] = {log.name: count(log.size).__next__ for log in held}
@@ -152,6 +154,7 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
     return Incarnation(int(placed[0]), offset_us)
 
 
+_LOGS_AT_ONCE = 256
 _NO_TREE = merkle.EMPTY.to_bytes()
 _NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT (name) DO NOTHING"
 _NEW_TENANT = (
@@ -174,19 +177,21 @@ def _live(connection: Connection, group: Group, about: Sequence[Incarnation]) ->
         connection.execute(update(table).where(table.c.id == life.id).values(**values))
 
 
-def _log_id(connection: Connection, name: str, at_us: int) -> int:
+def _log_ids(connection: Connection, names: Sequence[str], at_us: int) -> dict[str, int]:
+    """The ids of logs; those that are not there yet are made, in the order of the names."""
     logs = schema.logs
-    found = connection.scalar(select(logs.c.id).where(logs.c.name == name))
-    if found is not None:
-        return int(found)
+    query = select(logs.c.name, logs.c.id).where(logs.c.name.in_(names))
+    found = {row.name: row.id for row in connection.execute(query)}
+    missing = [name for name in names if name not in found]
+    if not missing:
+        return found
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
-    connection.exec_driver_sql(_marked(connection, _NEW_LOG), (name, _NO_TREE))
-    made = connection.scalar(select(logs.c.id).where(logs.c.name == name))
-    assert made is not None
-    if name != SYSTEM:
-        row = (name.removeprefix("tenant/"), made, at_us)
-        connection.exec_driver_sql(_marked(connection, _NEW_TENANT), row)
-    return int(made)
+    connection.exec_driver_sql(_marked(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing])
+    found = {row.name: row.id for row in connection.execute(query)}
+    tenants = [(name.removeprefix("tenant/"), found[name], at_us) for name in missing if name != SYSTEM]
+    if tenants:
+        connection.exec_driver_sql(_marked(connection, _NEW_TENANT), tenants)
+    return found
 
 
 def _marked(connection: Connection, statement: str) -> str:

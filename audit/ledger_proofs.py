@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.merkle import EMPTY_ROOT, HASH_BYTES, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.proofs import (
@@ -23,9 +23,9 @@ from kvcustody.audit.proofs import (
     consistency_proof,
     inclusion_proof,
 )
-from kvcustody.audit.root_log import HeadProof, LeafProof, Opening
+from kvcustody.audit.root_log import HeadProof, LeafProof, Opening, commitment
 from kvcustody.audit.schema import events, logs
-from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, signed_checkpoints, tree_nodes
+from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, signed_checkpoints
 
 
 class StoredCheckpoint(NamedTuple):
@@ -218,17 +218,15 @@ def _opening(row: Any) -> Opening:
     return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
 
 
-_NODES = (
-    select(tree_nodes.c.idx, tree_nodes.c.hash)
-    .where(tree_nodes.c.log == bindparam("log"), tree_nodes.c.level == bindparam("level"))
-    .where(tree_nodes.c.idx >= bindparam("start"), tree_nodes.c.idx < bindparam("end"))
-    .order_by(tree_nodes.c.idx)
-)
-_LEAVES = (
-    select(events.c.idx, events.c.leaf)
-    .where(events.c.log == bindparam("log"))
-    .where(events.c.idx >= bindparam("start"), events.c.idx < bindparam("end"))
-    .order_by(events.c.idx)
+# Statements as text: a proof asks about ten questions, and each would be made from its expression again.
+_PLACES = "log = ? AND idx >= ? AND idx < ? ORDER BY idx"
+_NODES = f"SELECT hash FROM tree_nodes WHERE level = ? AND {_PLACES}"  # noqa: S608 - our own names
+_STORED = f"SELECT idx, hash FROM tree_nodes WHERE level = 0 AND {_PLACES}"  # noqa: S608 - our own names
+_LEAVES = f"SELECT leaf FROM events WHERE {_PLACES}"  # noqa: S608 - our own names
+_PLACED = f"SELECT idx, leaf FROM events WHERE {_PLACES}"  # noqa: S608 - our own names
+_ROOT_LEAVES = (
+    "SELECT l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log"
+    " WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
 )
 
 
@@ -256,12 +254,11 @@ class _StoredTiles(ABC):
         return hashes
 
     def _nodes(self, level: int, start: int, end: int) -> bytes:
-        return b"".join(bytes(hash_) for _, hash_ in self._stored(level, start, end))
+        return b"".join(bytes(hash_) for (hash_,) in self._rows(_NODES, level, self._log, start, end))
 
-    def _stored(self, level: int, start: int, end: int) -> Sequence[Any]:
-        """Index and hash of the nodes that are there, in order."""
-        place = {"log": self._log, "level": level, "start": start, "end": end}
-        return self._connection.execute(_NODES, place).all()
+    def _rows(self, statement: str, *values: int) -> Sequence[Any]:
+        marked = statement if self._connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+        return self._connection.exec_driver_sql(marked, values).all()
 
     @abstractmethod
     def _leaf_hashes(self, start: int, end: int) -> bytes:
@@ -272,13 +269,13 @@ class _LogTiles(_StoredTiles):
     """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
 
     def _leaf_hashes(self, start: int, end: int) -> bytes:
-        place = {"log": self._log, "start": start, "end": end}
-        rows = self._connection.execute(_LEAVES, place).all()
-        hashes = leaf_hashes(leaf for _, leaf in rows)
+        rows = self._rows(_LEAVES, self._log, start, end)
         if len(rows) == end - start:
-            return b"".join(hashes)
-        found = {idx: bytes(hash_) for idx, hash_ in self._stored(0, start, end)}
-        found |= {idx: hash_ for (idx, _), hash_ in zip(rows, hashes, strict=True)}
+            return b"".join(leaf_hashes(leaf for (leaf,) in rows))
+        found = {idx: bytes(hash_) for idx, hash_ in self._rows(_STORED, self._log, start, end)}
+        placed = self._rows(_PLACED, self._log, start, end)
+        hashes = leaf_hashes(leaf for _, leaf in placed)
+        found |= {idx: hash_ for (idx, _), hash_ in zip(placed, hashes, strict=True)}
         return b"".join(found[idx] for idx in sorted(found))
 
 
@@ -289,7 +286,10 @@ class _RootTiles(_StoredTiles):
         super().__init__(connection, ROOT)
 
     def _leaf_hashes(self, start: int, end: int) -> bytes:
-        query = _OPENINGS.where(root_leaves.c.idx >= start, root_leaves.c.idx < end).order_by(
-            root_leaves.c.idx
+        rows = self._rows(_ROOT_LEAVES, start, end)
+        names = {name: name.encode() for name in {row[0] for row in rows}}
+        return b"".join(
+            leaf_hashes(
+                commitment(names[name], size, bytes(root), bytes(salt)) for name, size, root, salt in rows
+            )
         )
-        return b"".join(leaf_hashes(_opening(row).commitment() for row in self._connection.execute(query)))

@@ -33,6 +33,7 @@ NAME_BYTES_MAX = 1024
 _DOMAIN = b"kvcustody/sub-log-head@1\0"
 _HEAD_PROOF = "c2sp.org/tlog-proof@v1"
 _LEAF_PROOF = "kvcustody/leaf-proof@1"
+_hmac = hmac.digest
 
 
 class Opening(NamedTuple):
@@ -44,7 +45,7 @@ class Opening(NamedTuple):
 
     def commitment(self) -> bytes:
         """The root leaf (R1). Every field but the name has a fixed length, so no two openings are encoded alike."""
-        return hmac.digest(self.salt, _DOMAIN + self.to_bytes()[SALT_BYTES:], "sha256")
+        return commitment(self.name.encode(), *self.head, self.salt)
 
     def to_bytes(self) -> bytes:
         """Salt, size (8 bytes, big-endian), root, name."""
@@ -63,6 +64,11 @@ class Opening(NamedTuple):
         if not name or size > SIZE_MAX or (size == 0 and root != EMPTY_ROOT):
             raise ProofError("the opening of a sub-log's head is malformed")
         return cls(name, TreeHead(size, root), data[:SALT_BYTES])
+
+
+def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
+    """The root leaf that an opening of these opens: `Opening.commitment` where only the leaf is wanted."""
+    return _hmac(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
 
 
 @dataclass(frozen=True, slots=True)

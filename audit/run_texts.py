@@ -7,16 +7,17 @@ T2 What only the one-by-one form can write (numpy scalars, generations from 2^53
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from kvcustody.audit.runs import EXACT, Run, Runs
+from kvcustody.audit.runs import EXACT, Runs
 
 _BLOCKS_AT_ONCE = 1 << 18  # 2 MiB of indices
+_NEIGHBOURS = b"[%d,[%d,%d],[%d,%d]]"
 
 
 class Extents(NamedTuple):
@@ -33,39 +34,41 @@ class NotPlainError(Exception):
 
 def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
     """The JSON text of every run list, and its extent; raises `NotPlainError` (T2)."""
-    runs = [run for some in lists for run in some]
+    runs = list(chain.from_iterable(lists))
     if not runs:
         return [b"[]"] * len(lists), Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
-    lengths = [len(run[0]) for run in runs]
+    blocks, firsts, pools = zip(*runs, strict=True)
+    lengths = list(map(len, blocks))
     if 0 in lengths:
         return run_texts([[run for run in some if len(run.blocks)] for some in lists])
     if len(lists) > 1 and sum(lengths) > _BLOCKS_AT_ONCE:
         half = len(lists) // 2
         (texts, extents), (more, others) = run_texts(lists[:half]), run_texts(lists[half:])
         return texts + more, Extents(*map(list.__add__, extents, others))
-    _check_plain(runs)
-    items = _items(runs, lengths)
-    dumps = orjson.dumps
-    if len(runs) == len(lists) == sum(map(bool, lists)):  # the rule: one run a list
-        lows = [run[1] for run in runs]
-        highs = [low + length - 1 if low else 0 for low, length in zip(lows, lengths, strict=True)]
-        return [dumps([item]) for item in items], Extents(lengths, lows, highs)
-    return [dumps(list(islice(items, len(some)))) for some in lists], _extents(lists)
+    _check_plain(firsts, pools)
+    items = _items(blocks, firsts, pools, lengths)
+    if len(runs) == len(lists) and all(lists):  # the rule: one run a list
+        highs = [low + length - 1 if low else 0 for low, length in zip(firsts, lengths, strict=True)]
+        return [b"[%b]" % item for item in items], Extents(lengths, list(firsts), highs)
+    return [b"[%b]" % b",".join(islice(items, len(some))) for some in lists], _extents(lists)
 
 
-def _check_plain(runs: list[Run]) -> None:
-    firsts = [run[1] for run in runs]
-    pools = [run[2] for run in runs]
+def _check_plain(firsts: Sequence[int], pools: Sequence[int]) -> None:
     if {*map(type, firsts), *map(type, pools)} != {int}:
         raise NotPlainError
     if max(firsts) >= EXACT or min(firsts) < 0 or max(pools) >= EXACT or min(pools) < 0:
         raise NotPlainError
 
 
-def _items(runs: list[Run], lengths: list[int]) -> Iterator[list[Any]]:
-    """The encoded form of every run: run-length tokens of the differences, each run's first from 0."""
+def _items(
+    blocks: Sequence[NDArray[np.int64]],
+    firsts: Sequence[int],
+    pools: Sequence[int],
+    lengths: Sequence[int],
+) -> Iterator[bytes]:
+    """The text of every run: run-length tokens of the differences, each run's first from 0."""
     try:
-        flat: NDArray[np.int64] = np.concatenate([run[0] for run in runs], dtype=np.int64, casting="safe")
+        flat: NDArray[np.int64] = np.concatenate(blocks, dtype=np.int64, casting="safe")
     except (TypeError, ValueError):
         raise NotPlainError from None
     ends = np.cumsum(lengths)
@@ -79,13 +82,16 @@ def _items(runs: list[Run], lengths: list[int]) -> Iterator[list[Any]]:
     places = begins.nonzero()[0]
     deltas = steps[places].tolist()
     counts = np.diff(places, append=len(flat)).tolist()
-    bounds = [*np.searchsorted(places, starts).tolist(), len(places)]
-    for number, (_, generation, pool) in enumerate(runs):
-        low, high = bounds[number], bounds[number + 1]
-        item = [generation, deltas[low:high], counts[low:high] if high - low != lengths[number] else []]
+    lows = np.searchsorted(places, starts).tolist()
+    highs = [*lows[1:], len(places)]
+    for first, pool, length, low, high in zip(firsts, pools, lengths, lows, highs, strict=True):
+        if high - low == 2 and length > 2 and not pool:  # neighbours in order, what a pool gives first
+            yield _NEIGHBOURS % (first, deltas[low], deltas[low + 1], counts[low], counts[low + 1])
+            continue
+        item = [first, deltas[low:high], counts[low:high] if high - low != length else []]
         if pool:
             item.append(pool)
-        yield item
+        yield orjson.dumps(item)
 
 
 def _extents(lists: Sequence[Runs]) -> Extents:

@@ -3,7 +3,7 @@
 T1 A commit that adds leaves to some sub-logs writes their frontiers and completed nodes, one salted root leaf for each,
 the root log's frontier and nodes, and one checkpoint; all of it commits with the leaves, or none.
 T2 Sub-logs are locked before the root log, and the root log last: writers of different sub-logs wait for each other
-only at the very end, and never in a circle.
+only at the very end, and never in a circle. On PostgreSQL one statement stands between that lock and the commit.
 T3 A stored frontier is loaded only when it gives its own root and the size that its log has; anything else is
 `TreeError`, and nothing is written on top of it: the database then counts as lost, and events go to the spill.
 """
@@ -22,6 +22,7 @@ from kvcustody.audit.root_log import seal
 from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, tree_nodes
 
 _Node = tuple[int, int, int, bytes]
+_RootLeaf = tuple[int, int, int, bytes, bytes]
 
 
 class LockedLog(NamedTuple):
@@ -92,14 +93,8 @@ class Trees:
             (idx, ids[opening.name], opening.head.size, opening.head.root, opening.salt)
             for idx, opening in enumerate(openings, before.size)
         ]
-        insert_rows(connection, root_leaves, rows)
-        if nodes:
-            insert_rows(connection, tree_nodes, nodes)
         root = after.root()
-        values = (after.size, root, at_us)
-        connection.exec_driver_sql(_marked(connection, _CHECKPOINT), values)
-        stored = self._keep(ROOT, after, root)
-        connection.exec_driver_sql(_marked(connection, _ROOT), (stored,))
+        _store(connection, rows, nodes, (after.size, root, at_us), self._keep(ROOT, after, root))
 
 
 def lock_root(connection: Connection) -> bytes:
@@ -115,6 +110,18 @@ def lock_root(connection: Connection) -> bytes:
 
 _CHECKPOINT = f"INSERT INTO {checkpoints.name} (size, root, at_us) VALUES (?, ?, ?)"  # noqa: S608 - our own names
 _ROOT = "UPDATE root_log SET frontier = ? WHERE id = 1"
+_STORE = """
+WITH leaves AS (
+    INSERT INTO root_leaves (idx, log, size, root, salt)
+    SELECT * FROM unnest(%s::bigint[], %s::int[], %s::bigint[], %s::bytea[], %s::bytea[])
+), nodes AS (
+    INSERT INTO tree_nodes (log, level, idx, hash)
+    SELECT * FROM unnest(%s::int[], %s::int[], %s::bigint[], %s::bytea[])
+), head AS (
+    INSERT INTO checkpoints (size, root, at_us) VALUES (%s, %s, %s)
+)
+UPDATE root_log SET frontier = %s WHERE id = 1
+"""
 _UPDATE = (
     "UPDATE logs SET size = new.column2, frontier = new.column3"
     " FROM (VALUES {}) AS new WHERE logs.id = new.column1"
@@ -136,11 +143,27 @@ def _update(connection: Connection, rows: list[tuple[int, int, bytes]]) -> None:
         connection.exec_driver_sql(_UPDATE_MANY, tuple(map(list, zip(*rows, strict=True))))
 
 
+def _store(
+    connection: Connection,
+    leaves: list[_RootLeaf],
+    nodes: list[_Node],
+    checkpoint: tuple[int, bytes, int],
+    frontier: bytes,
+) -> None:
+    """Root leaves, nodes, checkpoint and the root log's frontier; on PostgreSQL in one statement (T2)."""
+    if connection.dialect.name != "sqlite":
+        columns = [list(column) for column in zip(*leaves, strict=True)]
+        columns += [list(column) for column in zip(*nodes, strict=True)] or [[]] * 4
+        connection.exec_driver_sql(_STORE, (*columns, *checkpoint, frontier))
+        return
+    insert_rows(connection, root_leaves, leaves)
+    if nodes:
+        insert_rows(connection, tree_nodes, nodes)
+    connection.exec_driver_sql(_CHECKPOINT, checkpoint)
+    connection.exec_driver_sql(_ROOT, (frontier,))
+
+
 def _nodes(log: int, grown: Iterable[Grown]) -> list[_Node]:
     return [
         (log, level, idx, node) for level, first, hashes in grown for idx, node in enumerate(hashes, first)
     ]
-
-
-def _marked(connection: Connection, statement: str) -> str:
-    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")

@@ -22,7 +22,7 @@ from kvcustody.audit.events.kinds import KINDS, Event
 from kvcustody.audit.merkle import leaf_hashes
 from kvcustody.audit.run_texts import NotPlainError
 
-_CHUNK = 128  # events of one kind between offers of the interpreter lock
+_CHUNK = 256  # events of one kind between offers of the interpreter lock
 _TWO_LOGS = (DecisionRecorded, HitCounted, HitCounters)
 
 
@@ -148,23 +148,26 @@ class _Draft:
 
     def _batch(self, context: Context, places: Sequence[int]) -> Batch:
         """The batch of the leaves that chunks made, at these places."""
-        items, count = self.items, len(places)
-        kinds = [KINDS[items[place][1].__class__] for place in places]
-        whole = count == len(items)
+        count, whole = len(places), len(places) == len(self.items)
+        items = self.items if whole else [self.items[place] for place in places]
+        kinds = [event.__class__ for _, event in items]
+        names = {kind: KINDS[kind].name for kind in set(kinds)}
+        outages = {kind: KINDS[kind].outage for kind in names}
         at_us = self._at_us if whole else [self._at_us[place] for place in places]
+        data = self._data if whole else [self._data[place] for place in places]
         return Batch(
             self._logs if whole else [self._logs[place] for place in places],
             [context.incarnation] * count,
-            [items[place][0] for place in places],
+            [sequence for sequence, _ in items],
             [1] * count,
             [1] * count,
-            [kind.name for kind in kinds],
-            [kind.outage for kind in kinds],
+            list(map(names.__getitem__, kinds)),
+            list(map(outages.__getitem__, kinds)),
             at_us,
-            self._data if whole else [self._data[place] for place in places],
+            data,
             self._groups,
             {context.incarnation: Founder("unknown", context.offset_us, at_us[0])} if count else {},
-            leaf_hashes(self._data if whole else [self._data[place] for place in places]),
+            leaf_hashes(data),
         )
 
     def _merged(self, context: Context) -> Encoded:
