@@ -10,7 +10,9 @@ there before a side begins (events, rows) is frozen out of garbage collection on
 they have loaded. Rounds alternate, so that a busy machine slows both; a ratio is the median over pairs of rounds. `cpu`
 is processor time of the whole process: with other work on the machine it is the steadier figure, but it counts as cost
 what the writer does on a second core while a commit runs.
-Run: `python benchmarks/ledger.py [--rounds 5] [--postgres] [--out benchmarks/results/ledger-cpu.json]`.
+Four writers and one are separate processes on one PostgreSQL server, measured from each writer's second thousand of
+events; on SQLite, writers take turns.
+Run: `python benchmarks/ledger.py [--rounds 5] [--postgres] [--engine 9] [--out benchmarks/results/ledger-cpu.json]`.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hardware import facts
+from ledger_cost import compared, prompts
 from sqlalchemy import BigInteger, Boolean, Engine, Integer, LargeBinary, Table, func, select
 
-from kvcustody.audit.append import leaf_hashes
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.events import (
     Context,
@@ -45,6 +47,7 @@ from kvcustody.audit.events import (
     leaves,
 )
 from kvcustody.audit.events.encoder import BatchEncoder
+from kvcustody.audit.merkle import leaf_hashes
 from kvcustody.audit.runs import Run
 from kvcustody.audit.schema import custody_ends, logs, receipts, releases, residencies, subjects
 from kvcustody.audit.schema import events as events_table
@@ -225,7 +228,7 @@ def leaf_microseconds(events: list[Event]) -> dict[str, float]:
     return {
         "leaf_alone_us": cost(lambda: [leaves(event, context, sequence) for sequence, event in items]),
         "leaf_in_a_batch_us": cost(lambda: [encoder.encode(batch) for batch in batches]),
-        "leaf_hash_us": cost(lambda: [leaf_hashes(batch) for batch in done]),
+        "leaf_hash_us": cost(lambda: [leaf_hashes(batch.data) for batch in done]),
     }
 
 
@@ -297,14 +300,16 @@ def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> l
 
 
 def one_of_many(place: str, uri: str, name: str, events: list[Event], start: Any, ended: Any) -> None:
-    """A process with a writer of its own; all begin together."""
+    """A process with a writer of its own; all begin together, when each has written its first thousand events."""
     engine = open_store(uri, timeout_seconds=60)
     settings = WriterSettings(batch=BATCH, capacity=1 << 22)
     folder = Path(place) / name
     folder.mkdir()
     writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=folder, settings=settings)
+    writer.submit(events[:BATCH])  # logs are made and statements prepared once, not in a steady state
+    assert writer.flush(300)
     start.wait()
-    for first in range(0, len(events), BATCH):
+    for first in range(BATCH, len(events), BATCH):
         writer.submit(events[first : first + BATCH])
     assert writer.flush(300)
     ended.wait()
@@ -317,17 +322,18 @@ def events_per_second(folder: Path, uri: str, writers: int, residencies: int) ->
     url = engine.url.render_as_string(False)
     spawn = multiprocessing.get_context("spawn")
     start, ended = spawn.Barrier(writers + 1), spawn.Barrier(writers + 1)
-    processes = []
+    processes, count = [], 0
     for number in range(writers):
         events = workload(residencies // writers, 100, scattered=False)
         own = [
             event._replace(tenant=f"{event.tenant}-of-{number}") if hasattr(event, "tenant") else event
             for event in events
         ]
+        count += len(own) - BATCH
         name = f"writer-{number}-{time.monotonic_ns()}"
         processes.append(spawn.Process(target=one_of_many, args=(str(folder), url, name, own, start, ended)))
         processes[-1].start()
-    start.wait(120)
+    start.wait(300)
     begun = time.perf_counter()
     ended.wait(300)
     seconds = time.perf_counter() - begun
@@ -335,17 +341,28 @@ def events_per_second(folder: Path, uri: str, writers: int, residencies: int) ->
         process.join()
         assert process.exitcode == 0
     with engine.connect() as connection:
-        sizes = connection.execute(select(logs.c.id, logs.c.size)).all()
-        for log, size in sizes:  # gapless, or nothing is measured
+        for log, size in connection.execute(
+            select(logs.c.id, logs.c.size)
+        ):  # gapless, or nothing is measured
             query = select(func.count(), func.min(events_table.c.idx), func.max(events_table.c.idx))
-            assert tuple(connection.execute(query.where(events_table.c.log == log)).one()) == (
-                size,
-                0,
-                size - 1,
-            )
-        total = sum(size for _, size in sizes)
+            found = tuple(connection.execute(query.where(events_table.c.log == log)).one())
+            assert found == (size, 0, size - 1)
     engine.dispose()
-    return total / seconds
+    return count / seconds
+
+
+def four_to_one(folder: Path, uri: str, residencies: int, pairs: int) -> dict[str, Any]:
+    """Four writer processes against one, each pair one after the other with the same number of events in all."""
+    found = []
+    for number in range(pairs):
+        order = (1, 4) if number % 2 else (4, 1)
+        found.append({count: events_per_second(folder, uri, count, residencies) for count in order})
+    return {
+        "one_writer_events_per_s": round(max(rates[1] for rates in found)),
+        "four_writers_events_per_s": round(max(rates[4] for rates in found)),
+        "four_writers_to_one": round(statistics.median(rates[4] / rates[1] for rates in found), 3),
+        "pairs": [round(rates[4] / rates[1], 3) for rates in found],
+    }
 
 
 def summary(found: list[tuple[Cost, Cost]], count: int) -> dict[str, float]:
@@ -370,6 +387,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scattered", action="store_true")
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--engine", type=int, default=0, help="pairs of `ledger_cost.py`, here too")
     parser.add_argument("--out", type=Path, help="write the figures here too")
     options = parser.parse_args()
     events = workload(options.residencies, options.blocks, scattered=options.scattered)
@@ -389,10 +407,15 @@ def main() -> None:
                 (folder / "postgres").mkdir()
                 found = paired(events, folder / "postgres", options.rounds, uri)
                 figures["postgresql"] = summary(found, len(events))
-                one, four = (events_per_second(folder, uri, count, options.residencies) for count in (1, 4))
-                figures["postgresql"] |= {"four_writers_to_one": round(four / one, 3)}
+                pairs = max(1, options.rounds // 2)
+                figures["postgresql"] |= four_to_one(folder, uri, 2 * options.residencies, pairs)
     figures["enqueue_us"] = round(enqueue_microseconds(events), 3)
     figures |= leaf_microseconds(events)
+    if options.engine:
+        trace = prompts(150)
+        figures["engine_steps_of_ms"] = {
+            f"{step_ms:g}": compared(trace, step_ms, options.engine) for step_ms in (0.0, 20.0)
+        }
     figures |= {"coverage_units": units, "coverage_s": round(proof_seconds, 2)}
     text = json.dumps(figures, indent=2)
     print(text)

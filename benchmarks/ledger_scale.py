@@ -6,7 +6,7 @@ neither question reads them. One tenant has half of all leaves, a hundred others
 thirty days.
 Every question is asked of another tenant or leaf each time, on a connection that has answered none of them; what the
 operating system's cache holds, it holds. Every proof is checked up to its signed checkpoint.
-Run: `python benchmarks/ledger_scale.py [--leaves 10000000] [--database sqlite|postgresql|both]`.
+Run: `python benchmarks/ledger_scale.py [--leaves 10000000] [--database sqlite|postgresql|both] [--out FILE]`.
 """
 
 from __future__ import annotations
@@ -201,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leaves", type=int, default=10_000_000)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
+    parser.add_argument("--out", type=Path, help="write the figures here too")
     options = parser.parse_args()
     figures: dict[str, Any] = {"hardware": facts(), "load_average": round(os.getloadavg()[0], 1)}
     if options.database != "postgresql":
@@ -209,7 +210,10 @@ def main() -> None:
     if options.database != "sqlite":
         with tempfile.TemporaryDirectory() as name, postgres() as uri:
             figures["postgresql"] = measured(uri, Path(name), options.leaves)
-    print(json.dumps(figures, indent=2))
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n")
 
 
 if __name__ == "__main__":
