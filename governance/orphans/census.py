@@ -52,6 +52,15 @@ class Census:
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         return np.where(self._sorted[at] == wanted, self._order[at], -1)
 
+    def occurrences(self, objects: Iterable[object], count: int) -> Int64s:
+        """How often each node is among the objects: both sides sorted, which costs less than finding each place."""
+        among = np.sort(np.fromiter(map(id, objects), np.int64, count))
+        often = np.empty(len(self.nodes), dtype=np.int64)
+        often[self._order] = np.searchsorted(among, self._sorted, "right") - np.searchsorted(
+            among, self._sorted
+        )
+        return often
+
     def _read_nodes(self) -> Int64s:
         wave = list(self.manager.tree.roots.values())
         nodes, parents = self.nodes, list(repeat(-1, len(wave)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -46,13 +47,12 @@ def _entries(census: Census) -> tuple[list[Node], list[Node]]:
     A key leads to one node, so a node's entries are whole when there are as many as its length calls for.
     """
     index = census.manager.tree.index
-    places = census.places(index.nodes(), len(index))
-    inside = places >= 0
+    have = census.occurrences(chain.from_iterable(map(dict.values, index.stripes)), len(index))
     strays: list[Node] = []
-    if not inside.all():
-        outside = (node for node, known in zip(index.nodes(), inside.tolist(), strict=True) if not known)
+    if int(have.sum()) != len(index):
+        places = census.places(index.nodes(), len(index)).tolist()
+        outside = (node for node, at in zip(index.nodes(), places, strict=True) if at < 0)
         strays = list({id(node): node for node in outside}.values())
-    have = np.bincount(places[inside], minlength=len(census.nodes))
     start, length = census.field("start"), census.field("length")
     keyed = np.fromiter(map(bool, map(attrgetter("keys"), census.nodes)), np.bool_, len(census.nodes))
     wanted = keyed * (1 + (start + length) // COARSE_BLOCKS - (start + 1) // COARSE_BLOCKS)

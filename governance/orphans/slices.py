@@ -29,7 +29,7 @@ Suspect = tuple[str, int, int]
 class Budget(NamedTuple):
     """What one step may do. A unit is about the time of one look at one object: 0.2 us where it was measured."""
 
-    work: int = 256
+    work: int = 112
 
 
 class Progress(NamedTuple):
