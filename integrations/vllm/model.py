@@ -6,6 +6,7 @@ I2 The weights' digest is what the operator states (`revision`, a content digest
    the files' names, sizes and times. It says so in its prefix, and it is never the reason for a hit across
    processes.
 I3 An adapter that is reloaded in place is a new one from then on.
+I4 Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from kvcustody.governance.model_identity import ModelIdentity
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _ADAPTERS_MAX = 4096
+_log = structlog.get_logger(__name__)
 
 
 class Models:
@@ -31,7 +35,7 @@ class Models:
         self._weights_epoch = 0
         self._reloads = 0
         self._adapters: dict[tuple[str, int, str], ModelIdentity] = {}
-        self._base = self._identity(None, None)
+        self._base = self._known(None, None)
 
     def of(self, adapter: Any) -> ModelIdentity:
         """The identity of a request with this `LoRARequest`, or with none."""
@@ -46,14 +50,26 @@ class Models:
             if len(self._adapters) >= _ADAPTERS_MAX:
                 self._adapters.clear()
                 self._reloads += 1
-            known = self._adapters[key] = self._identity(_digest("adapter", *map(str, key)), self._reloads)
+            known = self._adapters[key] = self._known(_digest("adapter", *map(str, key)), self._reloads)
         return known
 
     def reloaded(self) -> None:
         """The weights changed: nothing computed before is reachable any more."""
         self._weights_epoch += 1
         self._adapters.clear()
-        self._base = self._identity(None, None)
+        self._base = self._known(None, None)
+
+    def _known(self, adapter: str | None, adapter_epoch: int | None) -> ModelIdentity:
+        made = self._identity(adapter, adapter_epoch)
+        _log.info(
+            "model identity",
+            digest=made.digest.hex(),
+            block_tokens=made.block_tokens,
+            weights=made.weights_digest,
+            weights_epoch=made.weights_epoch,
+            adapter=adapter,
+        )
+        return made
 
     def _identity(self, adapter: str | None, adapter_epoch: int | None) -> ModelIdentity:
         model, cache, parallel = (

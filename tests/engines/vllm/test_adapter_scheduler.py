@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from scheduler_rig import BLOCK_TOKENS, Rig, prompt
+from structlog.testing import CapturingLogger
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure import Selector
+from kvcustody.integrations.vllm.governed_request import governed
 
 
 @pytest.fixture
@@ -45,6 +47,21 @@ def test_without_a_valid_token_nothing_is_read_or_published(rig: Callable[..., R
     one.verify()
 
 
+def test_the_engine_says_which_models_keys_it_makes(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr("kvcustody.integrations.vllm.model._log", log)
+    one = rig()
+    request = one.add(prompt(40), "alpha")
+    one.side.reset()
+    after = one.add(prompt(40), "alpha")
+    one.run()
+    said = [call.kwargs["digest"] for call in log.calls if call.args == ("model identity",)]
+    assert said == [governed(each).model.digest.hex() for each in (request, after)]
+    assert said[0] != said[1], "weights that were loaded again are another model"
+
+
 def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
     one = rig()
     request = one.add(prompt(40), "alpha")
@@ -54,7 +71,7 @@ def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig], early: bool) -> None:
-    """When their block enters the index or, beside a connector that may look for them, when it is full (hasher, H2, H3)."""
+    """When their block enters the index or, where others may look for them, when it is full (hasher, H2, H3)."""
     one = rig()
     one.side.books.keys_early = early
     ids = prompt(20)
