@@ -2,6 +2,7 @@
 
 Z1 The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
 Z2 A certificate is issued to those who may certify that tenant, by the same code as the API's.
+Z3 A form has a key of its own: sent twice, by a double click or a reload, it asks for one erasure.
 """
 
 from __future__ import annotations
@@ -60,8 +61,26 @@ def request(visit: Visit) -> Response:
     except ValidationError as error:
         places = ", ".join(str(item["loc"][0]) for item in error.errors())
         raise ProblemError("invalid", f"not a selector: {places}") from None
-    made = erasures_api.request(visit.caller, visit.service, what)
-    return redirect(f"/erasures/{made['erasure']}")
+    return redirect(f"/erasures/{_once(visit, what)}")
+
+
+def _once(visit: Visit, what: ErasureRequest) -> str:
+    """The erasure that this form asked for: sent twice, it is asked for once (Z3)."""
+    key = visit.text("once", 64)
+    if key is None:
+        raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")
+    answers = visit.service.answers
+    claim = answers.claim(visit.caller.name, f"console:{key}", what.model_dump_json().encode())
+    if isinstance(claim, bytes):
+        return claim.decode()
+    try:
+        made = erasures_api.request(visit.caller, visit.service, what)
+    except BaseException:
+        answers.give_up(claim)
+        raise
+    erasure = str(made["erasure"])
+    answers.settle(claim, erasure.encode())
+    return erasure
 
 
 def show(visit: Visit) -> Response:

@@ -7,6 +7,7 @@ V3 Answers are never cached; a page that shows others' data has recorded the rea
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,7 @@ class Visit:
             "csrf": csrf_of(self.service, self.cookie),
             "now_us": self.service.clock.utc_us(),
             "visit": self,
+            "once": secrets.token_hex(16),
         }
         return HTMLResponse(render(template, **shared, **context), status)
 

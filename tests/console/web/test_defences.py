@@ -10,7 +10,7 @@ import pytest
 from web_world import MARKUP, World
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-ERASE = "tenant=acme&subject=user-9&sure=user-9&deadline_seconds=60"
+ERASE = "tenant=acme&subject=user-9&sure=user-9&deadline_seconds=60&once=form-1"
 SignIn = Callable[..., Any]
 
 
@@ -68,6 +68,10 @@ def test_an_act_needs_the_token_of_its_session(
     assert client.get("/v1/erasures").json()["items"] == before
     assert client.post("/console/erasures", content=good, headers=FORM).status_code == 303  # the control
     assert len(client.get("/v1/erasures").json()["items"]) == len(before) + 1
+    again = client.post("/console/erasures", content=good, headers=FORM)  # a double click
+    assert again.status_code == 303 and len(client.get("/v1/erasures").json()["items"]) == len(before) + 1
+    without = good.replace("&once=form-1", "")
+    assert client.post("/console/erasures", content=without, headers=FORM).status_code == 400
 
 
 def test_signing_out_ends_the_session(signed_in: Callable[[str], httpx.Client]) -> None:
