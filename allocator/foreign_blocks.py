@@ -60,6 +60,7 @@ class ForeignBlocks:
         self.ceiling_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.hold_until_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
         self.born_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.released_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)  # when last CACHED
         self.used: NDArray[np.int64] = np.zeros(
             blocks, dtype=np.int64
         )  # when last CACHED: the order of eviction
@@ -174,14 +175,29 @@ class ForeignBlocks:
         wave = self._orphans(blocks)
         while len(wave):
             forget += wave.tolist()
-            dues = np.minimum(
-                self.hold_until_us[wave], now_us
-            )  # until now it could be reached, while it was held
+            dues = self._dues(wave, now_us)  # until now it could be reached, while it was held
             self._leave_index(wave)
             for due in np.unique(dues).tolist():
                 self._end_flat(wave[dues == due], "unreachable", due, now_us)
             wave = self._orphans(wave)
         return forget
+
+    def _end_cached(
+        self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, told: bool = False
+    ) -> list[int]:
+        """`_end` of CACHED blocks: none was due before its last release, nor after the end of its last hold.
+
+        Never later in a chain than before it, so that of several due times the earlier ones end first.
+        """
+        dues = self._dues(blocks, due_us)
+        forget: list[int] = []
+        for due in np.unique(dues).tolist():
+            forget += self._end(blocks[dues == due], cause, due, now_us, told=told)
+        return forget
+
+    def _dues(self, blocks: Blocks, due_us: int) -> NDArray[np.int64]:
+        dues: NDArray[np.int64] = np.minimum(self.hold_until_us[blocks], due_us)
+        return np.maximum(dues, self.released_us[blocks])
 
     def _leave_index(self, blocks: Blocks) -> None:
         """What ends is nobody's child and nobody's hold any more; a hand-out finds it so."""

@@ -86,8 +86,11 @@ class ForeignHolds(ForeignBlocks):
         if self._tips.get(tip) is hold:
             del self._tips[tip]
 
-    def lapse(self, hold: ForeignResidency, cause: str, now_us: int) -> list[int]:
-        """End one hold; blocks without another hold or reference end. Returns what the engine must forget."""
+    def lapse(self, hold: ForeignResidency, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
+        """End one hold; blocks that nothing else keeps end, due at `due_us` (else now) or with their last hold.
+
+        Returns what the engine must forget.
+        """
         self._forget(hold)
         states = self.state[hold.held]
         valid = (self.generation[hold.held] == hold.held_generations) & (
@@ -99,13 +102,7 @@ class ForeignHolds(ForeignBlocks):
         over = held[(left == 0) & (self.state[held] == CACHED)]
         if not len(over):
             return []
-        if cause != "expired":
-            return self._end(over, cause, now_us, now_us)
-        forget: list[int] = []
-        dues = self.hold_until_us[over]  # the latest of its holds, whichever of them was swept last
-        for due in np.unique(dues).tolist():
-            forget += self._end(over[dues == due], cause, due, now_us)
-        return forget
+        return self._end_cached(over, cause, now_us if due_us is None else due_us, now_us)
 
     def is_due(self, now_us: int) -> bool:
         """A sweep now would lapse something."""
@@ -156,13 +153,13 @@ class ForeignHolds(ForeignBlocks):
             candidates = candidates[order]
         return [int(block) for block in candidates]
 
-    def end_cached(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
-        """End CACHED blocks by our own decision. Returns what the engine must forget."""
+    def end_cached(self, blocks: Blocks, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
+        """End CACHED blocks by our own decision, due at `due_us` or now. Returns what the engine must forget."""
         cached = blocks[self.state[blocks] == CACHED]
         if not len(cached):
             return []
         self.evicted[cause] = self.evicted.get(cause, 0) + len(cached)
-        return self._end(cached, cause, now_us, now_us)
+        return self._end_cached(cached, cause, now_us if due_us is None else due_us, now_us)
 
     # -- limits -------------------------------------------------------------------------------------------------------
 

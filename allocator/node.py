@@ -48,6 +48,7 @@ class Node:
         "priority",
         "rank_us",
         "refs",
+        "released_us",
         "start",
         "tip",
         "used_us",
@@ -72,6 +73,7 @@ class Node:
         self.fence = 0
         self.born_us = 0
         self.used_us = 0
+        self.released_us = 0  # when its last reference was given back
         self.rank_us = 0
         self.ceiling_us = NEVER_US
         self.deadline_us = 0

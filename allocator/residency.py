@@ -117,11 +117,12 @@ class HoldList:
 class DeadlineWheel:
     """Holds by deadline, in ticks. Adding, removing and taking one due hold are constant time."""
 
-    __slots__ = ("_due", "_ticks")
+    __slots__ = ("_due", "_ordered", "_ticks")
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[int, Residency]] = {}
         self._due: list[int] = []  # heap of the ticks that exist
+        self._ordered = -1  # the tick whose holds stand with their deadlines falling
 
     def add(self, residency: Residency) -> None:
         """Enter a hold under its deadline."""
@@ -140,7 +141,10 @@ class DeadlineWheel:
             bucket.pop(residency.id, None)
 
     def take_due(self, now_us: int) -> Residency | None:
-        """Take out one hold whose tick has passed, or return None. At most one tick late; attach compares exactly."""
+        """Take out one hold whose tick has passed, earliest first, or None. At most one tick late; attach is exact.
+
+        Of holds on one block the last to lapse says when it was due: so they leave in the order of their deadlines.
+        """
         due = self._due
         now_tick = now_us >> TICK_BITS
         while due and due[0] < now_tick:
@@ -148,6 +152,11 @@ class DeadlineWheel:
             if not bucket:
                 del self._ticks[heapq.heappop(due)]
                 continue
+            if self._ordered != due[0]:
+                self._ordered = due[0]
+                falling = sorted(bucket.values(), key=lambda hold: -hold.deadline_us)
+                bucket.clear()
+                bucket.update((hold.id, hold) for hold in falling)
             return bucket.popitem()[1]
         return None
 

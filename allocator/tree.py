@@ -62,6 +62,7 @@ class PrefixTree(TreeEnds):
 
     def _cache(self, node: Node, child: Node | None, now_us: int) -> None:
         account = node.domain.owner
+        node.released_us = now_us
         account.queue.add(node, child if child is not None and child.older is not None else None, now_us)
         account.cached_blocks += node.block_count
         self._cached.append(node.blocks)

@@ -24,8 +24,7 @@ class TreeEnds(TreeNodes):
             deepest = node.first_child
             while deepest.first_child is not None:
                 deepest = deepest.first_child
-            due = min(now_us, deepest.deadline_us) if deepest.deadline_us else now_us
-            self._end_cached(deepest, "unreachable", due, now_us)
+            self._end_cached(deepest, "unreachable", now_us, now_us)
         self._end_cached(node, cause, due_us, now_us)
 
     def _end_cached(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
@@ -34,7 +33,7 @@ class TreeEnds(TreeNodes):
         account = node.domain.owner
         account.queue.remove(node)
         account.cached_blocks -= node.block_count
-        self._collect(node, self._ending, cause, due_us)
+        self._collect(node, self._ending, cause, _due(node, due_us))
         parent = node.parent
         self._detach(node)
         if (
@@ -123,11 +122,18 @@ class TreeEnds(TreeNodes):
             if self.changes is not None:
                 self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]
-        self._ending.append((node.blocks[keep:], node.domain, reason, now_us, node.fence))
+        self._ending.append((node.blocks[keep:], node.domain, reason, _due(node, now_us), node.fence))
         node.blocks = node.blocks[:keep]
         node.length = node.block_count = keep
         node.domain.owner.cached_blocks -= count
         return count
+
+
+def _due(node: Node, due_us: int) -> int:
+    """When an unreferenced node was due: never before its last release, nor after the end of its last hold."""
+    if node.deadline_us:
+        due_us = min(due_us, node.deadline_us)
+    return max(due_us, node.released_us)
 
 
 def is_holdable(node: Node, hold: Residency) -> bool:

@@ -122,6 +122,7 @@ class TreeNodes:
         head.refs, head.holds, head.hits = node.refs, node.holds, node.hits
         head.fence, head.born_us, head.used_us = node.fence, node.born_us, node.used_us
         head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
+        head.released_us = node.released_us
         head.priority, head.demote_us = node.priority, node.demote_us
         head.windows, tail_windows = _split_windows(node, position)
         parent = node.parent

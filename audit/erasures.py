@@ -15,6 +15,7 @@ from sqlalchemy import Connection, and_, exists, or_, select
 
 from kvcustody.audit.erasure_schema import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema import erasure_results, erasures, incarnations, subjects, workers
+from kvcustody.audit.subject_keys import SubjectKeys, is_tag
 from kvcustody.errors import LedgerError
 
 
@@ -124,14 +125,20 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     return tuple(Requested(*row) for row in connection.execute(query))
 
 
-def names(connection: Connection, asked: Requested) -> Names | None:
-    """The subject and session of a request by name; None where their link was destroyed."""
+def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> Names | None:
+    """The subject and session of a request by name; None where their link was destroyed.
+
+    Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
+    """
     found: list[str | None] = []
     for pseudonym, column in ((asked.subject, subjects.c.subject), (asked.session, subjects.c.session)):
         if pseudonym is None:
             found.append(None)
             continue
         name = connection.scalar(select(column).where(subjects.c.pseudonym == pseudonym))
+        if name is not None and is_tag(name):
+            kept = None if keys is None else keys.named(pseudonym)
+            name = None if kept is None else kept[1 if column is subjects.c.subject else 2]
         if name is None:
             return None
         found.append(name)

@@ -77,6 +77,8 @@ class SubjectDirectory:
         self._have(connection, [who for who in wanted if not (who[1] and who[2])])
         sessions = [who for who in wanted if who[1] and who[2]]
         self._have(connection, [who for who in sessions if who in listed or self._secret_of(who) is None])
+        if self._keys is not None:
+            self._keys.keep_names((self._known[who], who) for who in listed if who in self._known)
 
     def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
@@ -214,15 +216,17 @@ _NAMED = frozenset(kind for kind in KINDS if "subject" in kind._fields)  # type:
 
 
 def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
-    """The subjects and sessions that events name, and the sessions that need a row each: erasures are about them."""
+    """The subjects and sessions that events name, and those that erasures are about: their sessions need a row each."""
     naming: Iterable[Any] = [event for event in events if event.__class__ in _NAMED]
     wanted, listed = set(), set()
     for event in naming:
         tenant, subject, session = event.tenant or "", event.subject, event.session
+        who = []
         if subject is not None:
-            wanted.add((tenant, subject, ""))
+            who.append((tenant, subject, ""))
         if session is not None:
-            wanted.add((tenant, subject or "", session))
-            if event.__class__ is ErasureRequested:
-                listed.add((tenant, subject or "", session))
+            who.append((tenant, subject or "", session))
+        wanted.update(who)
+        if event.__class__ is ErasureRequested:
+            listed.update(who)
     return wanted, listed

@@ -7,11 +7,14 @@ K2 The store is the only place with names and keys, and it is small. Backups of 
 destroy them too. On SQLite destroyed rows are overwritten, and its write-ahead log is emptied.
 K3 A process that has keys in memory forgets them at its next batch after any destruction, by `generation`.
 K4 A session without a subject has a key of its own.
+K5 Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or after
+a crash, need the name. It goes with the key.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,6 +48,7 @@ Owner = tuple[str, str, str]  # tenant, subject, session (empty where there is a
 KEY_BYTES = 32
 _DOMAIN = b"kvcustody/subject-tag@1\0"
 _CACHED_MAX = 1 << 17
+_TAG = re.compile("k1:[0-9a-f]{40}")
 _metadata = MetaData()
 _keys = Table(
     "subject_keys",
@@ -54,6 +58,14 @@ _keys = Table(
     Column("session", Text, nullable=False),
     Column("key", LargeBinary, nullable=False),
     PrimaryKeyConstraint("tenant", "subject", "session"),
+)
+_names = Table(
+    "subject_names",
+    _metadata,
+    Column("pseudonym", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("session", Text, nullable=False),
 )
 _destroyed = Table(
     "subject_keys_destroyed",
@@ -66,6 +78,11 @@ _destroyed = Table(
 def owner_of(tenant: str, subject: str, session: str) -> Owner:
     """Whose key hides these names (K4)."""
     return (tenant, subject, "" if subject else session)
+
+
+def is_tag(text: str) -> bool:
+    """Whether this stands for a name and is none."""
+    return _TAG.fullmatch(text) is not None
 
 
 class SubjectKeys:
@@ -126,6 +143,23 @@ class SubjectKeys:
         message = _DOMAIN + kind.encode() + b"\0" + name.encode()
         return "k1:" + hmac.digest(key, message, "sha256").hex()[:40]
 
+    def keep_names(self, names: Iterable[tuple[str, Owner]]) -> None:
+        """Whom these pseudonyms stand for, as (tenant, subject, session): durable on return (K5)."""
+        rows = [
+            {"pseudonym": name, "tenant": tenant, "subject": subject, "session": session}
+            for name, (tenant, subject, session) in names
+        ]
+        if rows:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                connection.execute(_insert_new(connection, _names), rows)
+
+    def named(self, pseudonym: str) -> Owner | None:
+        """The (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (K5)."""
+        query = select(_names.c.tenant, _names.c.subject, _names.c.session)
+        with self._engine.connect() as connection:
+            row = connection.execute(query.where(_names.c.pseudonym == pseudonym)).first()
+        return None if row is None else (row.tenant, row.subject, row.session)
+
     def known(self, tenant: str, subject: str, session: str = "") -> bool:
         """The store has this subject's key."""
         owner = owner_of(tenant, subject, session)
@@ -140,6 +174,9 @@ class SubjectKeys:
             overwrite_deleted(connection)
             with connection.begin():
                 gone = connection.execute(delete(_keys).where(*_is(owner))).rowcount
+                whose = [_names.c.tenant == tenant, _names.c.subject == subject]
+                whose += [] if subject else [_names.c.session == session]
+                connection.execute(delete(_names).where(*whose))
                 connection.execute(update(_destroyed).values(count=_destroyed.c.count + 1))
         empty_wal(self._engine)
         self._known.pop(owner, None)
@@ -162,7 +199,7 @@ class SubjectKeys:
             for (tenant, subject, session), key in made.items()
         ]
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
-            connection.execute(_insert_new(connection), rows)
+            connection.execute(_insert_new(connection, _keys), rows)
             return _read(connection, set(missing))
 
 
@@ -204,7 +241,7 @@ def _read(connection: Connection, owners: set[Owner]) -> dict[Owner, bytes]:
     return found
 
 
-def _insert_new(connection: Connection) -> Any:
+def _insert_new(connection: Connection, table: Table) -> Any:
     if connection.dialect.name == "sqlite":
-        return sqlite.insert(_keys).on_conflict_do_nothing()
-    return postgresql.insert(_keys).on_conflict_do_nothing()
+        return sqlite.insert(table).on_conflict_do_nothing()
+    return postgresql.insert(table).on_conflict_do_nothing()

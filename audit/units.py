@@ -14,6 +14,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from kvcustody.audit.as_of import AsOf, is_in
+from kvcustody.audit.asked import read_asked
 from kvcustody.audit.evidence import POOL_SHIFT, Evidence, read
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.schema import custody_ends, events, incarnations
@@ -129,7 +130,7 @@ def read_units(
         ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
         uses = read_uses(connection, life, as_of)
         cells = read_receipts(connection, life.id, ends, as_of)
-        units = assess(ends, uses, cells, life.shards)
+        units = assess(ends, uses, cells, life.shards, read_asked(connection, life, as_of))
         ended = np.unique(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
         overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else read_models(connection, life.id, as_of)

@@ -47,6 +47,7 @@ class Uses(NamedTuple):
     written: Flags
     released: Int64s  # NEVER while the residency is open
     hold_end: Int64s
+    unasked_end: Int64s  # the same without erasures: all that a process knew before it heard of one
     residency: Int64s
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
     places: tuple[Places, ...]
@@ -111,9 +112,8 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
             column_in.opened_boot_us,
         ).where(column_in.incarnation == life.id, column_in.part == 1, is_in(as_of, residencies))
     ).all()
-    latest = read_narrowed(connection, life.id, as_of)
-    for one, at_us in _erased(connection, life.offset_us, people, as_of).items():
-        latest[one] = min(at_us, latest.get(one, at_us))
+    narrowed = read_narrowed(connection, life.id, as_of)
+    erased = _erased(connection, life.offset_us, people, as_of)
     tenants = {row.residency: (row.tenant, row.classification) for row in people}
 
     wrote_residency = wrote.column("residency")
@@ -141,16 +141,23 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
         released, hold = _dropped(
             gone, keys=keys, residency=residency, since=since, released=released, hold=hold
         )
-    limit = np.full(len(residency), NEVER)
-    if latest:
-        ids, where = np.unique(residency, return_inverse=True)
-        limit = np.array([latest.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
-    hold_end = np.maximum(released, np.minimum(hold, limit))
+    hold = np.minimum(hold, _limits(residency, narrowed))
+    unasked_end = np.maximum(released, hold)
+    hold_end = np.maximum(released, np.minimum(hold, _limits(residency, erased)))
     given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
     written = np.concatenate((wrote_flag[wrote.owner], *given))
     blocks = np.concatenate([part.pairs.blocks for part in parts])
     places = tuple(map(places_of, parts))
-    return Uses(keys, blocks, written, released, hold_end, residency, tenants, places)
+    return Uses(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places)
+
+
+def _limits(residency: Int64s, latest: dict[int, int]) -> Int64s:
+    """For each entry until when its residency's hold lasts at most; NEVER where nothing limits it."""
+    if not latest:
+        return np.full(len(residency), NEVER)
+    ids, where = np.unique(residency, return_inverse=True)
+    found: Int64s = np.array([latest.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
+    return found
 
 
 def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, str]:
@@ -261,7 +268,7 @@ def _erased(connection: Connection, offset_us: int, people: Any, as_of: AsOf | N
     for erasure in connection.execute(query).all():
         at_boot_us = erasure.at_us - offset_us
         for row in people:
-            if row.opened_boot_us > at_boot_us or (
+            if row.opened_boot_us >= at_boot_us or (
                 erasure.tenant is not None and row.tenant != erasure.tenant
             ):
                 continue

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvcustody.audit.asked import Asked
 from kvcustody.audit.evidence import Evidence
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.uses import LEVELS, NEVER, Flags, ReceiptCells, Uses, unit_keys_of
@@ -49,7 +50,7 @@ class Matched(NamedTuple):
     bytes: Int64s
 
 
-def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Units:
+def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int, asked: Asked) -> Units:
     """A verdict for every custody that ended (C1–C3): arrays in, arrays out."""
     in_order = _in_order(ends)
     keys, first = np.unique(unit_keys_of(ends)[in_order], return_index=True)
@@ -76,11 +77,27 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
     written = writer < NEVER
 
     # Custody that ended early (eviction, erasure) ended its holds; ending late moves nothing.
-    due = np.maximum(last_release, np.minimum(np.minimum(ceiling, own_end), ended))
+    own_due = np.minimum(np.minimum(ceiling, own_end), ended)
+    due = np.maximum(last_release, own_due)
     # A reader of another tenant holds a segment's blocks and only refers to a grant's: the later end counts where it
     # is claimed, and never without such a reader's own leaf.
     later = np.maximum(last_release, np.minimum(np.minimum(ceiling, any_end), ended))
     due = np.where(claimed == later, later, due)
+    # What an erasure covers was due at its request where that is claimed: never later than by its holds.
+    unasked, any_unasked = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    np.maximum.at(unasked, place[own], uses.unasked_end[own])
+    np.maximum.at(any_unasked, place[known], uses.unasked_end[known])
+    place_asked, covered = _place(keys, asked.keys)
+    covered &= asked.blocks == blocks[place_asked] if size else covered
+    at, asked_at = place_asked[covered], asked.at[covered]
+    sooner = np.maximum(last_release[at], np.minimum(own_due[at], asked_at))
+    due[at[sooner == claimed[at]]] = sooner[sooner == claimed[at]]
+    # A process that has not heard of an erasure yet records the due time of its holds: late by the erasure, not false.
+    bound = np.minimum(ceiling, ended)
+    honest = claimed == np.maximum(last_release, np.minimum(bound, unasked))
+    honest |= claimed == np.maximum(last_release, np.minimum(bound, any_unasked))
+    heard = np.maximum(last_release[at], np.minimum(np.minimum(bound, unasked)[at], asked_at))
+    honest[at[heard == claimed[at]]] = True
     due = np.where(written, due, claimed)
     last_use = np.maximum(last_release, retired)
 
@@ -100,7 +117,7 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int) -> Unit
         level=np.where(destroyed, found.level, -1),
         bytes=found.bytes,
         lag=lag,
-        disputed=written & (due != claimed),
+        disputed=written & (due != claimed) & ~honest,
         writer=writer,
     )
 

@@ -94,6 +94,7 @@ class EventWriter:
         self._settings = settings = settings or WriterSettings()
         self.incarnation = uuid.uuid4().hex
         self.offset_us = clock.utc_us() - clock.now_us()
+        self.subject_keys = subject_keys
         self._directory = SubjectDirectory(subject_keys)
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)

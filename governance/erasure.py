@@ -56,6 +56,7 @@ class GovernorCustodian:
             before = manager.live_blocks()
             for domain in covered.domains:
                 domain.is_open = False
+            covered.end_holds(before_us)
             for sequence in covered.sequences:
                 manager.withdraw(sequence)
                 if finish:
@@ -173,6 +174,12 @@ class _Covered:
             if custody.domain is not None and may_hold(selector, _label(custody.domain)):
                 parts.append(custody.blocks)
         return unique_units(self.manager.number, parts, pool.generation)
+
+    def end_holds(self, at_us: int) -> None:
+        """What is held in the selected domains was held until the erasure was asked for, below other nodes too."""
+        for node in self.inside.values():
+            if node.domain in self.domains and node.deadline_us:
+                node.deadline_us = min(node.deadline_us, at_us)
 
     def tops(self) -> list[Node]:
         """Unreferenced nodes to end: the topmost of each chain, for what is below ends with them."""

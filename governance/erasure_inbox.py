@@ -17,6 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.erasures import Names, Requested, names, pending
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.errors import ServiceError
 from kvcustody.governance.erasure_run import Erased
 from kvcustody.governance.selector import Selector, selector_from
@@ -37,9 +38,15 @@ class Erasing(Protocol):
 class ErasureInbox:
     """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
 
-    def __init__(self, engine: Engine | None, worker: str, offset_us: int) -> None:
-        """`engine` None: another source of requests stands in for the ledger (`_pending`)."""
+    def __init__(
+        self, engine: Engine | None, worker: str, offset_us: int, keys: SubjectKeys | None = None
+    ) -> None:
+        """`engine` None: another source of requests stands in for the ledger (`_pending`).
+
+        `keys` say who is meant where the ledger has tags instead of names.
+        """
         self._engine = engine
+        self._keys = keys
         self._worker = worker
         self._offset_us = offset_us
         self._taken: set[str] = set()
@@ -97,7 +104,8 @@ class ErasureInbox:
         """What is owed, each with who is meant, where somebody can still say."""
         assert self._engine is not None
         with self._engine.connect() as connection:
-            return [(asked, names(connection, asked)) for asked in pending(connection, self._worker)]
+            owed = pending(connection, self._worker)
+            return [(asked, names(connection, asked, self._keys)) for asked in owed]
 
     def _order(self, asked: Requested) -> dict[str, Any]:
         return {

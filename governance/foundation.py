@@ -79,7 +79,7 @@ def open_foundation(
         stack.callback(signer.close)
         stack.callback(writer.flush)  # what is written by then is signed
         _take_to_witnesses(settings, engine, stack)
-    inbox = ErasureInbox(engine, settings.worker_name, writer.offset_us)
+    inbox = ErasureInbox(engine, settings.worker_name, writer.offset_us, writer.subject_keys)
     return Foundation(standing, keyring, writer, signer, inbox)
 
 

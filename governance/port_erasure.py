@@ -48,12 +48,12 @@ class PortCustodian:
         forget: list[int] = []
         for hold in covered.holds:
             if hold.is_held:
-                forget += pool.lapse(hold, "erased", now_us)
+                forget += pool.lapse(hold, "erased", now_us, before_us)
         if covered.holds:
             pool.recount_holds()
         if covered.domains:
             tags = [domain.tag for domain in covered.domains]
-            forget += pool.end_cached(np.flatnonzero(np.isin(pool.tag, tags)), "erased", now_us)
+            forget += pool.end_cached(np.flatnonzero(np.isin(pool.tag, tags)), "erased", now_us, before_us)
         forget += _hide(pool, finishing)
         if forget:
             self._engine.evict(forget)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.recompute.history import End, History, Life, Proof, Use
+from kvcustody.audit.recompute.history import Covered, End, History, Life, Proof, Use
 from kvcustody.audit.recompute.spans import segments
 
 
@@ -33,7 +33,7 @@ def unaccounted(history: History) -> Unaccounted:
 
 
 def _of(life: Life) -> Unaccounted:
-    named = {span.fact.residency for span in life.spans if not isinstance(span.fact, (End, Proof))}
+    named = {span.fact.residency for span in life.spans if not isinstance(span.fact, (Covered, End, Proof))}
     named |= set(life.released)
     generations = receipts = 0
     pool, reached = -1, life.generation

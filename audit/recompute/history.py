@@ -73,9 +73,16 @@ class Proof(NamedTuple):
     bytes_each: int
 
 
+class Covered(NamedTuple):
+    """An erasure covers these blocks here."""
+
+    erasure: str
+
+
 class Erasure(NamedTuple):
     """Who was erased, and when by UTC."""
 
+    erasure: str
     at_us: int
     selector: str
     tenant: str | None
@@ -159,7 +166,9 @@ def _account(history: History, body: dict[str, Any], kind: str) -> None:
     life.offset_us = at_us - int(body["boot_us"])  # the same in every leaf of an incarnation
     if kind == "erasure-requested":
         history.erasures.append(
-            Erasure(at_us, body["selector"], body["tenant"], body["subject"], body["session"])
+            Erasure(
+                body["erasure"], at_us, body["selector"], body["tenant"], body["subject"], body["session"]
+            )
         )
     elif kind == "worker-started":
         order = _order(body)
@@ -232,6 +241,10 @@ def _ended(life: Life, body: dict[str, Any], shift: int) -> None:
     life.spans += spans_of(body["runs"], end)
 
 
+def _covered(life: Life, body: dict[str, Any], shift: int) -> None:
+    life.spans += spans_of(body["runs"], Covered(body["erasure"]))
+
+
 def _receipt(life: Life, body: dict[str, Any], shift: int) -> None:
     blocks = int(body["blocks"])
     here = sum(sum(item[2]) if item[2] else len(item[1]) for item in body["runs"])
@@ -255,5 +268,6 @@ _READERS: dict[str, Callable[[Life, dict[str, Any], int], None]] = {
     "blocks-released": _let_go,
     "holds-narrowed": _narrowed,
     "custody-ended": _ended,
+    "erasure-applied": _covered,
     "receipt": _receipt,
 }

@@ -6,6 +6,8 @@ within `scrub_within` of `due_at` or, if later, of the fence's retirement; and t
 R3 A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
 R4 A hold lasts no longer than a narrowing act says that its process wrote after its release; one that such an act does
 not list was over by then.
+R5 What an erasure's effect lists was due when the erasure was asked for, where its end says so: never later than its
+holds give.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from kvcustody.audit.recompute.history import (
     DEVICE_TIER,
     LEVELS,
     OPEN,
+    Covered,
     End,
     Erasure,
     History,
@@ -53,6 +56,7 @@ class _Claim(NamedTuple):
     written: bool
     released: int
     hold_end: int
+    unasked_end: int  # had nobody asked for an erasure
 
 
 class _Verdict(NamedTuple):
@@ -104,6 +108,9 @@ class _Judge:
         self._now = now
         self._erased = _erased(life, erasures)
         self._narrowed = _narrowed(life)
+        self._asked: dict[str, int] = {}
+        for erasure in erasures:
+            self._asked.setdefault(erasure.erasure, erasure.at_us - life.offset_us)
 
     def run(self) -> Iterator[Judged]:
         for segment in segments(self._life.spans):
@@ -129,7 +136,15 @@ class _Judge:
         end: End = ended.fact
         block = ended.at(segment.first)
         claims = self._claims(segment, block)
-        verdict = _verdict(end, claims, _proofs(segment), block, segment.first, self._life.shards)
+        asked = [
+            self._asked[span.fact.erasure]
+            for span in segment.spans
+            if isinstance(span.fact, Covered)
+            and span.fact.erasure in self._asked
+            and span.at(segment.first) == block
+        ]
+        proofs = _proofs(segment)
+        verdict = _verdict(end, claims, proofs, block, segment.first, self._life.shards, asked)
         if self._chosen.model not in (None, _model(self._life, claims)) or not self._is_in_period(
             verdict.due if verdict.due < OPEN else end.due
         ):
@@ -206,9 +221,12 @@ class _Judge:
         left = [item for item in gone if item.residency == use.residency and item.at >= use.begun]
         if left:
             released, hold = max(item.at for item in left), max(item.hold for item in left)
-        hold = min(hold, self._erased.get(use.residency, OPEN), self._narrowed.get(use.residency, OPEN))
+        hold = min(hold, self._narrowed.get(use.residency, OPEN))
+        erased = min(hold, self._erased.get(use.residency, OPEN))
         tenant = self._life.people.get(use.residency, _NOBODY).tenant
-        return _Claim(tenant, use.residency, use.written, released, max(released, hold))
+        return _Claim(
+            tenant, use.residency, use.written, released, max(released, erased), max(released, hold)
+        )
 
     def _selects(self, tenant: str, classification: str) -> bool:
         return self._chosen.tenant in (None, tenant) and self._chosen.classification in (None, classification)
@@ -219,12 +237,18 @@ class _Judge:
 
 
 def _verdict(
-    end: End, claims: Sequence[_Claim], proofs: Sequence[Span], block: int, generation: int, shards: int
+    end: End,
+    claims: Sequence[_Claim],
+    proofs: Sequence[Span],
+    block: int,
+    generation: int,
+    shards: int,
+    asked: Sequence[int],
 ) -> _Verdict:
     last = max((claim.released for claim in claims), default=0)
     written = any(claim.written for claim in claims)
-    due = _due(end, claims, last) if written else end.due
-    disputed = written and due != end.due
+    due = _due(end, claims, last, asked) if written else end.due
+    disputed = written and end.due not in (due, *_unheard(end, claims, last, asked))
     begun_after = max(last, end.retired)
     best: list[tuple[int, int, int]] = []  # of each shard the first receipt that counts: end, level, bytes
     has_any, has_none = False, False
@@ -256,12 +280,24 @@ def _verdict(
     )
 
 
-def _due(end: End, claims: Sequence[_Claim], last: int) -> int:
-    """By its owner's own holds; by every reader's where that is what is recorded (a segment's readers hold, too)."""
+def _due(end: End, claims: Sequence[_Claim], last: int, asked: Sequence[int]) -> int:
+    """By its owner's own holds; by another rule where that is what is recorded.
+
+    By every reader's holds, for a segment's readers hold, too; by the request of an erasure that covers it (R5).
+    """
     own = max((claim.hold_end for claim in claims if claim.tenant == end.tenant), default=0)
     every = max((claim.hold_end for claim in claims), default=0)
     by_own, by_every = (max(last, min(end.ceiling, hold, end.ended)) for hold in (own, every))
-    return by_every if end.due == by_every else by_own
+    others = [by_every, *(max(last, min(end.ceiling, own, end.ended, at)) for at in asked)]
+    return end.due if end.due in others else by_own
+
+
+def _unheard(end: End, claims: Sequence[_Claim], last: int, asked: Sequence[int]) -> list[int]:
+    """What a process may record that has not heard of an erasure yet: it is late by the erasure, and not false (R5)."""
+    own = max((claim.unasked_end for claim in claims if claim.tenant == end.tenant), default=0)
+    every = max((claim.unasked_end for claim in claims), default=0)
+    ends = [own, every, *(min(own, at) for at in asked)]
+    return [max(last, min(end.ceiling, end.ended, hold)) for hold in ends]
 
 
 def _proofs(segment: Segment) -> list[Span]:
@@ -289,7 +325,7 @@ def _erased(life: Life, erasures: Sequence[Erasure]) -> dict[int, int]:
     for erasure in erasures:
         at = erasure.at_us - life.offset_us
         for residency, person in life.people.items():
-            if person.opened <= at and _covers(erasure, person):
+            if person.opened < at and _covers(erasure, person):
                 made.setdefault(residency, at)
     return made
 

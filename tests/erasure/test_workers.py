@@ -16,6 +16,7 @@ from sqlalchemy import Engine, select
 from kvcustody.audit.erasures import pending, status
 from kvcustody.audit.events import ErasureRequested
 from kvcustody.audit.schema import erasures, residencies, subjects
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.erasure_inbox import ErasureInbox
@@ -25,13 +26,22 @@ from kvcustody.governance.selector import Selector
 ALPHA = Selector("alpha")
 
 
-def inbox(world: CustodyWorld, worker: str) -> ErasureInbox:
-    return ErasureInbox(world.engine, worker, world.writer.offset_us)
+def inbox(world: CustodyWorld, worker: str, keys: SubjectKeys | None = None) -> ErasureInbox:
+    return ErasureInbox(world.engine, worker, world.writer.offset_us, keys)
 
 
-def ask(store: Engine, folder: Path, clock: VirtualClock, selector: Selector, erasure: str) -> None:
+def ask(
+    store: Engine,
+    folder: Path,
+    clock: VirtualClock,
+    selector: Selector,
+    erasure: str,
+    keys: SubjectKeys | None = None,
+) -> None:
     """As a control plane does: on record before anybody acts on it."""
-    writer = EventWriter(store, worker="desk", clock=clock, spill_directory=folder / "desk")
+    writer = EventWriter(
+        store, worker="desk", clock=clock, spill_directory=folder / "desk", subject_keys=keys
+    )
     now_us = clock.now_us()
     writer.submit_durable(request_event(selector, erasure, "dpo", now_us + 60_000_000, now_us))
     writer.close()

@@ -20,6 +20,7 @@ from kvcustody.allocator.pool_options import PoolOptions
 from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.audit.conservation import Identity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import MICROSECONDS, Clock, VirtualClock
 from kvcustody.errors import HandleError
@@ -123,6 +124,7 @@ class CustodyWorld:
         settings: WriterSettings = QUICK,
         windows: tuple[int, ...] = (),
         memory: Callable[[int, Clock], TensorMemory] | None = None,
+        keys: SubjectKeys | None = None,
     ) -> None:
         self.random = Random(seed)
         self.clock = clock or VirtualClock()
@@ -131,7 +133,12 @@ class CustodyWorld:
         self.memory = make(blocks, self.clock)
         self.keyring = open_keyring(folder, self.clock)
         self.writer = EventWriter(
-            engine, worker=worker, clock=self.clock, spill_directory=folder / "spill", settings=settings
+            engine,
+            worker=worker,
+            clock=self.clock,
+            spill_directory=folder / "spill",
+            settings=settings,
+            subject_keys=keys,
         )
         size = self.memory.bytes_per_block
         self.writer.submit(
