@@ -10,6 +10,7 @@ import typer
 import kvcustody
 from kvcustody.console import keys as keys_command
 from kvcustody.console import size as size_command
+from kvcustody.console.api import group as api_group
 from kvcustody.console.audit import command as audit_command
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage import command as coverage_command
@@ -45,6 +46,7 @@ app.command(name="init", epilog=serve_command.INIT_EPILOG)(serve_command.init)
 app.command(name="serve", epilog=serve_command.SERVE_EPILOG)(serve_command.serve)
 app.add_typer(principal_command.principals, name="principal")
 app.add_typer(principal_command.keys, name="apikey")
+app.add_typer(api_group.app, name="api")
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(witness_command.app, name="witness")
 audit_command.app.command(name="recompute", epilog=coverage_command.RECOMPUTE)(coverage_command.recompute)

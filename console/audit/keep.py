@@ -85,11 +85,16 @@ def place(
     reason: _Reason,
     tenant: Annotated[str | None, typer.Option(help="On this tenant (default: on everything).")] = None,
     ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
 ) -> None:
     """Keep content whatever the schedule says. KV blocks end when they are due all the same."""
     with writing(ledger) as engine:
         place_hold(engine, name, tenant, actor=actor, reason=reason)
-    print(f"placed: {name} on {tenant or 'everything'}")
+    if as_json:
+        print_json({"hold": name, "tenant": tenant, "placed": True})
+    else:
+        print(f"placed: {name} on {tenant or 'everything'}")
 
 
 @hold.command(epilog="Example: `kvcustody audit hold lift case-9 --actor counsel --reason closed`")
@@ -98,11 +103,16 @@ def lift(
     actor: _Actor,
     reason: _Reason,
     ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
 ) -> None:
     """Lift a hold."""
     with writing(ledger) as engine:
         lift_hold(engine, name, actor=actor, reason=reason)
-    print(f"lifted: {name}")
+    if as_json:
+        print_json({"hold": name, "placed": False})
+    else:
+        print(f"lifted: {name}")
 
 
 @hold.command("list", epilog="Example: `kvcustody audit hold list --json`")

@@ -108,15 +108,23 @@ def status(folder: _Folder, *, as_json: Json = False) -> None:
 @sink.command(
     epilog="Example: `kvcustody audit sink detach ./webhook --actor ops --reason 'collector is down'`"
 )
-def detach(folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT) -> None:
+def detach(
+    folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+) -> None:
     """Give a sink nothing more. It is put on record in the ledger, not in the sink."""
-    _change(folder, ledger, "detached", actor, reason, (folder / "detached").touch)
+    _change(folder, ledger, "detached", actor, reason, (folder / "detached").touch, as_json)
 
 
 @sink.command(epilog="Example: `kvcustody audit sink attach ./webhook --actor ops`")
-def attach(folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT) -> None:
+def attach(
+    folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+) -> None:
     """Go on where it was."""
-    _change(folder, ledger, "attached", actor, reason, lambda: (folder / "detached").unlink(missing_ok=True))
+
+    def act() -> None:
+        (folder / "detached").unlink(missing_ok=True)
+
+    _change(folder, ledger, "attached", actor, reason, act, as_json)
 
 
 @sink.command(
@@ -128,21 +136,32 @@ def retry(
     key_file: _Key,
     actor: _Actor,
     ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
 ) -> None:
     """Send the batches again that were given up, oldest first."""
     with writing(ledger) as engine:
         pump = _pump(engine, folder, folder.name, url, key_file, Shape.CLOUDEVENTS)
         record(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
-        print(f"sent again: {pump.retry_dead()}")
+        sent = pump.retry_dead()
+    if as_json:
+        print_json({"sink": folder.name, "sent_again": sent})
+    else:
+        print(f"sent again: {sent}")
 
 
-def _change(folder: Path, ledger: str, action: str, actor: str, reason: str, act: Callable[[], Any]) -> None:
+def _change(
+    folder: Path, ledger: str, action: str, actor: str, reason: str, act: Callable[[], Any], as_json: bool
+) -> None:
     if not (folder / "dead").is_dir():
         raise ConfigError(f"`{folder}` is no sink's folder; `kvcustody audit push` makes one")
     with writing(ledger) as engine:
         record(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
     act()
-    print(f"{action}: {folder.name}")
+    if as_json:
+        print_json({"sink": folder.name, "action": action})
+    else:
+        print(f"{action}: {folder.name}")
 
 
 def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: Shape) -> Pump:

@@ -127,3 +127,5 @@ def _enrolled(by: str) -> None:
         raise ProblemError(
             "conflict", "a token's issuer keeps its principal; there is no key or session for it here"
         )
+    if by == "local":
+        raise ProblemError("conflict", "a key or a session of one's own is asked for over a server")

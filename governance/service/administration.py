@@ -41,9 +41,7 @@ def open_administration(settings: ServiceSettings, *, clock: Clock | None = None
         spill = settings.state_path / "spill-local"
         writer = EventWriter(engine, worker=f"{settings.name}.local", clock=clock, spill_directory=spill)
         stack.callback(writer.close)
-        yield Administration(
-            Principals(engine, KeyHasher(), clock, writer.submit_durable), f"local:{_user()}"
-        )
+        yield Administration(Principals(engine, KeyHasher(), clock, writer.submit_durable), local_name())
 
 
 def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey:
@@ -57,8 +55,9 @@ def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey
     return principals.issue_key(name, days=hours / 24, by=by)
 
 
-def _user() -> str:
+def local_name() -> str:
+    """By whom an act on the ledger's own files is on record (D1)."""
     try:
-        return getpass.getuser()
+        return f"local:{getpass.getuser()}"
     except (KeyError, OSError):
-        return "unknown"
+        return "local:unknown"

@@ -38,7 +38,7 @@ class Whoami(Model):
     name: str
     roles: list[Role]
     tenant: str | None
-    by: Literal["key", "token", "session"]
+    by: Literal["key", "token", "session", "local"]
     actions: dict[str, Literal["own", "all"]]
 
 

@@ -1,0 +1,178 @@
+"""Every operation of the API from the command line, on the ledger itself and against a server; `--json` everywhere."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import uvicorn
+from typer.testing import CliRunner
+
+from kvcustody.console.api.commands import command_name, commands
+from kvcustody.console.api.group import api_commands
+from kvcustody.console.documents import ConsoleDocuments
+from kvcustody.console.main import app
+from kvcustody.governance.api.app import create_api, create_app
+from kvcustody.governance.logs import configure
+from kvcustody.governance.service.service import open_service
+from kvcustody.governance.service.settings import ServiceSettings
+
+DOCUMENT = json.loads(create_api(None).document())
+OPERATIONS = sorted(
+    (operation["operationId"], method.upper(), path)
+    for path, item in DOCUMENT["paths"].items()
+    for method, operation in item.items()
+)
+SAYS_ITSELF = {"serve", "witness serve", "audit ship"}  # they run on; lines of JSON already
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def walked() -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its words."""
+    waiting = [("", typer.main.get_command(app))]
+    while waiting:
+        words, command = waiting.pop()
+        if hasattr(command, "list_commands"):
+            for name in command.list_commands(None):
+                waiting.append((f"{words} {name}".strip(), command.get_command(None, name)))
+        else:
+            yield words, command
+
+
+COMMANDS = dict(walked())
+
+
+@pytest.mark.parametrize(("operation", "method", "path"), OPERATIONS)
+def test_every_operation_has_its_command_with_every_parameter(operation: str, method: str, path: str) -> None:
+    command = api_commands()[command_name(operation)]
+    options = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    names = {parameter.name for parameter in command.params}
+    declared = DOCUMENT["paths"][path][method.lower()]
+    for parameter in declared.get("parameters", ()):
+        shown = parameter["name"].replace("_", "-").lower()
+        assert f"--{shown}" in options or f"in_{parameter['name']}" in names, parameter["name"]
+    content = declared.get("requestBody", {}).get("content", {}).get("application/json")
+    if content is not None:
+        schema = DOCUMENT["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+        for name in schema["properties"]:
+            assert f"--{name.replace('_', '-')}" in options, name
+    made = {found.operation: found for found in commands(DOCUMENT)}[operation]
+    assert (made.method, made.path) == (method, path)
+
+
+def test_an_operation_without_a_command_would_be_noticed() -> None:
+    """Control: the test above fails for an operation that the commands do not know."""
+    with pytest.raises(KeyError):
+        test_every_operation_has_its_command_with_every_parameter("newThing", "GET", "/v1/whoami")
+
+
+@pytest.mark.parametrize("words", sorted(set(COMMANDS) - SAYS_ITSELF))
+def test_every_command_gives_json(words: str) -> None:
+    flags = {flag for parameter in COMMANDS[words].params for flag in parameter.opts}
+    assert "--json" in flags, words
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    environment = {
+        "_KVCUSTODY_COMPLETE": "complete_bash",
+        "COMP_WORDS": "kvcustody api list-ev",
+        "COMP_CWORD": "2",
+    }
+    found = CliRunner().invoke(app, [], env=environment, prog_name="kvcustody")
+    assert "list-events" in found.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("api-command")
+
+
+def settings_in(folder: Path) -> ServiceSettings:
+    return ServiceSettings(
+        database_url=f"sqlite:///{folder}/ledger.db",
+        state_path=folder / "state",
+        listen=f"unix:{folder}/api.sock",
+        signing_key_path=folder / "signing.key",
+        checkpoint_seconds=0.05,
+    )
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path) -> dict[str, str]:
+    given = settings_in(folder)
+    names = ("database_url", "state_path", "listen", "signing_key_path")
+    return {f"KVCUSTODY_SERVICE_{name.upper()}": str(getattr(given, name)) for name in names}
+
+
+@pytest.fixture
+def local(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def answer(*arguments: str) -> Any:
+    found = run("api", *arguments, "--json")
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)
+
+
+def test_on_the_ledger_itself(folder: Path, local: None) -> None:
+    made = answer("enrol-principal", "--name", "vera", "--roles", "tenant-viewer", "--tenant", "acme")
+    assert made["principal"]["name"] == "vera" and made["principal"]["tenant"] == "acme"
+    me = answer("whoami")
+    assert me["name"].startswith("local:") and me["by"] == "local"
+    assert answer("whoami", "--as", "vera")["tenant"] == "acme"
+    refused = run("api", "list-totals", "--tenant", "labs", "--as", "vera")
+    assert refused.exit_code == 2 and "nothing here" in refused.output.lower()
+    wrong = run("api", "get-coverage", "--since", "2", "--until", "1")
+    assert wrong.exit_code == 2 and "must be before" in wrong.output
+
+
+def test_a_job_on_the_ledger_itself_leaves_its_files(folder: Path, local: None) -> None:
+    made = answer("make-report", "--framework", "soc2", "--formats", "json", "--out", str(folder / "report"))
+    [file] = made["result"]["files"]
+    assert made["state"] == "finished" and (folder / "report" / file["name"]).stat().st_size == file["bytes"]
+    scanned = answer("start-scan")
+    assert answer("get-scan", scanned["result"]["incarnation"], "1")["scan"]["mode"] == "ledger"
+
+
+def test_against_a_server_and_pages_to_the_last(folder: Path) -> None:
+    configure("error", "json")  # the server is in this process, and its log on this stdout
+    with open_service(settings_in(folder), documents=ConsoleDocuments()) as service:
+        service.principals.enrol("ann", ["auditor"], by="test")
+        key = folder / "ann.key"
+        key.write_text(service.principals.issue_key("ann", days=1, by="test").key)
+        key.chmod(0o600)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        config = uvicorn.Config(create_app(service), port=port, log_config=None, lifespan="off", ws="none")
+        running = uvicorn.Server(config)
+        thread = threading.Thread(target=running.run, daemon=True)
+        thread.start()
+        while not running.started:
+            time.sleep(0.01)
+        to = ("--server", f"http://127.0.0.1:{port}", "--api-key-file", str(key))
+        try:
+            assert answer("whoami", *to)["name"] == "ann"
+            one = answer("list-events", "--limit", "1", *to)
+            whole = answer("list-events", "--limit", "2", "--all", *to)
+            assert one["next"] is not None and whole["next"] is None and len(whole["items"]) > 3
+            job = answer("check-ledger", "--wait", *to)
+            assert job["state"] == "finished" and job["result"]["sound"]
+            refused = run("api", "list-principals", *to)
+            assert refused.exit_code == 2 and "forbidden" not in refused.stdout
+            assert "TENANT" not in run("api", "list-logs", *to).stdout
+        finally:
+            running.should_exit = True
+            thread.join()
