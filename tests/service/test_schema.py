@@ -66,9 +66,11 @@ REFUSES = {
     "getCoverage": 422,  # `since` after `until`
     "proveConsistency": 422,  # `old_size` over `size`
     "listResidencies": 422,  # those who see all have to name the tenant
+    "makeReport": 422,  # `since` after `until`, a checkpoint to extend that is newer
+    "checkLedger": 422,  # a text that is no public key
     "shipBatch": "400, 422",  # NDJSON of leaves
     **dict.fromkeys(
-        ("lintPolicy", "testPolicy", "diffPolicy", "provePolicy", "explainDecision"), 422
+        ("lintPolicy", "testPolicy", "diffPolicy", "provePolicy", "simulatePolicy", "explainDecision"), 422
     ),  # a document
 }
 
