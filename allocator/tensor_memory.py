@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from kvcustody.kernels.copy import copy
 from kvcustody.kernels.launch import uses_triton
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import Layout, SegmentTable, block_list
+from kvcustody.kernels.tuning import Tuning, tune
 from kvcustody.kernels.verify import verify
 
 
@@ -121,6 +123,13 @@ class TensorMemory:
         """Manage an engine's own tensors: for each shard, the tensors of all its layers."""
         tables = [SegmentTable.from_tensors(one, layout=layout, block_tokens=block_tokens) for one in shards]
         return cls(tables, clock=clock)
+
+    def tune(self, file: Path | None) -> list[Tuning]:
+        """Choose by measurement how each device scrubs, once, and keep the answers in `file`.
+
+        Returns what was chosen; nothing on the host, where there is one way. Takes seconds where nothing was kept.
+        """
+        return [tune(table, file=file) for table in self.tables if table.device.type == "cuda"]
 
     def scrub(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
         """Zero `blocks` on `shard`; wait; read back the asked share; name those that did not become zero.

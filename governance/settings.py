@@ -171,6 +171,10 @@ class Settings(BaseSettings):
         description="Share of the pool that background scrubbing keeps clean, ahead of demand.",
     )
     scrub_batch_blocks: int = Field(4096, ge=1, description="Most blocks overwritten in one kernel launch.")
+    scrub_tuning_path: Path = Field(
+        Path("kvcustody-scrub-tuning.json"),
+        description="Where the fastest way to scrub on each device is kept, once measured; not used without a GPU.",
+    )
     sweep_batch_residencies: int = Field(
         128,
         ge=1,

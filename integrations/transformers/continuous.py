@@ -126,7 +126,8 @@ class GovernedBatching:
         if hasattr(self, "custody"):
             raise ConfigError("a second cache was made for a governed model; close the first one before")
         allocator = check_cache(cache)
-        blocks = EngineBlocks(cache, allocator, self._clock)
+        tuning = self._settings.scrub_tuning_path if isinstance(self._settings, Settings) else None
+        blocks = EngineBlocks(cache, allocator, self._clock, tuning=tuning)
         blocks.probe(allocator)
         governor = self._open(blocks.plan)
         if governor.block_tokens != allocator.tokens_per_page:

@@ -7,8 +7,10 @@ E3  The two trash sectors in front are in no pool. What padding writes there is 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from kvcustody.allocator.stream_memory import StreamTensorMemory
@@ -19,16 +21,18 @@ from kvcustody.governance.worker import MemoryPlan
 
 _TRASH_SECTORS = 2
 _PROBE = "kvcustody probe"
+_log = structlog.get_logger(__name__)
 
 
 class EngineBlocks:
     """Rows of the cache tensor, [blocks, bytes of a block] uint8, cut into the pools that the Governor asks for."""
 
-    def __init__(self, cache: Any, allocator: Any, clock: Clock) -> None:
+    def __init__(self, cache: Any, allocator: Any, clock: Clock, *, tuning: Path | None = None) -> None:
         size = int(allocator.bytes_per_block)
         rows = cache.cache_tensor.view(-1, size)
         self.first = _TRASH_SECTORS * int(allocator.blocks_per_sector)
         self._clock = clock
+        self._tuning = tuning
         self._trash = rows[: self.first]
         self._rows = rows[self.first :]
         self.bytes_per_block = size
@@ -57,6 +61,8 @@ class EngineBlocks:
         self._taken += blocks
         kind = StreamTensorMemory if rows.device.type == "cuda" else TensorMemory
         memory = kind.wrap([[rows]], clock=self._clock)
+        for tuning in memory.tune(self._tuning):
+            _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
         self.memories.append(memory)
         return memory
 

@@ -50,7 +50,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             _require_plugin()
             self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
         else:
-            self.worker_side = WorkerSide(_shard(vllm_config))
+            self.worker_side = WorkerSide(_shard(vllm_config), tuning=settings.scrub_tuning_path)
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import structlog
@@ -41,10 +42,21 @@ class _Launched:
 
 
 class WorkerSide:
-    """One worker's shard of the cache. streams: a device's, where they are not torch's own (tests)."""
+    """One worker's shard of the cache. streams: a device's, where they are not torch's own (tests).
 
-    def __init__(self, shard: int, clock: Clock | None = None, *, streams: Streams | None = None) -> None:
+    tuning: the file in which measured answers on how to scrub are kept.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        clock: Clock | None = None,
+        *,
+        streams: Streams | None = None,
+        tuning: Path | None = None,
+    ) -> None:
         self.shard = shard
+        self._tuning = tuning
         self._clock = clock
         self._streams = streams
         self.memory: TensorMemory | None = None
@@ -62,6 +74,8 @@ class WorkerSide:
             self.memory = StreamTensorMemory([table], clock=self._clock, streams=streams)
         else:
             self.memory = TensorMemory([table], clock=self._clock)
+        for tuning in self.memory.tune(self._tuning):
+            _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
         self.memory.scrub(0, np.arange(blocks, dtype=np.int64), 0.0)
         self._unordered_blocks = table.scrubbed()
         _log.info(

@@ -150,3 +150,9 @@ def _seconds(none):
 def test_the_protocol_imports_without_torch():
     code = "import sys, kvcustody.allocator.memory; assert not {'torch', 'triton'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_there_is_nothing_to_tune_on_the_host(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    file = tmp_path / "strategies.json"
+    assert TensorMemory.allocate(4, TensorSpec(layers=1, kv_heads=1, head_dim=8)).tune(file) == []
+    assert not file.exists()

@@ -146,6 +146,15 @@ def test_tuning_chooses_a_strategy_that_zeroes(tmp_path):
     assert not len(verify(table, np.arange(0, 512, 3)).dirty)
 
 
+def test_a_memory_is_tuned_once_for_its_device(tmp_path):
+    file = tmp_path / "strategies.json"
+    spec = TensorSpec(layers=2, kv_heads=2, head_dim=64)
+    first = StreamTensorMemory.allocate(64, spec, "cuda").tune(file)
+    again = StreamTensorMemory.allocate(64, spec, "cuda").tune(file)
+    assert [one.from_file for one in first + again] == [False, True]
+    assert first[0].chosen == again[0].chosen
+
+
 def test_many_launches_never_wait_on_the_host_twice_for_one_slot():
     table = table_of(blocks=64, layers=1)
     scrubber = OrderedScrub(table)
