@@ -112,6 +112,7 @@ def _run(
         "openapi.json",
     ]
     command += ["--url", server, "--no-color", "--checks", "all", "--continue-on-failure", *arguments]
+    command += ["--request-timeout", "40", "--max-response-time", "40"]  # a long poll waits up to 30 s
     (folder / "hooks.py").write_text(HOOKS)
     environment = {
         **os.environ,
