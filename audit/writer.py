@@ -260,7 +260,8 @@ class EventWriter:
             work, self._ahead = self._ahead, NOTHING
         else:
             work = self._encode()
-        behind = len(self._intake) > self._settings.capacity
+        # A full spill takes nothing, however long the queue is: then only the database can.
+        behind = not self._outage.full and len(self._intake) > self._settings.capacity
         if self._outage.active and not behind and self._may_retry(work):
             self._outage.recover()
         if not work.items:

@@ -34,6 +34,7 @@ class Kill(NamedTuple):
     incarnation: str
     durable: int
     submitted: int
+    refused: tuple[int, ...]  # the last that their caller was refused: what acts on them never happened (W2)
 
 
 class Lives:
@@ -127,7 +128,7 @@ def inject(
 def progress_of(path: Path) -> list[Kill]:
     """What a dead writer had told; nothing where it died during its start."""
     words = path.read_text().strip("\0").split() if path.exists() else []
-    return [Kill(words[0], int(words[1]), int(words[2]))] if words else []
+    return [Kill(words[0], int(words[1]), int(words[2]), tuple(map(int, words[3:])))] if words else []
 
 
 def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list[Kill]) -> int:
@@ -139,7 +140,7 @@ def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list
     assert last.flush(60)
     last.close()
     assert not list((folder / "spill").glob("*.spill"))
-    assert [kill for kill in made if missing(store, kill.incarnation, kill.durable)] == []
+    assert [kill for kill in made if missing(store, kill, kill.durable)] == []
     with store.connect() as connection:
         assert {name: connection.execute(query).all() for name, query in _twice()} == {
             name: [] for name, _ in _twice()
@@ -162,16 +163,16 @@ def _twice() -> Iterator[tuple[str, Select[Any]]]:
         yield name, select(*found).group_by(*found).having(func.count() > 1)
 
 
-def missing(store: Engine, incarnation: str, upto: int) -> int:
-    """How many sequences up to this one neither have a leaf nor are accounted for as refused."""
+def missing(store: Engine, kill: Kill, upto: int) -> int:
+    """How many sequences up to this one neither have a leaf nor were refused, on record or to their caller."""
     with store.connect() as connection:
-        life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
+        life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == kill.incarnation))
         found = set(connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)))
         withdrawn = and_(outages.c.incarnation == life, outages.c.kind == "withdrawn")
         ranges = select(outages.c.first_sequence, outages.c.last_sequence).where(withdrawn)
         for first, last in connection.execute(ranges):
             found |= set(range(first, last + 1))
-    return len(set(range(1, upto + 1)) - found)
+    return len(set(range(1, upto + 1)) - found - set(kill.refused))
 
 
 def ledger_file(store: Engine) -> Path:

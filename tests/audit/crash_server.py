@@ -2,7 +2,7 @@
 
 Commands on stdin: `go LEDGER SPILL PROGRESS SEED PACE` forks and prints the child's id; `wait` reaps it. The child
 does random operations for ever, with the database locked now and then, and keeps in PROGRESS the last sequence it was
-told is durable (and the one it had merely submitted, for the positive control). At the pace `steady` it commits small
+told is durable (and the one it had merely submitted, for the positive control), and the last that it was refused. At the pace `steady` it commits small
 batches and rests; at `hurried` it does as many operations as the disk takes.
 
 Progress is written through a mapping and replies through writev, so that the calls which a test injects faults into
@@ -57,6 +57,7 @@ PACES = {
     "hurried": Pace(500, 1500, 0.0, 0.02, 0.02),
 }
 AHEAD = 8000  # operations that may wait for the disk
+SHOWN_BYTES, REFUSED_SHOWN = 256, 8
 
 
 class Operations:
@@ -120,25 +121,29 @@ def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None
     clock = SystemClock()
     writer = EventWriter(engine, worker="victim", clock=clock, spill_directory=Path(spill), settings=settings)
     Path(progress).touch()
-    os.truncate(progress, 80)
-    file = mmap.mmap(os.open(progress, os.O_RDWR), 80)
+    os.truncate(progress, SHOWN_BYTES)
+    file = mmap.mmap(os.open(progress, os.O_RDWR), SHOWN_BYTES)
     intruder = sqlite3.connect(ledger, isolation_level=None, timeout=0.5)
     writer.submit([WorkerStarted(clock.now_us(), "victim", 4096, 1, 4096, "cpu", "test")])
     operations = Operations(chance)
     locked = False
+    refused: deque[int] = deque(maxlen=REFUSED_SHOWN)
     while True:
         now = clock.now_us()
         submitted = writer.submit([operations.next(now) for _ in range(chance.randrange(1, pace.burst))])
         if chance.random() < pace.durable:
-            with contextlib.suppress(LedgerUnavailable):
+            try:
                 writer.submit_durable(KeyEvent(clock.now_us(), None, "made", submitted, "operator"))
+            except LedgerUnavailable as error:
+                refused.append(int(error.operands["sequence"]))
         if chance.random() < pace.locked:
             with contextlib.suppress(sqlite3.OperationalError):
                 intruder.execute("ROLLBACK" if locked else "BEGIN EXCLUSIVE")
                 locked = not locked
         time.sleep(chance.random() * pace.rest_seconds)
         while True:
-            file[:] = f"{writer.incarnation} {writer.durable_sequence} {submitted}".ljust(80).encode()
+            told = f"{writer.incarnation} {writer.durable_sequence} {submitted} {' '.join(map(str, refused))}"
+            file[:] = told.ljust(SHOWN_BYTES).encode()
             if submitted - writer.durable_sequence < AHEAD:
                 break
             time.sleep(0.001)
