@@ -256,7 +256,7 @@ def glance(worker: Worker) -> int:
     return hits
 
 
-def until(holds: Callable[[], bool], worker: Worker | None = None, seconds: float = 30.0) -> None:
+def until(holds: Callable[[], bool], worker: Worker | None = None, seconds: float = 90.0) -> None:
     """Wait, stepping the engine, until something holds."""
     deadline = time.monotonic() + seconds
     while not holds():

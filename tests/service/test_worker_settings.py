@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from kvcustody.audit.queries import gaps
 from kvcustody.audit.schema import events, incarnations
 from kvcustody.audit.store import open_store
 from kvcustody.clock import MICROSECONDS
-from kvcustody.errors import ConfigError, CustodyError
+from kvcustody.errors import ConfigError, CustodyError, ServiceError
 from kvcustody.governance.control_plane import remote_ledger
 from kvcustody.governance.settings import load_settings
 
@@ -99,8 +100,15 @@ def test_an_erasure_is_received_acknowledged_and_certified(plane: ControlPlane) 
         shown = officer.get(f"/v1/erasures/{asked}")
         assert shown["outcome"] == "complete" and shown["answers"][0]["worker"] == "gpu-0", shown
         assert ask(worker, "reader", "user-7") == 0
-        certificate = officer.request("GET", f"/v1/erasures/{asked}/certificate").content
-        assert asked.encode() in certificate
+        found: list[bytes] = []
+
+        def certified() -> bool:
+            with contextlib.suppress(ServiceError):  # until the next checkpoint is signed
+                found.append(officer.request("GET", f"/v1/erasures/{asked}/certificate").content)
+            return bool(found)
+
+        until(certified, worker)
+        assert asked.encode() in found[0]
 
 
 def test_without_the_control_plane_reuse_ends_with_the_lease_and_comes_back(plane: ControlPlane) -> None:
