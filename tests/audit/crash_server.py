@@ -2,8 +2,8 @@
 
 Commands on stdin: `go LEDGER SPILL PROGRESS SEED PACE` forks and prints the child's id; `wait` reaps it. The child
 does random operations for ever, with the database locked now and then, and keeps in PROGRESS the last sequence it was
-told is durable (and the one it had merely submitted, for the positive control), and the last that it was refused. At the pace `steady` it commits small
-batches and rests; at `hurried` it does as many operations as the disk takes.
+told is durable (and the one it had merely submitted, for the positive control), and the last that it was refused. At
+the pace `steady` it commits small batches and rests; at `hurried` it does as many operations as the disk takes.
 
 Progress is written through a mapping and replies through writev, so that the calls which a test injects faults into
 (pwrite64, write, fsync, fdatasync, ftruncate, rename, unlink) are the ledger's alone.
