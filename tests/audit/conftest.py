@@ -33,6 +33,9 @@ from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 
 WITHIN_US = 1_000_000
+PATIENT = (
+    "&options=-c%20statement_timeout%3D20000"  # a slow machine is no outage; a lock still is, after 0.3 s
+)
 QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_seconds=2.0)
 
 
@@ -63,7 +66,8 @@ def postgres_store(postgres: str) -> Iterator[Engine]:
     name = f"ledger_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
-    engine = open_store(postgres.replace("/postgres?", f"/{name}?"), timeout_seconds=0.3)
+    url = postgres.replace("/postgres?", f"/{name}?") + PATIENT
+    engine = open_store(url, timeout_seconds=0.3)
     upgrade(engine)
     yield engine
     engine.dispose()
