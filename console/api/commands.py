@@ -263,7 +263,8 @@ def _finished(asker: Asker, answer: Answer, out: Path | None) -> Answer:
     if out is None and files and not asker.lasting:
         raise ConfigError("--out is needed: what this job makes is gone when the command has ended")
     for item in files if out is not None else ():
-        _write(Path(str(out)) / item["name"], _get(asker, f"/v1/jobs/{job}/files/{item['name']}").body)
+        name = _segment(item["name"])  # an answer never says where in the file system it goes
+        _write(Path(str(out)) / name, _get(asker, f"/v1/jobs/{job}/files/{name}").body)
     return answer._replace(body=orjson.dumps(found))
 
 
