@@ -6,14 +6,16 @@ B2 Query parameters that an operation does not declare are refused: a filter tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import orjson
 import structlog
 from fastapi import Depends, FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
@@ -143,13 +145,9 @@ class Api:
         return self._document
 
     def queries(self) -> dict[str, frozenset[str]]:
-        """The query parameters of every operation, by its name."""
-        found = {}
-        for item in orjson.loads(self.document())["paths"].values():
-            for operation in item.values():
-                names = [given["name"] for given in operation.get("parameters", ()) if given["in"] == "query"]
-                found[operation["operationId"]] = frozenset(names)
-        return found
+        """The query parameters of every operation, by its name: from the routes, as the document costs a second."""
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return {route.operation_id or "": frozenset(_query_names(route.dependant)) for route in routes}
 
 
 class Json(JSONResponse):
@@ -185,6 +183,13 @@ _IDEMPOTENCY_KEY = {
     "example": "3f6c0c1e-6a4f-4d5e-9a53-0d3c2f8e7b10",
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string"}}}
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    for given in dependant.query_params:
+        yield given.alias
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
 
 
 def _documented(names: set[str]) -> dict[int | str, dict[str, Any]]:
