@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, Engine, delete, select
 
 from kvcustody.audit.bulk import insert_rows
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
@@ -161,6 +161,13 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
     )
 
 
+def hidden(keys: SubjectKeys, rows: Sequence[tuple[str, str, str, str]]) -> list[tuple[str, str, str, str]]:
+    """Rows of names as tags: for a ledger that takes them from processes without keys (P4)."""
+    keys.refresh()
+    keys.prepare({owner_of(*who) for _, *who in rows})
+    return [(name, *tags_of(keys, (tenant, subject, session))) for name, tenant, subject, session in rows]
+
+
 def store_names(connection: Connection, names: Sequence[Sequence[Any]], *, skip_known: bool = False) -> None:
     """Insert rows, with or without a secret; those of a replay may be there already and are skipped."""
     rows = [(*row[:4], row[4] if len(row) > 4 else None) for row in names]
@@ -186,6 +193,15 @@ def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKey
     return sorted(own)
 
 
+def has_tags(engine: Engine) -> bool:
+    """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (P4)."""
+    with engine.connect() as connection:
+        return (
+            connection.scalar(select(subjects.c.subject).where(subjects.c.subject.like("k1:%")).limit(1))
+            is not None
+        )
+
+
 def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> int:
     """Destroy the link between a subject and its pseudonyms; every leaf stays as it is.
 
@@ -196,9 +212,8 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
 
 def _named_so(tenant: str, subject: str, keys: SubjectKeys | None) -> ColumnElement[bool]:
     """Rows of a subject: by its name, from before there were keys, and by its tag."""
-    stored = [subject]
-    if keys is not None and keys.known(tenant, subject):
-        stored.append(tags_of(keys, (tenant, subject, ""))[1])
+    tag = None if keys is None else keys.kept_tag(owner_of(tenant, subject, ""), "subject", subject)
+    stored = [subject] if tag is None else [subject, tag]
     return (subjects.c.tenant == tenant) & subjects.c.subject.in_(stored)
 
 

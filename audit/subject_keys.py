@@ -140,8 +140,7 @@ class SubjectKeys:
         key = self._known.get(owner) or self._pending.get(owner)
         if key is None:
             key = self._pending[owner] = secrets.token_bytes(KEY_BYTES)
-        message = _DOMAIN + kind.encode() + b"\0" + name.encode()
-        return "k1:" + hmac.digest(key, message, "sha256").hex()[:40]
+        return _tag(key, kind, name)
 
     def keep_names(self, names: Iterable[tuple[str, Owner]]) -> None:
         """Whom these pseudonyms stand for, as (tenant, subject, session): durable on return (K5)."""
@@ -160,12 +159,11 @@ class SubjectKeys:
             row = connection.execute(query.where(_names.c.pseudonym == pseudonym)).first()
         return None if row is None else (row.tenant, row.subject, row.session)
 
-    def known(self, tenant: str, subject: str, session: str = "") -> bool:
-        """The store has this subject's key."""
-        owner = owner_of(tenant, subject, session)
+    def kept_tag(self, owner: Owner, kind: str, name: str) -> str | None:
+        """The tag of a name whose key the store has now, else None. Nothing is made or remembered: on any thread."""
         with self._engine.connect() as connection:
-            self._known |= _read(connection, {owner})
-        return owner in self._known
+            key = _read(connection, {owner}).get(owner)
+        return None if key is None else _tag(key, kind, name)
 
     def destroy(self, tenant: str, subject: str, session: str = "") -> int:
         """Destroy a subject's key, overwriting it; how many there were. Durable on return (K2)."""
@@ -201,6 +199,11 @@ class SubjectKeys:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(_insert_new(connection, _keys), rows)
             return _read(connection, set(missing))
+
+
+def _tag(key: bytes, kind: str, name: str) -> str:
+    message = _DOMAIN + kind.encode() + b"\0" + name.encode()
+    return "k1:" + hmac.digest(key, message, "sha256").hex()[:40]
 
 
 def overwrite_deleted(connection: Connection) -> None:

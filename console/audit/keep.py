@@ -9,8 +9,17 @@ import typer
 
 from kvcustody.audit.redaction import unlink_subject
 from kvcustody.audit.retention import active_holds, lift_hold, place_hold, plan_purge, purge
-from kvcustody.audit.subject_keys import SubjectKeys
-from kvcustody.console.audit.ledger import DEFAULT, Ledger, key_texts, moment_us, reading, shown, writing
+from kvcustody.console.audit.ledger import (
+    DEFAULT,
+    Ledger,
+    SubjectStore,
+    key_texts,
+    moment_us,
+    reading,
+    shown,
+    subject_store,
+    writing,
+)
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.errors import ConfigError
 
@@ -135,18 +144,12 @@ def redact(
     actor: _Actor,
     reason: _Reason,
     ledger: Ledger = DEFAULT,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            "--subject-keys", envvar="KVCUSTODY_SUBJECT_KEYS_URL", help="The store of subject keys, as a URL."
-        ),
-    ] = None,
+    keys: SubjectStore = None,
     *,
     as_json: Json = False,
 ) -> None:
     """Make a subject's pseudonyms mean nobody; every leaf and proof stays. Says what remains in which copies."""
-    store = None if keys is None else SubjectKeys.open(keys)
-    with writing(ledger) as engine:
+    with subject_store(keys) as store, writing(ledger) as engine:
         found = unlink_subject(engine, tenant, subject, keys=store, actor=actor, reason=reason)
     if as_json:
         print_json(found._asdict())

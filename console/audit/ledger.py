@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.store import check_store, failure, open_store
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.errors import ConfigError
 
 DEFAULT = "sqlite:///kvcustody.db"
@@ -31,6 +32,13 @@ Keys = Annotated[
 ]
 Witnesses = Annotated[
     list[str], typer.Option("--witness", help="A witness's public key, or a file; may be given again.")
+]
+
+SubjectStore = Annotated[
+    str | None,
+    typer.Option(
+        "--subject-keys", envvar="KVCUSTODY_SUBJECT_KEYS_URL", help="The store of subject keys, as a URL."
+    ),
 ]
 
 
@@ -58,6 +66,17 @@ def writing(ledger: str) -> Iterator[Engine]:
         raise failure(engine, problem) from problem
     finally:
         engine.dispose()
+
+
+@contextmanager
+def subject_store(url: str | None) -> Iterator[SubjectKeys | None]:
+    """The store of subject keys, where there is one."""
+    keys = None if url is None else SubjectKeys.open(url)
+    try:
+        yield keys
+    finally:
+        if keys is not None:
+            keys.close()
 
 
 def key_texts(given: list[str]) -> list[str]:

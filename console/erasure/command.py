@@ -19,7 +19,16 @@ from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.signing import read_signing_key
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
-from kvcustody.console.audit.ledger import DEFAULT, Keys, Ledger, key_texts, reading, writing
+from kvcustody.console.audit.ledger import (
+    DEFAULT,
+    Keys,
+    Ledger,
+    SubjectStore,
+    key_texts,
+    reading,
+    subject_store,
+    writing,
+)
 from kvcustody.console.command import EXIT_ERROR, Json, make_table, print_json, stdout
 from kvcustody.console.erasure.page import render
 from kvcustody.errors import ConfigError
@@ -51,6 +60,7 @@ def request(
     actor: Annotated[str, typer.Option(help="Who asks; it is put on record.")],
     within_seconds: Annotated[int, typer.Option(min=1, help="Seconds until the deadline.")] = 3600,
     ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
     as_json: Json = False,
 ) -> None:
     """Put an erasure on record; every worker of the ledger takes it up within its `erasure_poll_ms`.
@@ -63,9 +73,13 @@ def request(
     check_selector(selector)
     erasure = uuid.uuid4().hex
     clock = SystemClock()
-    with writing(ledger) as engine, tempfile.TemporaryDirectory() as spill:
+    with (
+        subject_store(subject_keys) as keys,
+        writing(ledger) as engine,
+        tempfile.TemporaryDirectory() as spill,
+    ):
         name = f"console-{uuid.uuid4().hex[:12]}"
-        writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(spill))
+        writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(spill), subject_keys=keys)
         try:
             now_us = clock.now_us()
             deadline_us = now_us + within_seconds * MICROSECONDS
@@ -176,6 +190,7 @@ def certificate(
         Path | None, typer.Option(help="Where the opening goes, for the requester: it names the selector.")
     ] = None,
     ledger: Ledger = DEFAULT,
+    subject_keys: SubjectStore = None,
     as_json: Json = False,
 ) -> None:
     """Issue the certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature.
@@ -183,10 +198,14 @@ def certificate(
     Issue it again when a partial erasure has become complete. The opening names the subject: keep it from others.
     """
     key = read_signing_key(signing_key)
-    with reading(ledger) as engine, engine.connect() as connection:
+    with (
+        subject_store(subject_keys) as keys,
+        reading(ledger) as engine,
+        engine.connect() as connection,
+    ):
         now_us = SystemClock().utc_us()
         asked = status(connection, erasure, now_us).request
-        known = names(connection, asked)
+        known = names(connection, asked, keys)
         parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
         selector = parts._replace(
             tenant=asked.tenant,

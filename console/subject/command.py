@@ -9,8 +9,8 @@ import typer
 
 from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.report.subject import SubjectPage, subject_page
-from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.clock import SystemClock
+from kvcustody.console.audit.ledger import SubjectStore, subject_store
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
 from kvcustody.console.coverage.options import DEFAULT_DB, Db, moment_us, reading
 from kvcustody.console.report.command import write_files
@@ -39,18 +39,14 @@ def show(
     tenant: Annotated[str, typer.Option(help="Whose data it is.")],
     subject: Annotated[str, typer.Option(help="The subject, as the tenant's identity names it.")],
     db: Db = DEFAULT_DB,
-    subject_keys: Annotated[
-        str | None,
-        typer.Option(envvar="KVCUSTODY_SUBJECT_KEYS_URL", help="The store of subject keys, as a URL."),
-    ] = None,
+    subject_keys: SubjectStore = None,
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
-    keys = None if subject_keys is None else SubjectKeys.open(subject_keys)
     now_us = moment_us(at) or SystemClock().utc_us()
-    with reading(db) as connection:
+    with subject_store(subject_keys) as keys, reading(db) as connection:
         found = subject_page(connection, tenant, names_of(connection, tenant, subject, keys), now_us=now_us)
     if html is not None:
         write_files(html.parent, {html.name: render_html(page_of(found))})

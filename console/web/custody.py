@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from starlette.responses import Response
 
 from kvcustody.audit.live import Live, live_residencies
-from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.report.subject import subject_page
 from kvcustody.console.report.charts import Figure, columns
 from kvcustody.console.web.overview import sees_all
@@ -49,8 +48,7 @@ def subject(visit: Visit) -> Response:
     if tenant is None or name is None:
         raise ProblemError("invalid", "a subject is asked for by tenant and name")
     visit.record("consoleSubject", tenant)
-    with visit.service.reading() as connection:
-        pseudonyms = names_of(connection, tenant, name)
+    pseudonyms = visit.service.names_of(tenant, name)
     with visit.service.reading(tenant) as connection:
         found = subject_page(connection, tenant, pseudonyms, now_us=visit.service.clock.utc_us())
     return visit.page(

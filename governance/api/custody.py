@@ -13,7 +13,6 @@ from fastapi import Path, Query
 from kvcustody.audit import queries
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.live import live_residencies
-from kvcustody.audit.pseudonyms import names_of
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import LARGE, Limit, Tenant
 from kvcustody.governance.api.models.base import Cursor as CursorText
@@ -80,8 +79,7 @@ def residencies(
     mine = caller.tenant_of(READ, tenant)
     if mine is None:
         raise ProblemError("invalid", "a subject is asked for with its tenant")
-    with service.reading() as connection:  # who is behind a pseudonym is in no tenant's log
-        names = names_of(connection, mine, subject)
+    names = service.names_of(mine, subject)
     with service.reading(mine) as connection:
         found = queries.custody_of(connection, mine, names) if names else ()
     question = Question("listResidencies", caller.name, {"tenant": mine, "subject": subject})

@@ -136,7 +136,7 @@ def _owed(service: Service, worker: str) -> dict[str, Any]:
     with service.reading() as connection:
         made = []
         for asked in pending(connection, worker):
-            who = names(connection, asked)
+            who = names(connection, asked, service.subject_keys)
             named = {
                 "named": who is not None,
                 "subject_name": who and who.subject,

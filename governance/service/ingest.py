@@ -16,8 +16,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.committer import Committer, refused
-from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.pseudonyms import SubjectDirectory, hidden
 from kvcustody.audit.store import StoreGoneError, describe
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.gathering import gathered
 from kvcustody.governance.service.leaf_check import Received, unwritable
@@ -51,8 +52,19 @@ class _Waiting:
 class Ingest:
     """Owns the thread that commits workers' batches; close it at the end."""
 
-    def __init__(self, engine: Engine, after: Callable[..., None], *, timeout_seconds: float = 30.0) -> None:
-        """`after` is called on the committing thread when batches were acknowledged, and with `now` at the end."""
+    def __init__(
+        self,
+        engine: Engine,
+        after: Callable[..., None],
+        keys: SubjectKeys | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """`after` is called on the committing thread when batches were acknowledged, and with `now` at the end.
+
+        With `keys`, of this thread alone, the names in batches reach the ledger as tags.
+        """
+        self._keys = keys
         self._engine = engine
         self._after = after
         self._committer = Committer(engine, SubjectDirectory())
@@ -148,7 +160,7 @@ class Ingest:
     def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
         names = [row for waiting in group for row in waiting.batch.names]
         if names:
-            self._committer.write_names(names)
+            self._committer.write_names(names if self._keys is None else hidden(self._keys, names))
         batch = gathered([waiting.batch.batch for waiting in group])
         count = len(batch.data)
         added = self._committer.write(batch, skip_known=skip_known) if count else 0

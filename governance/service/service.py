@@ -18,7 +18,9 @@ from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import Event
+from kvcustody.audit.pseudonyms import has_tags, names_of
 from kvcustody.audit.store import open_store
+from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, LedgerError
@@ -73,8 +75,17 @@ class Service:
         self.row_walls = walls_stand(self.reader)
         if not self.row_walls and self.reader.dialect.name == "postgresql":
             _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
+        self.subject_keys = _subject_keys(settings, stack)
+        if self.subject_keys is None and has_tags(self.reader):
+            _log.warning(
+                "the ledger knows people by tags: set `subject_keys_url`, or nobody is found by name"
+            )
         self.writer = EventWriter(
-            self.engine, worker=settings.name, clock=clock, spill_directory=folder / "spill"
+            self.engine,
+            worker=settings.name,
+            clock=clock,
+            spill_directory=folder / "spill",
+            subject_keys=self.subject_keys,
         )
         stack.callback(self.writer.close)
         self.signer = self._signer(stack)
@@ -96,7 +107,7 @@ class Service:
         )
         self.answers.free([settings.name])
         self.fleet = Fleet(self.engine, clock, self.writer.offset_us, self.writer.submit)
-        self.ingest = Ingest(self.engine, self.fleet.flush)
+        self.ingest = Ingest(self.engine, self.fleet.flush, _subject_keys(settings, stack))
         stack.callback(self.ingest.close)
         self.policies = PolicyDesk(self.engine, settings.policy_trust, clock, self.writer)
         self.measuring = Measuring(self)
@@ -151,6 +162,11 @@ class Service:
                     behind_wall(connection, tenant)
             yield connection
 
+    def names_of(self, tenant: str, subject: str) -> list[str]:
+        """Every pseudonym of a subject of a tenant. No wall: who is behind a pseudonym is in no tenant's log."""
+        with self.reading() as connection:
+            return names_of(connection, tenant, subject, self.subject_keys)
+
     def ready(self) -> bool:
         """Whether requests can be served now: the ledger admits and the database answers."""
         if self.stopping.is_set() or not self.writer.admitting:
@@ -195,6 +211,15 @@ def _engine(settings: ServiceSettings, stack: ExitStack, *, read_only: bool = Fa
     if not read_only:
         upgrade(engine)
     return engine
+
+
+def _subject_keys(settings: ServiceSettings, stack: ExitStack) -> SubjectKeys | None:
+    """The store of subject keys, opened anew: each thread that writes names has keys in memory of its own."""
+    if settings.subject_keys_url is None:
+        return None
+    keys = SubjectKeys.open(settings.subject_keys_url)
+    stack.callback(keys.close)
+    return keys
 
 
 def private_folder(path: Path) -> None:

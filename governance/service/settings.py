@@ -79,6 +79,13 @@ class ServiceSettings(BaseSettings):
     database_url: str = Field(
         "sqlite:///kvcustody.db", repr=False, description="The ledger: an SQLite file or a PostgreSQL server."
     )
+    subject_keys_url: str | None = Field(
+        None,
+        repr=False,
+        description="The store of subject keys (an SQLite file or a PostgreSQL server, as a URL), the same as that of "
+        "workers that write to this ledger themselves: with it the ledger names nobody, and people are found by name "
+        "here alone.",
+    )
     state_path: Path = Field(
         Path("kvcustody-service"),
         description="Folder of the service's secret, spill and finished jobs; its own user alone may enter.",

@@ -6,10 +6,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from asking import ask, inbox
 from custody_world import CustodyWorld
 from sqlalchemy import Engine
 from test_narrowing import judged
-from test_workers import ask, inbox
 
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.selector import Selector

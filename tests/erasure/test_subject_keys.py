@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from asking import ask, inbox, outcome
 from custody_world import CustodyWorld
 from sqlalchemy import Engine, select
-from test_workers import ask, inbox, outcome
+from typer.testing import CliRunner
 
-from kvcustody.audit.erasures import names, request
+from kvcustody.audit.erasures import names, request, requests
 from kvcustody.audit.schema import subjects
 from kvcustody.audit.subject_keys import SubjectKeys, is_tag
 from kvcustody.clock import VirtualClock
+from kvcustody.console.main import app
 from kvcustody.governance.plan import Plan
 from kvcustody.governance.selector import Selector, matches_plan
 
@@ -26,6 +28,25 @@ def held(world: CustodyWorld, selector: Selector) -> int:
     every = [hold for account in accounts for hold in account.residencies.values()]
     every += [sequence.residency for sequence in world.governor.running.values()]
     return sum(isinstance(one.facts, Plan) and matches_plan(selector, one.facts) for one in every)
+
+
+def test_the_command_writes_a_tag_and_the_store_tells_who_is_meant(store: Engine, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/keys.db"
+    words = ["erasure", "request", "--tenant", "alpha", "--subject", "ada", "--actor", "dpo"]
+    words += ["--ledger", f"sqlite:///{tmp_path}/ledger.db"]
+    assert CliRunner().invoke(app, [*words, "--subject-keys", url]).exit_code == 0
+    keys = SubjectKeys.open(url)
+    with store.connect() as connection:
+        (stored,) = connection.scalars(select(subjects.c.subject))
+        assert is_tag(stored)
+        (asked,) = requests(connection)
+        assert names(connection, asked, keys) == ("ada", None)
+    keys.close()
+    assert CliRunner().invoke(app, words).exit_code == 0
+    with store.connect() as connection:
+        assert "ada" in list(connection.scalars(select(subjects.c.subject))), (
+            "control: by name without a store"
+        )
 
 
 @pytest.mark.parametrize("selector", [SUBJECT, SESSION], ids=["subject", "session"])
