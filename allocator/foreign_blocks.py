@@ -231,32 +231,27 @@ class ForeignBlocks:
         cached = self.only_steps and self.state[blocks[0]] == CACHED
         fence = self._cached_fence if cached else self._fence_now()
         self.state[blocks] = FENCED
-        tags, generations = self.tag[blocks], self.generation[blocks]
-        first = int(tags[0])
-        if len(blocks) == 1 or not (tags != first).any():
-            self._end_domain(first, blocks, generations, cause, due_us, now_us, fence)
+        tags, ceilings = self.tag[blocks], self.ceiling_us[blocks]
+        first, ceiling_us = int(tags[0]), int(ceilings[0])
+        if len(blocks) == 1 or not ((tags != first) | (ceilings != ceiling_us)).any():
+            self._end_alike(blocks, first, ceiling_us, cause, due_us, now_us, fence)
             return
-        for tag in dict.fromkeys(tags.tolist()):
-            chosen = tags == tag
-            self._end_domain(tag, blocks[chosen], generations[chosen], cause, due_us, now_us, fence)
+        for tag, ceiling_us in dict.fromkeys(zip(tags.tolist(), ceilings.tolist(), strict=True)):
+            chosen = blocks[(tags == tag) & (ceilings == ceiling_us)]
+            self._end_alike(chosen, tag, ceiling_us, cause, due_us, now_us, fence)
 
     def _fence_now(self) -> int:
         """The newest device work that may use what a request gives back now."""
         return self.fences.newest_open if self._ending_fence is None else self._ending_fence
 
-    def _end_domain(
-        self,
-        tag: int,
-        blocks: Blocks,
-        generations: NDArray[np.int64],
-        cause: str,
-        due_us: int,
-        now_us: int,
-        fence: int,
+    def _end_alike(
+        self, blocks: Blocks, tag: int, ceiling_us: int, cause: str, due_us: int, now_us: int, fence: int
     ) -> None:
-        domain = self.domains[tag]
-        domain.owner.charge(-len(blocks))
-        self.queue.add(Custody(blocks, generations, domain.owner, domain, cause, due_us, now_us, fence))
+        """End blocks of one domain and one ceiling."""
+        domain, generations = self.domains[tag], self.generation[blocks]
+        owner = domain.owner
+        owner.charge(-len(blocks))
+        self.queue.add(Custody(blocks, generations, owner, domain, cause, due_us, now_us, fence, ceiling_us))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

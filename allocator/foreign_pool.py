@@ -39,7 +39,10 @@ class ForeignPool(ForeignHolds):
         self.generation[blocks] = np.arange(first, first + count)
         self.refs[blocks] = 1
         self.tag[blocks] = domain.tag
-        self.ceiling_us[blocks] = min(now_us + domain.absolute_us, residency.ceiling_us)
+        residency.ceiling_us = min(
+            now_us + domain.absolute_us, residency.ceiling_us
+        )  # of what follows, too (L8)
+        self.ceiling_us[blocks] = residency.ceiling_us
         self.born_us[blocks] = now_us
         self._enter(domain)
         domain.owner.charge(count)
@@ -84,7 +87,8 @@ class ForeignPool(ForeignHolds):
         for at, residency in enumerate(residencies):
             domain = residency.domain
             tags.append(domain.tag)
-            ceilings.append(min(now_us + domain.absolute_us, residency.ceiling_us))
+            residency.ceiling_us = min(now_us + domain.absolute_us, residency.ceiling_us)
+            ceilings.append(residency.ceiling_us)
             domain.owner.charge(1)
             self.domains[domain.tag] = domain
             residency.handed.append((blocks[at : at + 1], number))

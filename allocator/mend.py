@@ -14,7 +14,7 @@ from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.index import entered_positions
 from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.node import KEY_BYTES, Node
+from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence
 from kvcustody.allocator.tree import PrefixTree
@@ -82,7 +82,7 @@ def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int)
             account.charge_active(-len(part))
         else:
             account.cached_blocks -= len(part)
-        pool.end([(part, domain, "orphan", now_us, fence)], state, now_us)
+        pool.end([(part, domain, "orphan", now_us, fence, NEVER_US)], state, now_us)
 
 
 def cut_path(manager: BlockManager, sequence: Sequence) -> None:

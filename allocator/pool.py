@@ -50,6 +50,7 @@ class Custody:
         "account",
         "blocks",
         "cause",
+        "ceiling_us",
         "domain",
         "due_us",
         "ended_us",
@@ -68,6 +69,7 @@ class Custody:
         due_us: int,
         ended_us: int,
         fence: int,
+        ceiling_us: int = NEVER_US,
     ) -> None:
         self.blocks = blocks
         self.generations = generations
@@ -78,6 +80,11 @@ class Custody:
         self.ended_us = ended_us
         self.fence = fence
         self.retired_us = ended_us
+        self.ceiling_us = ceiling_us
+
+
+Ending = tuple[Blocks, Domain, str, int, int, int]
+"""Custody that is to end: blocks, domain, cause, when it was due, its fence, and its ceiling (`NEVER_US`: none)."""
 
 
 class LetGo(NamedTuple):
@@ -225,16 +232,18 @@ class Pool:
         account.charge(count)
         return blocks
 
-    def end(self, ending: list[tuple[Blocks, Domain, str, int, int]], source: int, now_us: int) -> None:
-        """End custodies (blocks, domain, cause, due, fence): FENCED, then waiting for device work up to their fence."""
+    def end(self, ending: list[Ending], source: int, now_us: int) -> None:
+        """End custodies: FENCED, then waiting for device work up to their fence."""
         blocks = ending[0][0] if len(ending) == 1 else np.concatenate([entry[0] for entry in ending])
         self.move(blocks, source, FENCED)
         generations = self.generation[blocks]
         at = 0
-        for run, domain, cause, due_us, fence in ending:
+        for run, domain, cause, due_us, fence, ceiling_us in ending:
             account = domain.owner
             to = at + len(run)
-            custody = Custody(run, generations[at:to], account, domain, cause, due_us, now_us, fence)
+            custody = Custody(
+                run, generations[at:to], account, domain, cause, due_us, now_us, fence, ceiling_us
+            )
             account.partition.fenced.append(custody)
             at = to
 

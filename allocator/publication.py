@@ -15,14 +15,12 @@ import numpy as np
 from kvcustody.allocator.block import ACTIVE, Blocks
 from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.index_change import IndexChange
-from kvcustody.allocator.node import KEY_BYTES, Node
-from kvcustody.allocator.pool import Joined, LetGo, Pool
+from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
+from kvcustody.allocator.pool import Ending, Joined, LetGo, Pool
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.sequence import Sequence, Span
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.allocator.window import EMPTY
-
-Ending = list[tuple[Blocks, Domain, str, int, int]]
 
 
 class Publication:
@@ -136,20 +134,20 @@ class Publication:
 
     def end_private(self, sequence: Sequence, cause: str, now_us: int, fence: int) -> None:
         """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows (U3)."""
-        ending: Ending = [
-            (blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates
+        ending: list[Ending] = [
+            (blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates
         ]
         sequence.duplicates = []
         reason = "partial-or-unpublished" if cause == "finished" else cause
         for first, last, domain in sequence.shares(sequence.published, sequence.block_count):
-            ending.append((sequence.table[first:last].copy(), domain, reason, now_us, fence))
+            ending.append((sequence.table[first:last].copy(), domain, reason, now_us, fence, NEVER_US))
         for at, window in zip(sequence.window_first, sequence.windows, strict=True):
             for first, last, domain in sequence.shares(at, at + len(window)):
-                ending.append((window[first - at : last - at], domain, reason, now_us, fence))
+                ending.append((window[first - at : last - at], domain, reason, now_us, fence, NEVER_US))
         sequence.windows = []
         self._end(ending, now_us)
 
-    def _end(self, ending: Ending, now_us: int) -> None:
+    def _end(self, ending: list[Ending], now_us: int) -> None:
         for blocks, domain, *_ in ending:
             account = domain.owner
             account.charge_active(-len(blocks))
@@ -191,7 +189,7 @@ class Publication:
     def _hand_windows(self, sequence: Sequence, node: Node, first: int) -> None:
         """Give the node the last window of its run; what slid out of the sequence's window ends (W3)."""
         windows: list[Blocks] = []
-        ending: Ending = []
+        ending: list[Ending] = []
         end, fence = first + node.length, sequence.fence
         for group, needed in enumerate(node.domain.windows):
             own, at = sequence.windows[group], sequence.window_first[group]
@@ -200,7 +198,7 @@ class Publication:
             assert at == first, "windows are handed over as their run is published"
             if keep_from > first:
                 passed = own[first - at : keep_from - at]
-                ending.append((passed, node.domain, "window-passed", node.born_us, fence))
+                ending.append((passed, node.domain, "window-passed", node.born_us, fence, NEVER_US))
             sequence.windows[group] = own[end - at :]
             sequence.window_first[group] = end
         node.windows = tuple(windows)
@@ -216,7 +214,7 @@ class Publication:
         self._end(ending, node.born_us)
 
     @staticmethod
-    def _slide(node: Node, ending: Ending, fence: int) -> None:
+    def _slide(node: Node, ending: list[Ending], fence: int) -> None:
         """Earlier runs that only this sequence ever used keep no more of a window than it still needs (W3)."""
         needed = [window - node.length for window in node.domain.windows]
         at = node.parent
@@ -226,7 +224,7 @@ class Publication:
             for window, keep in zip(at.windows, kept, strict=True):
                 if len(keep) < len(window):
                     passed = window[: len(window) - len(keep)]
-                    ending.append((passed, at.domain, "window-passed", node.born_us, fence))
+                    ending.append((passed, at.domain, "window-passed", node.born_us, fence, NEVER_US))
             at.windows = kept
             at.recount()
             needed = [n - at.length for n in needed]

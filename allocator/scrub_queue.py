@@ -238,6 +238,7 @@ def _part(custody: Custody, chosen: NDArray[np.bool_]) -> Custody:
         custody.due_us,
         custody.ended_us,
         custody.fence,
+        custody.ceiling_us,
     )
 
 

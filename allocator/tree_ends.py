@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kvcustody.allocator.block import Blocks
-from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.node import KEY_BYTES, Node
+from kvcustody.allocator.pool import Ending
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.tree_nodes import TreeNodes
@@ -50,14 +49,16 @@ class TreeEnds(TreeNodes):
         self._collect(node, self._ending_active, cause, due_us)
         self._detach(node)
 
-    def _collect(
-        self, node: Node, into: list[tuple[Blocks, Domain, str, int, int]], cause: str, due_us: int
-    ) -> None:
+    def _collect(self, node: Node, into: list[Ending], cause: str, due_us: int) -> None:
         if self.changes is not None and node.keys:
             self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
         if len(node.blocks):
-            into.append((node.blocks, node.domain, cause, due_us, node.fence))
-        into += [(window, node.domain, cause, due_us, node.fence) for window in node.windows if len(window)]
+            into.append((node.blocks, node.domain, cause, due_us, node.fence, node.ceiling_us))
+        into += [
+            (window, node.domain, cause, due_us, node.fence, node.ceiling_us)
+            for window in node.windows
+            if len(window)
+        ]
 
     def _detach(self, node: Node) -> None:
         if node.keys:
@@ -122,7 +123,8 @@ class TreeEnds(TreeNodes):
             if self.changes is not None:
                 self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]
-        self._ending.append((node.blocks[keep:], node.domain, reason, _due(node, now_us), node.fence))
+        due_us = _due(node, now_us)
+        self._ending.append((node.blocks[keep:], node.domain, reason, due_us, node.fence, node.ceiling_us))
         node.blocks = node.blocks[:keep]
         node.length = node.block_count = keep
         node.domain.owner.cached_blocks -= count

@@ -11,7 +11,7 @@ from kvcustody.allocator.domain import Domain
 from kvcustody.allocator.index import PrefixIndex
 from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.node import KEY_BYTES, NEVER_US, Node
-from kvcustody.allocator.pool import Pool
+from kvcustody.allocator.pool import Ending, Pool
 from kvcustody.allocator.residency import DeadlineWheels
 from kvcustody.allocator.roots import Roots
 
@@ -28,8 +28,8 @@ class TreeNodes:
         self.changes: list[IndexChange] | None = None  # told here, once somebody has asked (index change, H1)
         self._revived: list[Blocks] = []
         self._cached: list[Blocks] = []
-        self._ending: list[tuple[Blocks, Domain, str, int, int]] = []
-        self._ending_active: list[tuple[Blocks, Domain, str, int, int]] = []
+        self._ending: list[Ending] = []
+        self._ending_active: list[Ending] = []
 
     @property
     def wheel(self) -> DeadlineWheels:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.pool import Custody, Joined, LetGo, Scrubbed
 from kvcustody.allocator.sequence import Sequence
 from kvcustody.audit.events import (
@@ -164,6 +165,7 @@ def ended(custody: Custody, pool: int, now_us: int) -> CustodyEnded:
         custody.ended_us,
         custody.retired_us,
         domain.scrub_within_us,
+        custody.ceiling_us if custody.ceiling_us < NEVER_US else NO_TIME_US,
     )
 
 

@@ -185,6 +185,21 @@ def test_what_was_let_go_of_and_attached_again_was_used_until_the_second_time(st
         assert coverage(connection).total.failed == 8
 
 
+@pytest.mark.parametrize("recorded", [True, False], ids=["ceiling on record", "control: no ceiling"])
+def test_custody_past_its_ceiling_shows_though_every_other_time_was_moved_along(
+    store: Engine, recorded: bool
+) -> None:
+    """Hold, due time, end and receipts agree with each other: the ceiling in its end alone tells."""
+    moved = {"hold_us": 9000, "due_us": 9000, "ended_us": 9000, "retired_us": 200}
+    events = story(**moved, ceiling_us=900 if recorded else 0, receipt={"started_us": 9001, "ended_us": 9100})
+    total = recount(falsified.history_of(events)).total
+    assert (total.covered, total.late, total.disputed) == ((0, 8, 8) if recorded else (8, 0, 0))
+    store_all(store, [events])
+    with store.connect() as connection:
+        found = coverage(connection)
+        assert differences(found, recount(read_history(leaves_in_database(connection)))) == ()
+
+
 def test_of_two_ends_the_first_counts(store: Engine) -> None:
     events = story()
     twice = [

@@ -213,9 +213,19 @@ def test_a_block_attached_every_minute_ends_at_its_ceiling(make: Make, store: En
         ends = read(
             connection,
             custody_ends,
-            (custody_ends.c.due_boot_us, custody_ends.c.ended_boot_us, custody_ends.c.cause),
+            (
+                custody_ends.c.due_boot_us,
+                custody_ends.c.ended_boot_us,
+                custody_ends.c.ceiling_boot_us,
+                custody_ends.c.cause,
+            ),
             custody_ends.c.high > 0,
         )
+        ceilings = {
+            ends.rows[row].ceiling_boot_us - begun_us
+            for row, generation in zip(ends.owner, ends.pairs.generations, strict=True)
+            if generation <= 3
+        }
         whole = [
             (ends.rows[row].due_boot_us - begun_us, ends.rows[row].ended_boot_us - begun_us)
             for row, generation in zip(ends.owner, ends.pairs.generations, strict=True)
@@ -225,6 +235,7 @@ def test_a_block_attached_every_minute_ends_at_its_ceiling(make: Make, store: En
     expected_us = (600 if held == "by new requests" else 120) * MICROSECONDS
     assert len(whole) == 3, "three whole blocks of the first request"
     assert all(due == expected_us for due, _ in whole)
+    assert ceilings == {600 * MICROSECONDS}, "their absolute end is on record, whatever ended them"
     assert all(expected_us <= ended <= expected_us + 2 * MICROSECONDS for _, ended in whole)
     if held == "by new requests":
         assert hits == [0, *(9 * [3]), 0, *(3 * [3])]  # at its ceiling it is computed again

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from custody_world import BLOCK, MODEL
 from port_world import POLICY, PortWorld
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from kvcustody.allocator.scrub_queue import ScrubOrder
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
+from kvcustody.audit.schema import custody_ends
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import HandleError, IsolationError
 from kvcustody.governance.erasure import Selector
@@ -160,14 +161,20 @@ def test_an_expired_block_is_not_served_though_no_sweep_ran(
     assert serve(world, "alpha", PROMPT) == 0, "two minutes idle"
 
 
-def test_a_conversation_ends_with_its_root(make: Make) -> None:
+def test_a_conversation_ends_with_its_root(make: Make, store: Engine) -> None:
     """Touched every minute, gone after the absolute ten: no hold or attach moves a ceiling (L8)."""
     world = make()
-    hits = []
+    hits, begun_us = [], world.clock.now_us()
     for minute in range(12):
         hits.append(serve(world, "alpha", [*PROMPT[: 5 * BLOCK], *range(700 + minute, 740 + minute)]))
         world.wait(61)
     assert hits == [0, *[5] * 9, 0, 5]
+    world.writer.flush()
+    with store.connect() as connection:
+        ends = connection.execute(select(custody_ends).where(custody_ends.c.high > 0)).all()
+    root = begun_us + 600 * MICROSECONDS
+    recorded = {row.ceiling_boot_us for row in ends if row.ended_boot_us < root + MICROSECONDS}
+    assert recorded == {root}, "whatever was added to a conversation has its root's ceiling on record"
 
 
 def test_erasure_of_one_subject_leaves_the_others(make: Make) -> None:
