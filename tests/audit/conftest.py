@@ -40,9 +40,9 @@ QUICK = WriterSettings(interval_seconds=0.002, retry_seconds=0.02, durable_secon
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Engine]:
+def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db", timeout_seconds=0.2)
-    upgrade(engine)
     yield engine
     engine.dispose()
 
@@ -59,16 +59,29 @@ def postgres() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def postgres_migrated(postgres: str) -> str:
+    """A database with this program's schema: the template of every other one."""
+    import psycopg
+
+    name = "ledger_migrated"
+    with psycopg.connect(postgres, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    engine = open_store(postgres.replace("/postgres?", f"/{name}?") + PATIENT)
+    upgrade(engine)
+    engine.dispose()
+    return name
+
+
 @pytest.fixture
-def postgres_store(postgres: str) -> Iterator[Engine]:
+def postgres_store(postgres: str, postgres_migrated: str) -> Iterator[Engine]:
     import psycopg
 
     name = f"ledger_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(postgres, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_migrated}")
     url = postgres.replace("/postgres?", f"/{name}?") + PATIENT
     engine = open_store(url, timeout_seconds=0.3)
-    upgrade(engine)
     yield engine
     engine.dispose()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -26,19 +27,18 @@ from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
-from kvcustody.migrations.upgrade import upgrade
 
 DOCS = Path(__file__).parents[2] / "docs" / "audit-walkthrough.md"
 Run = Callable[..., Result]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a ledger of an ended worker, signed, and its public key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
+    shutil.copyfile(migrated, "kvcustody.db")
     engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
-    upgrade(engine)
     clock = SystemClock()
     writer = EventWriter(engine, worker="w", clock=clock, spill_directory=tmp_path / "spill")
     now = clock.now_us()

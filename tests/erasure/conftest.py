@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.store import open_store
-from kvcustody.migrations.upgrade import upgrade
 
 TESTS = Path(__file__).parent.parent
 for folder in (TESTS / "robust", TESTS / "simulation", Path(__file__).parent):
@@ -19,9 +19,9 @@ for folder in (TESTS / "robust", TESTS / "simulation", Path(__file__).parent):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Engine]:
+def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
-    upgrade(engine)
     yield engine
     engine.dispose()
 

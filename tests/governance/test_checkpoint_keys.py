@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,16 +24,15 @@ from kvcustody.errors import ConfigError, LedgerUnavailable
 from kvcustody.governance.checkpoint_keys import open_signing_key, recorded_keys, rotate_signing_key
 from kvcustody.governance.ledger_port import CountingLedger
 from kvcustody.governance.settings import Settings
-from kvcustody.migrations.upgrade import upgrade
 
 CLOCK = SystemClock()
 ORIGIN = "ledger.test/kvcustody"
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
     made = open_store(tmp_path / "ledger.db")
-    upgrade(made)
     yield made
     made.dispose()
 

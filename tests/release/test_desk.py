@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -19,7 +20,6 @@ from kvcustody.governance.release.record import ReleaseError, Step, digest_of, m
 from kvcustody.governance.release.staged import Stage
 from kvcustody.governance.release.state import fold
 from kvcustody.governance.release.store import FolderStore, SqlStore
-from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.bundle import verify
 from kvcustody.policies.bundle_trust import Role
 
@@ -27,12 +27,12 @@ HOUR = 3600 * MICROSECONDS
 
 
 @pytest.fixture(params=["folder", "sql"])
-def release(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Release]:
+def release(request: pytest.FixtureRequest, tmp_path: Path, migrated: Path) -> Iterator[Release]:
     if request.param == "folder":
         yield Release(tmp_path)
         return
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
-    upgrade(engine)
     yield Release(tmp_path, SqlStore(engine))
     engine.dispose()
 

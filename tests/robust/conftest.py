@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Engine]:
+def store(tmp_path: Path, migrated: Path) -> Iterator[Engine]:
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
-    upgrade(engine)
     yield engine
     engine.dispose()
 

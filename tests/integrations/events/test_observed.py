@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -340,9 +341,9 @@ def test_leaves_add_up_to_what_is_held(script: list[tuple[Any, ...]]) -> None:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Callable[[list[Event]], Any]:
+def ledger(tmp_path: Path, migrated: Path) -> Callable[[list[Event]], Any]:
+    shutil.copyfile(migrated, tmp_path / "ledger.db")
     engine = open_store(tmp_path / "ledger.db")
-    upgrade(engine)
 
     def write(events: list[Event]) -> Any:
         clock = VirtualClock(now_us=100 * HOUR)
