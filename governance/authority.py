@@ -5,8 +5,8 @@
 A1  Every reuse is decided at the request's own instant under the active revision.
 A2  A widening act is durable before it takes effect; a narrowing one takes effect first.
 A3  One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
-A4  What is revoked stays revoked, under every later revision. Without word from the control plane within the lease, or
-    under a revision that has expired, nothing but the own scope is reused. No step of a clock reopens either.
+A4  What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
+    nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
 """
 
 from __future__ import annotations
@@ -118,9 +118,14 @@ class Authority(ABC):
         )
 
     def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> Reuse:
-        until_us = min(self._lease_until_us, self._expires_us)
         return Reuse(
-            table, self._first_uses, coming, revoked=self.revoked, until_us=until_us, shadow=self._shadow
+            table,
+            self._first_uses,
+            coming,
+            revoked=self.revoked,
+            lease_until_us=self._lease_until_us,
+            expires_us=self._expires_us,
+            shadow=self._shadow,
         )
 
     def _standing_changed(self) -> None:  # noqa: B027 - nothing to do where nobody keeps a decision
@@ -163,7 +168,7 @@ class Authority(ABC):
         """Make `table` the active revision: what it narrows at once, what it widens once it is recorded (A2).
 
         Revisions only rise; one that is staged may be staged further, or made whole. From `expires_utc_us` on, nothing
-        but the own scope is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
+        is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
         """
         self._check_newer(table)
         now_us = self._clock.now_us()
@@ -248,7 +253,7 @@ class Authority(ABC):
     def renew_lease(self, until_us: int) -> None:
         """The control plane was heard: grants and segments may be used until `until_us`, in boot time (A4)."""
         self._lease_until_us = until_us
-        self._reuse.until_us = min(until_us, self._expires_us)
+        self._reuse.lease_until_us = until_us
 
     def _boot_time(self, utc_us: int | None) -> int:
         """An instant of UTC as boot time, fixed here: a later step of the wall clock does not move it."""

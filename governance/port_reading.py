@@ -189,8 +189,10 @@ class PortReading(PortBooks):
             return 0  # decided under what no longer holds: looked up again, or computed
         which = np.array(blocks, dtype=np.int64)
         expected, now_us = residency.expected, self._clock.now_us()
+        if now_us >= self._reuse.expires_us:
+            return 0
         if isinstance(expected, np.ndarray):
-            if now_us >= self._reuse.until_us:
+            if now_us >= self._reuse.lease_until_us:
                 expected = residency.domain.tag
             else:
                 expected = expected[: len(which)] if positions is None else expected[np.array(positions)]

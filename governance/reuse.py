@@ -4,7 +4,8 @@ U1  A reuse that is not permitted is a miss: the domain is not searched, and the
 U2  A grant or segment of another tenant serves a reader only after its first use is durable (class A).
 U3  A denied grant costs what an absent block costs: a chain is hashed and looked up whose key keys nothing.
 U4  While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
-U5  What was revoked is denied whatever the table says; so is all but the own scope once the policy's lease has run out.
+U5  What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
+    and once the revision itself has expired everything is: it permits nothing any more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kvcustody.policies.table import DecisionTable
 
 # An enum's member costs more to reach than a decision to make.
 _REUSE, _OWN = Action.REUSE, Via.OWN
-LAPSED = "policy-lease"
+LAPSED, EXPIRED = "policy-lease", "policy-expired"
 
 
 class Moment(NamedTuple):
@@ -44,11 +45,13 @@ class Reuse:
         coming: DecisionTable | None = None,
         *,
         revoked: frozenset[str] = frozenset(),
-        until_us: int = NEVER_US,
+        lease_until_us: int = NEVER_US,
+        expires_us: int = NEVER_US,
         shadow: Shadow | None = None,
     ) -> None:
         self._shadow = shadow
-        self.until_us = until_us  # boot time from which nothing but the own scope is reused
+        self.lease_until_us = lease_until_us  # boot time from which nothing but the own scope is reused
+        self.expires_us = expires_us  # boot time from which nothing is
         self._table = table
         self._coming = coming
         self._revoked = revoked
@@ -59,6 +62,9 @@ class Reuse:
         self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment
     ) -> tuple[ReadPlan, tuple[str, ...]]:
         """What may be searched now, and the rules that permit the own scope."""
+        if moment.now_us >= self.expires_us:
+            self._deny(tally, plan, EXPIRED, plan.tenant)
+            return ReadPlan(Chain(plan.own.domain, None)), (EXPIRED,)
         own = self._table.decide(
             _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
         )
@@ -95,7 +101,7 @@ class Reuse:
         """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
         if not entry.chain.domain.is_open:
             return False
-        if moment.now_us >= self.until_us:
+        if moment.now_us >= self.lease_until_us:
             self._deny(tally, plan, LAPSED, entry.owner)
             return False
         if self._revoked and is_revoked(entry.id, self._revoked):

@@ -228,7 +228,7 @@ def break_glass(
 ) -> None:
     """One person's act in an emergency, on record, for a time: narrow the policy, or restore a proven revision.
 
-    When the time is over nothing but the own scope is reused, until a revision is released in the ordinary way.
+    When the time is over nothing is reused, until a revision is released in the ordinary way.
     """
     text = None if document is None else read_document(document)
     with open_desk(store, trust) as desk, _waiting("proving"):

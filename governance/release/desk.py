@@ -154,7 +154,7 @@ class ReleaseDesk:
     ) -> Review:
         """One person's act in an emergency: a narrower document, or a revision that was in effect, for `seconds`.
 
-        When the time is over nothing but the own scope is reused, until a revision is released in the ordinary way.
+        When the time is over nothing is reused, until a revision is released in the ordinary way.
         """
         state = self.state()
         if (document is None) == (restores == 0):

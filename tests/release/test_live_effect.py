@@ -156,7 +156,7 @@ def test_a_lease_counts_from_before_the_question(release: Release) -> None:
     assert worker.glance("reader") == 0
 
 
-def test_an_expired_revision_reuses_nothing_but_the_own_scope(release: Release) -> None:
+def test_an_expired_revision_reuses_nothing(release: Release) -> None:
     revision = release.desk.propose(policy(READS), release.people.ada, note="x", seconds=600).revision
     release.desk.consent(revision, "reads", release.people.holger)
     release.approve(revision)
@@ -164,13 +164,16 @@ def test_an_expired_revision_reuses_nothing_but_the_own_scope(release: Release) 
     worker = Follower(release, lease_seconds=10_000)
     worker.ask("holder")
     assert worker.glance("reader") == HIT
-    worker.clock.advance(600 * MICROSECONDS)
-    assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
+    worker.clock.advance(600 * MICROSECONDS - 1)
+    assert worker.glance("holder") == HIT, "control: enforced until the stated expiry"
+    worker.clock.advance(1)
+    assert worker.glance("reader") == 0 and worker.glance("holder") == 0
+    assert worker.governor.tallies["holder"].denials == {"policy-expired": 2}
     worker.clock.step_utc(-300 * MICROSECONDS)
-    assert worker.glance("reader") == 0  # no step of a clock reopens it
+    assert worker.glance("reader") == 0 and worker.glance("holder") == 0  # no step of a clock reopens it
     release.release(policy(READS, rules=FORBID))  # narrower: nothing to consent to
     worker.follow()
-    assert worker.glance("reader") == HIT
+    assert worker.glance("reader") == HIT and worker.glance("holder") == HIT
 
 
 def test_a_broken_glass_ends_with_its_time_box(release: Release) -> None:
@@ -182,7 +185,7 @@ def test_a_broken_glass_ends_with_its_time_box(release: Release) -> None:
     worker.ask("holder")
     assert worker.glance("reader") == HIT
     worker.clock.advance(900 * MICROSECONDS)
-    assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
+    assert worker.glance("reader") == 0 and worker.glance("holder") == 0
 
 
 # -- restarts -----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ STEPS, THREADS = 6, 3
 class Race:
     """An engine with four blocks of the owner in its index, a reader about to attach them, and a revoker."""
 
-    def __init__(self, narrow: Callable[[EnginePort], Any]) -> None:
+    def __init__(self, narrow: Callable[[EnginePort], Any], *, valid_us: int | None = None) -> None:
         clock = self.clock = VirtualClock()
         keyring = Keyring(MemoryKeys(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
         self.pool = ForeignPool(16, shards=1, bytes_per_block=1, reserved=[0])
@@ -46,6 +46,7 @@ class Race:
             CountingLedger(),
             clock=clock,
             block_tokens=16,  # type: ignore[arg-type]
+            expires_utc_us=None if valid_us is None else clock.utc_us() + valid_us,
         )
         self.index: dict[bytes, int] = {}
         self.narrow = narrow
@@ -276,6 +277,19 @@ def test_a_lease_that_runs_out_between_decision_and_attach(wait_us: int, attache
     race.clock.advance(wait_us)
     race.attach()
     assert len(race.blocks) == attached
+    race.close()
+
+
+@pytest.mark.parametrize(("wait_us", "readable"), [(59_999_999, 4), (60_000_000, 0)])
+def test_an_expired_revision_lets_nothing_be_found_or_attached(wait_us: int, readable: int) -> None:
+    """The own scope too, between decision and attach as well; the control a microsecond before."""
+    race = Race(revoke, valid_us=60_000_000)
+    owner = identify(issuer="idp", tenant="holder")
+    early, late = (race.port.admit(owner, MODEL, PROMPT, request_id=name) for name in ("early", "late"))
+    assert race.port.look_up(early, race.find).readable == 4  # type: ignore[arg-type]
+    race.clock.advance(wait_us)
+    assert race.port.attachable(early, [1, 2, 3, 4]) == readable  # type: ignore[arg-type]
+    assert race.port.look_up(late, race.find).readable == readable  # type: ignore[arg-type]
     race.close()
 
 

@@ -150,7 +150,7 @@ def test_a_worker_starts_without_the_control_plane_on_what_it_kept_until_that_ex
             until(lambda: worker.writer.status().healthy and glance(worker) == 64, worker)
             clock.ahead_us += 3 * HOUR_US  # heard a moment ago, and expired all the same
             until(lambda: glance(worker) == 0, worker)
-            ask(worker, "holder")
+            assert ask(worker, "holder") == 0, "an expired policy reuses nothing, the own scope neither"
             renewed = plane.release(READS)
             until(lambda: worker.governor.table.revision == renewed and glance(worker) == 64, worker)
     finally:
