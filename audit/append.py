@@ -123,6 +123,7 @@ class Appender:
                 .join(logs, logs.c.id == events.c.log)
                 .where(events.c.incarnation == source)
                 .where(events.c.sequence.between(min(sequences), max(sequences)))
+                .where(events.c.at_us.between(min(batch.at_us), max(batch.at_us)))  # their months
             )
             known |= {(uuid, row.sequence, row.part, row.name) for row in connection.execute(query)}
         if not known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Table, select
+from sqlalchemy import Connection, Row, Table, func, select
 
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
@@ -98,10 +98,20 @@ class LogCheck:
         found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
         if found is not None:
             self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")
+        if self._connection.dialect.name == "postgresql":
+            self._check_names()
         for table in TABLES:
             rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
             for idx in self._connection.scalars(rows):
                 self._say(idx, idx, f"`{table.name}` has a row of a leaf that is not there")
+
+    def _check_names(self) -> None:
+        """No two leaves of one name; elsewhere an index sees to it."""
+        name = (events.c.incarnation, events.c.sequence, events.c.part)
+        twice = select(*name, func.max(events.c.idx)).where(events.c.log == self._log).group_by(*name)
+        for life, sequence, _, idx in self._connection.execute(twice.having(func.count() > 1)):
+            event = f"{self._ids.get(life, life)}/{sequence}"
+            self.problems.append(Problem(self._name, idx, idx, event, "another leaf has the same name"))
 
     # -- leaves and tree ------------------------------------------------------------------------------------
 
@@ -109,13 +119,17 @@ class LogCheck:
         """The next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
         start, end = self.size, self.size + _AT_ONCE
         query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
-        there = {row.idx: row for row in self._connection.execute(query)}
+        there: dict[int, Row[Any]] = {}
+        for place in self._connection.execute(query):
+            if place.idx in there:  # the keys of a partitioned table let two of different times through
+                self._say(place.idx, place.idx, "there is more than one leaf at this place")
+            there[place.idx] = place
         table = tree_nodes
         query = select(table.c.idx, table.c.hash).where(
             table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
         )
         stood_for = {row.idx: as_bytes(row.hash) for row in self._connection.execute(query)}
-        found = []
+        found: list[tuple[int, Row[Any] | None, bytes | None]] = []
         for idx in range(start, end):
             row, hash_ = there.get(idx), stood_for.get(idx)
             if row is None and hash_ is None:

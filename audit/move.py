@@ -19,7 +19,8 @@ from kvcustody.audit.bulk import insert_rows
 from kvcustody.audit.every_table import every_table
 from kvcustody.audit.fsck import FsckReport, fsck
 from kvcustody.audit.merkle import Frontier, TreeHead
-from kvcustody.audit.schema import events
+from kvcustody.audit.partitions import partitioned
+from kvcustody.audit.schema import events, logs
 from kvcustody.audit.store import WRITE, check_store, failure
 from kvcustody.audit.tree_schema import root_log
 from kvcustody.errors import LedgerError
@@ -56,7 +57,8 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 if writing.dialect.name == "postgresql":
                     writing.exec_driver_sql("SET LOCAL statement_timeout = 0")
                 _refuse_filled(writing)
-                rows = {str(table.name): _copy(reading, writing, table, told) for table in every_table()}
+                rows = {str(table.name): _copy(reading, writing, table, told) for table in _in_order()}
+                _check_sizes(reading, writing)
                 report = fsck(writing, progress=lambda log, done, total: told("checking copy", done, total))
                 _refuse("copy", report)
                 head = _head(writing)
@@ -89,6 +91,18 @@ def _refuse_filled(connection: Connection) -> None:
             )
 
 
+def _in_order() -> list[Table]:
+    """Logs first: leaves are appended to them."""
+    return [logs, *(table for table in every_table() if table is not logs)]
+
+
+def _check_sizes(reading: Connection, writing: Connection) -> None:
+    """The copied leaves have brought every log to its size."""
+    sizes = select(logs.c.id, logs.c.size).order_by(logs.c.id)
+    if writing.execute(sizes).all() != reading.execute(sizes).all():
+        raise LedgerError("the logs of the copy are not of the sizes of the source's")
+
+
 def _copy(reading: Connection, writing: Connection, table: Table, told: Progress) -> int:
     """Copy one table in the order of its key; how many rows it has."""
     total = reading.scalar(select(func.count()).select_from(table)) or 0
@@ -97,14 +111,26 @@ def _copy(reading: Connection, writing: Connection, table: Table, told: Progress
         writing.execute(root_log.update().values(frontier=bytes(frontier)))
         return total
     done = 0
+    firsts = _firsts(reading) if table is logs and partitioned(writing) else None
     for rows in _rows(reading, table):
-        insert_rows(writing, table, rows)
+        insert_rows(writing, table, rows if firsts is None else _emptied(rows, firsts))
         done += len(rows)
         told(f"copying {table.name}", done, total)
     if done != total:
         raise LedgerError(f"`{total - done}` rows of `{table.name}` were not copied", table=table.name)
     _continue_ids(writing, table)
     return total
+
+
+def _firsts(reading: Connection) -> dict[int, int]:
+    """The first leaf that each log still has: where a copy of it begins, for leaves to be appended to."""
+    query = select(events.c.log, func.min(events.c.idx)).group_by(events.c.log)
+    return {row[0]: row[1] for row in reading.execute(query)}
+
+
+def _emptied(rows: list[tuple[Any, ...]], firsts: dict[int, int]) -> list[tuple[Any, ...]]:
+    """Rows of `logs` as they are before their leaves."""
+    return [(log, name, firsts.get(log, size), frontier) for log, name, size, frontier in rows]
 
 
 def _rows(reading: Connection, table: Table) -> Iterator[list[tuple[Any, ...]]]:

@@ -28,6 +28,7 @@ from kvcustody.audit.exports.verify import Verdict, verify_export
 from kvcustody.audit.keeping_schema import legal_holds
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.merkle import leaf_hash
+from kvcustody.audit.old_months import Going, empty_old_months
 from kvcustody.audit.recording import record
 from kvcustody.audit.schema import events, incarnations, logs
 from kvcustody.audit.store import WRITE
@@ -157,30 +158,63 @@ def purge(
     for plan in plans:
         _check_exported(plan, verdict)
     for plan in plans:
-        _purge_log(engine, plan, (verdict.root.size, digest, actor, approver, reason), progress, clock)
+        facts = (verdict.root.size, digest, actor, approver, reason)
+        _record(engine, plan, facts, clock)
+    _purge_months(engine, plans, before_us)
+    for plan in plans:
+        _purge_log(engine, plan, progress)
     empty_wal(engine)
     return tuple(plans)
 
 
-def _purge_log(
-    engine: Engine,
-    plan: LogPlan,
-    facts: tuple[int, str, str, str, str],
-    progress: Callable[[str, int, int], None] | None,
-    clock: Clock | None,
+def _record(
+    engine: Engine, plan: LogPlan, facts: tuple[int, str, str, str, str], clock: Clock | None
 ) -> None:
     record(
         engine, lambda at_us: RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts), clock=clock
     )
-    for at in range(plan.first, plan.below, _STEP):
+
+
+def _purge_months(engine: Engine, plans: Sequence[LogPlan], before_us: int) -> None:
+    """Whole months of a partitioned ledger, of all logs at once."""
+    with engine.connect() as connection:
+        ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
+    going = [Going(ids[plan.log], plan.first, plan.below) for plan in plans]
+
+    def allowed(connection: Connection) -> None:
+        for plan in plans:
+            check_no_hold(connection, _tenant(plan.log))
+
+    empty_old_months(engine, going, before_us, allowed)
+
+
+def _purge_log(engine: Engine, plan: LogPlan, progress: Callable[[str, int, int], None] | None) -> None:
+    """What is there of a log's part that goes, some at a time."""
+    at = plan.first
+    while (found := _next_there(engine, plan, at)) is not None:
+        at = found
         end = min(plan.below, at + _STEP)
         with engine.connect().execution_options(**WRITE) as connection:
             overwrite_deleted(connection)
             with connection.begin():
-                check_no_hold(connection, plan.log.removeprefix("tenant/"))
+                check_no_hold(connection, _tenant(plan.log))
                 _drop(connection, plan.log, at, end)
         if progress is not None:
             progress(plan.log, end - plan.first, plan.leaves)
+        at = end
+
+
+def _next_there(engine: Engine, plan: LogPlan, at: int) -> int | None:
+    with engine.connect() as connection:
+        log = select(logs.c.id).where(logs.c.name == plan.log).scalar_subquery()
+        column = events.c.idx
+        first = select(func.min(column)).where(events.c.log == log, column >= at, column < plan.below)
+        found: int | None = connection.scalar(first)
+    return found
+
+
+def _tenant(log: str) -> str:
+    return log.removeprefix("tenant/")
 
 
 def _drop(connection: Connection, name: str, first: int, end: int) -> None:

@@ -4,7 +4,8 @@ S1 `events` holds the truth, one canonical leaf a row, at a contiguous `idx` of 
 next one, and `logs.frontier` what the log's tree grows by (`tree_schema`).
 S2 Every other table of evidence is a projection, keyed by the leaf it came from, and only ever inserted
 into.
-S3 (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing.
+S3 (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL `events`
+is partitioned by month, its keys contain `at_us` too, and `partitions` says what keeps S1 and S3.
 S4 `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
 come from; deleting rows there unlinks without touching a leaf.
 

@@ -1,7 +1,8 @@
-"""`kvcustody db`: bring a ledger's schema up to date, set up its roles, move it to PostgreSQL."""
+"""`kvcustody db`: bring a ledger's schema up to date, set up its roles and months, move it to PostgreSQL."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -11,7 +12,9 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.database_roles import set_up_roles
 from kvcustody.audit.move import Progress, move_ledger
-from kvcustody.audit.store import open_store
+from kvcustody.audit.partitions import MONTHS_AHEAD, keep_ahead, size_bytes
+from kvcustody.audit.partitions import partitions as every_partition
+from kvcustody.audit.store import check_store, open_store
 from kvcustody.console.command import Json, print_json, progress_bar
 from kvcustody.migrations.upgrade import upgrade as upgrade_schema
 
@@ -24,7 +27,7 @@ Ledger = Annotated[
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The ledger's database: its schema, its roles, and moving it from SQLite to PostgreSQL.",
+    help="The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
     epilog="docs/ledger.md says what the tables hold, and who may do what in them.",
 )
 
@@ -56,6 +59,38 @@ def roles(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
     else:
         print(f"roles: {', '.join(made.roles)}")
         print(f"a reader sees one tenant's rows of {len(made.by_tenant)} tables")
+
+
+@app.command(
+    epilog="Example, once a month: `kvcustody db partitions --ledger postgresql://ledger@db/kvcustody`"
+)
+def partitions(
+    ledger: Ledger = DEFAULT,
+    months: Annotated[
+        int, typer.Option(min=1, max=60, help="How many months to have ready after this one.")
+    ] = MONTHS_AHEAD,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Make the months of leaves to come on PostgreSQL, and show those that are there with their size.
+
+    Writers and readers go on. Starting a service or worker as the tables' owner does the same; a month that nobody made
+    has its leaves in `events_rest`, and takes them from there when it is made.
+    """
+    with _open(ledger) as engine:
+        check_store(engine)
+        made = keep_ahead(engine, time.time_ns() // 1000, months)
+        with engine.connect() as connection:
+            found = [(part.name, size_bytes(connection, part)) for part in every_partition(connection)]
+    if as_json:
+        print_json(
+            {"made": list(made), "partitions": [{"name": name, "bytes": size} for name, size in found]}
+        )
+        return
+    for name, size in found:
+        print(f"{name}: {size / 2**20:.1f} MiB{' (new)' if name in made else ''}")
+    if not found:
+        print("this ledger keeps its leaves in one table")
 
 
 @app.command(

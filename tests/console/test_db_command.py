@@ -46,3 +46,9 @@ def test_roles_of_a_file_are_refused_in_one_line(ledger: str) -> None:
     done = RUN.invoke(app, ["db", "roles", "--ledger", ledger])
     assert done.exit_code == 2 and "roles need PostgreSQL" in done.output
     assert "Traceback" not in done.output
+
+
+def test_a_file_has_no_months(ledger: str) -> None:
+    """On PostgreSQL: tests/audit/test_partitions.py."""
+    done = RUN.invoke(app, ["db", "partitions", "--ledger", ledger])
+    assert (done.exit_code, done.output) == (0, "this ledger keeps its leaves in one table\n")

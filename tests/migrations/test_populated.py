@@ -23,6 +23,7 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.fsck import fsck
+from kvcustody.audit.partitions import FIRST, MONTHS_AHEAD, REST, partitions
 from kvcustody.audit.runs import Run
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
@@ -137,3 +138,46 @@ def test_a_ledger_with_a_hole_gets_no_tree(earlier: Engine, where: str) -> None:
         upgrade(earlier)
     with earlier.connect() as connection:
         assert current(connection) == "0004"
+
+
+def test_months_of_leaves_change_no_root_and_no_right(earlier: Engine) -> None:
+    """0012: leaves, trees and roots stay, and who had rights and policies on `events` has them on what it becomes."""
+    upgrade(earlier, "0011")
+    on_postgres = earlier.dialect.name == "postgresql"
+
+    def state() -> list[object]:
+        with earlier.connect() as connection:
+            found: list[object] = [
+                connection.execute(select(table).order_by(*table.primary_key.columns)).all()
+                for table in (events, logs, tree_nodes, root_leaves, checkpoints)
+            ]
+            if on_postgres:
+                rights = (
+                    "SELECT grantee, privilege_type FROM information_schema.role_table_grants"
+                    " WHERE table_name = 'events' ORDER BY 1, 2"
+                )
+                policies = "SELECT policyname, roles, cmd, qual FROM pg_policies WHERE tablename = 'events'"
+                walls = "SELECT relrowsecurity FROM pg_class WHERE relname = 'events'"
+                found += [connection.exec_driver_sql(query).all() for query in (rights, policies, walls)]
+            return found
+
+    if on_postgres:
+        with earlier.begin() as connection:
+            connection.exec_driver_sql("DO $$ BEGIN CREATE ROLE r NOLOGIN; EXCEPTION WHEN OTHERS THEN END $$")
+            connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO r")
+            connection.exec_driver_sql("GRANT SELECT, INSERT ON events TO r")
+            connection.exec_driver_sql("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
+            connection.exec_driver_sql("CREATE POLICY p ON events FOR SELECT TO r USING (log = 2)")
+    before = state()
+    upgrade(earlier)
+    assert state() == before
+    with earlier.connect() as connection:
+        assert fsck(connection).problems == []
+        names = [part.name for part in partitions(connection)]
+        if on_postgres:
+            assert names[0] == FIRST and names[-1] == REST and len(names) == 2 + MONTHS_AHEAD
+            connection.exec_driver_sql("SET ROLE r")
+            seen = connection.scalar(select(func.count()).select_from(events))
+            assert seen == len([row for row in before[0] if row.log == 2])  # type: ignore[attr-defined]
+        else:
+            assert names == []
