@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
 
-from kvcustody.integrations.vllm.versions import check_type
+from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +105,6 @@ def governed_free_queue(queue: FreeKVCacheBlockQueue) -> GovernedFreeQueue:
     """`queue` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
     if not isinstance(queue, GovernedFreeQueue):
         check_type(queue, FreeKVCacheBlockQueue, "the free queue")
-        queue.__class__ = GovernedFreeQueue
+        swap_class(queue, GovernedFreeQueue)
     assert isinstance(queue, GovernedFreeQueue)
     return queue

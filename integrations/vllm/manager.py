@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 from kvcustody.integrations.vllm.governed_request import governed
-from kvcustody.integrations.vllm.versions import check_type
+from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -77,7 +77,7 @@ def governed_manager(manager: KVCacheManager, custody: Books) -> GovernedKVCache
     """`manager` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
     if not isinstance(manager, GovernedKVCacheManager):
         check_type(manager, KVCacheManager, "the cache manager")
-        manager.__class__ = GovernedKVCacheManager
+        swap_class(manager, GovernedKVCacheManager)
         coordinator = manager.coordinator
         coordinator.find_longest_cache_hit = _finder(coordinator.find_longest_cache_hit, manager)
     assert isinstance(manager, GovernedKVCacheManager)

@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.free_queue import LOOK_AHEAD_BLOCKS, GovernedFreeQueue, governed_free_queue
 from kvcustody.integrations.vllm.governed_request import ATTRIBUTE, Published
-from kvcustody.integrations.vllm.versions import check_type
+from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -211,7 +211,7 @@ def governed_pool(pool: BlockPool, custody: Books) -> GovernedBlockPool:
     """`pool` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
     if not isinstance(pool, GovernedBlockPool):
         check_type(pool, BlockPool, "the block pool")
-        pool.__class__ = GovernedBlockPool
+        swap_class(pool, GovernedBlockPool)
         governed_free_queue(pool.free_block_queue)
     assert isinstance(pool, GovernedBlockPool)
     pool.custody = custody
