@@ -26,6 +26,7 @@ from kvcustody.audit.schema import (
     releases,
     residencies,
 )
+from kvcustody.audit.sequences import recorded_sequences
 
 
 class TenantTotals(NamedTuple):
@@ -272,8 +273,7 @@ def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
     made = []
     query = select(incarnations.c.id, incarnations.c.uuid).order_by(incarnations.c.id)
     for life in connection.execute(query).all():
-        here = select(events.c.sequence).where(events.c.incarnation == life.id).distinct()
-        spans = [(number, number) for number in connection.scalars(here)]
+        spans = recorded_sequences(connection, life.id)
         spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
         reached = 0
         for first, last in sorted(spans):

@@ -194,6 +194,7 @@ def govern(
     ledger: Ledger,
     *,
     read_domains: int = 1,
+    tenants: Sequence[str] = (),
     clock: Clock | None = None,
     sweep_batch: int = 256,
 ) -> Governor:
@@ -215,7 +216,7 @@ def govern(
         options,
         residencies_max=1 << 30,  # one tenant stands for all here
     )
-    return Governor(pools, policy_table(read_domains, clock), keyring, ledger, clock=clock)
+    return Governor(pools, policy_table(read_domains, clock, tenants), keyring, ledger, clock=clock)
 
 
 @cache
@@ -224,13 +225,13 @@ def key_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()
 
 
-def policy_table(read_domains: int, clock: Clock) -> DecisionTable:
-    """Tenant scope, long deadlines, and a live grant from each further owner to the reader."""
+def policy_table(read_domains: int, clock: Clock, tenants: Sequence[str] = ()) -> DecisionTable:
+    """Tenant scope, long deadlines, and a live grant from each further owner to the reader; `tenants` have none."""
     now = datetime.fromtimestamp(clock.utc_us() / 1_000_000, UTC)
     from_day, until_day = (now - timedelta(days=30)).date(), (now + timedelta(days=300)).date()
-    tenants = "".join(
-        f"\n  {owner}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}"
-        for owner in owners(read_domains)
+    others = "".join(
+        f"\n  {name}: {{quota: {{guaranteed: 0%, cap: 100%, borrow: true}}}}"
+        for name in [*owners(read_domains), *tenants]
     )
     grants = "".join(
         f"\n  - {{id: read-{owner}, owner: {owner}, reader: {READER}, at_most: internal, "
@@ -245,7 +246,7 @@ classifications: [internal]
 classify:
   - {{tenant: "*", as: internal}}
 tenants:
-  {READER}: {{quota: {{guaranteed: 90%, cap: 100%, borrow: true}}}}{tenants}
+  {READER}: {{quota: {{guaranteed: 90%, cap: 100%, borrow: true}}}}{others}
 rules:
   - {{id: own-reuse, effect: permit, action: reuse, when: {{reader: owner}}}}
 retention:

@@ -7,7 +7,6 @@ N2  It reads and changes nothing; the pool must not move meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import repeat
 from operator import attrgetter
 
 import numpy as np
@@ -17,6 +16,7 @@ from kvcustody.allocator.manager import BlockManager
 from kvcustody.allocator.node import Node
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence
+from kvcustody.governance.orphans.node_reading import read_nodes
 
 Int64s = NDArray[np.int64]
 _SEGMENT = -2  # in place of an owner: held in the name of whoever reads it
@@ -27,22 +27,15 @@ class Census:
 
     def __init__(self, manager: BlockManager) -> None:
         self.manager = manager
-        self.nodes: list[Node] = []
-        self.parents = self._read_nodes()
-        self.ids: Int64s = np.fromiter(map(id, self.nodes), np.int64, len(self.nodes))
-        self._order = np.argsort(self.ids)
-        self._sorted = self.ids[self._order]
-        self.refs = self.field("refs")
-        self.holds = self.field("holds")
+        self.tree = read_nodes(manager.tree.roots.values())
+        self.nodes, self.refs, self.holds = self.tree.nodes, self.tree.refs, self.tree.holds
+        self._order = np.argsort(self.tree.ids)
+        self._sorted = self.tree.ids[self._order]
         self.sequences = [sequence for sequence in manager.decode.sequences if sequence is not None]
         self.broken: dict[Sequence, list[Node]] = {}  # sequences with path nodes that are not in the tree
         self.counted = self._count_references()
         self.blockless: list[Residency] = []  # holds whose last block has ended
         self.held = self._count_holds()
-
-    def field(self, name: str) -> Int64s:
-        """An integer attribute of every node."""
-        return np.fromiter(map(attrgetter(name), self.nodes), np.int64, len(self.nodes))
 
     def places(self, objects: Iterable[object], count: int) -> Int64s:
         """Where in `nodes` each object is, -1 where it is not."""
@@ -60,22 +53,6 @@ class Census:
             among, self._sorted
         )
         return often
-
-    def _read_nodes(self) -> Int64s:
-        wave = list(self.manager.tree.roots.values())
-        nodes, parents = self.nodes, list(repeat(-1, len(wave)))
-        while wave:
-            first = len(nodes)
-            nodes += wave
-            below: list[Node] = []
-            for parent, node in enumerate(wave, first):
-                child = node.first_child
-                while child is not None:
-                    below.append(child)
-                    parents.append(parent)
-                    child = child.next_sibling
-            wave = below
-        return np.array(parents, dtype=np.int64)
 
     def _count_references(self) -> Int64s:
         users: list[Sequence] = []
@@ -111,20 +88,19 @@ class Census:
             owner = holder[here]
             holds = (owner == who) | (owner == _SEGMENT)
             counted += np.bincount(here[holds], counts[holds], len(counted))
-            up = self.parents[here]
+            up = self.tree.parents[here]
             inside = up >= 0
             pairs, counts, level = up[inside] * width + who[inside], counts[inside], level + 1
         return counted.astype(np.int64)
 
     def _holders(self, codes: dict[int, int]) -> Int64s:
         """By node, the code of the account in whose name it is held."""
-        tags = self.field("domain.tag")
-        distinct, one = np.unique(tags, return_index=True)
+        distinct, one = np.unique(self.tree.tags, return_index=True)
         by_tag = np.full(int(distinct[-1]) + 1 if len(distinct) else 0, -1, dtype=np.int64)
         for tag, at in zip(distinct.tolist(), one.tolist(), strict=True):
             domain = self.nodes[at].domain
             by_tag[tag] = _SEGMENT if domain.is_segment else codes.get(id(domain.owner), -1)
-        return by_tag[tags]
+        return by_tag[self.tree.tags]
 
 
 def _joined(pairs: Int64s, counts: NDArray[np.float64]) -> tuple[Int64s, NDArray[np.float64]]:

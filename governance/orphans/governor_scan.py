@@ -57,7 +57,7 @@ class GovernorBooks:
             for partition in pool.partitions:
                 for custody in partition.stuck:
                     waiting[custody.blocks] = True
-            live[manager.number] = np.sort(pool.generation[waiting])
+            live[manager.number] = pool.generation[waiting]
         residencies = frozenset(sequence.residency.id for sequence in self._governor.running.values())
         return Held(residencies, live, self._governor.counts().unreported)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 
@@ -47,13 +46,14 @@ def _entries(census: Census) -> tuple[list[Node], list[Node]]:
     A key leads to one node, so a node's entries are whole when there are as many as its length calls for.
     """
     index = census.manager.tree.index
-    have = census.occurrences(chain.from_iterable(map(dict.values, index.stripes)), len(index))
+    # A stripe's nodes as a list first: fetched together from memory, they are there when their turn comes.
+    entered = chain.from_iterable(map(list, map(dict.values, index.stripes)))
+    have = census.occurrences(entered, len(index))
     strays: list[Node] = []
     if int(have.sum()) != len(index):
         places = census.places(index.nodes(), len(index)).tolist()
         outside = (node for node, at in zip(index.nodes(), places, strict=True) if at < 0)
         strays = list({id(node): node for node in outside}.values())
-    start, length = census.field("start"), census.field("length")
-    keyed = np.fromiter(map(bool, map(attrgetter("keys"), census.nodes)), np.bool_, len(census.nodes))
-    wanted = keyed * (1 + (start + length) // COARSE_BLOCKS - (start + 1) // COARSE_BLOCKS)
+    start, length = census.tree.start, census.tree.length
+    wanted = census.tree.keyed * (1 + (start + length) // COARSE_BLOCKS - (start + 1) // COARSE_BLOCKS)
     return strays, [census.nodes[at] for at in np.flatnonzero(have != wanted).tolist()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 import numpy as np
 
 from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
@@ -37,9 +35,7 @@ def lost_blocks(census: Census, found: Found) -> list[Trouble]:
 def _explained(census: Census) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """By block: a node or a sequence has it."""
     has = np.zeros(census.manager.pool.blocks, dtype=np.bool_)
-    parts: list[Blocks] = list(map(attrgetter("blocks"), census.nodes))
-    for windows in filter(None, map(attrgetter("windows"), census.nodes)):
-        parts += windows
+    parts: list[Blocks] = [*census.tree.blocks, *census.tree.windows]
     for sequence in census.sequences:
         parts += [sequence.blocks, *sequence.windows]
         parts += [blocks for blocks, _ in sequence.duplicates]
