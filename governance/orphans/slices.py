@@ -10,6 +10,7 @@ J4  It keeps arrays and small tables, allocated and touched once: no step pays f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ class Progress(NamedTuple):
     blocks: int
 
 
-class Slices:
+class Slices(ABC):
     """Rounds cut into steps; a subclass says what a round is, and yields wherever `_spend` says so."""
 
     def __init__(self, pool: int, budget: Budget | None = None) -> None:
@@ -83,8 +84,9 @@ class Slices:
             self.rounds += 1
             yield
 
+    @abstractmethod
     def _round(self) -> Iterator[None]:
-        raise NotImplementedError
+        """One look at everything; yields whenever a step is over."""
 
     def _spend(self, work: int) -> bool:
         """Count work; whether the step is over."""
