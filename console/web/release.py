@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from kvcustody.console.web.consent import openings_of
 from kvcustody.console.web.visit import Visit
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import gates
+from kvcustody.governance.release.consents import consent_body, waiting_for
 from kvcustody.governance.release.record import SCHEMA, Step
 from kvcustody.governance.release.state import Proposal, ReleaseState
 from kvcustody.governance.service.problems import ProblemError, not_found
@@ -75,17 +75,17 @@ def _body(
     """The body without the manifest's signature, and the manifest where it is signed too."""
     if name == "proposed":
         return _proposed(visit, state, at_us)
+    if name == "consented":
+        return _consented(visit, state), None
     found = _proposal(visit, state)
     if name == "approved":
         return _approved(visit, state, found), found.manifest.form()
-    if name == "activated":
-        proof = json.dumps(gates.review(state, found).proof.data(), sort_keys=True).encode()
-        return {
-            "revision": found.revision,
-            "stage": None,
-            "proof": "sha256:" + hashlib.sha256(proof).hexdigest(),
-        }, None
-    return _consented(visit, state, found), None
+    proof = json.dumps(gates.review(state, found).proof.data(), sort_keys=True).encode()
+    return {
+        "revision": found.revision,
+        "stage": None,
+        "proof": "sha256:" + hashlib.sha256(proof).hexdigest(),
+    }, None
 
 
 def _proposed(visit: Visit, state: ReleaseState, at_us: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,16 +131,11 @@ def _approved(visit: Visit, state: ReleaseState, found: Proposal) -> dict[str, A
     }
 
 
-def _consented(visit: Visit, state: ReleaseState, found: Proposal) -> dict[str, Any]:
-    wanted = visit.text("opening")
-    for opening in openings_of(visit.caller, state, found):
-        if gates.consent_id(found, opening) == wanted:
-            return {
-                "revision": found.revision,
-                "owner": opening.owner,
-                "opening": wanted,
-                "what": opening.data(),
-            }
+def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
+    wanted, revision = visit.text("opening"), visit.number("revision")
+    for found in waiting_for(state, visit.caller.tenant or ""):
+        if (found.id, found.revision) == (wanted, revision):
+            return consent_body(found.revision, found.manifest, found.opening.data())
     raise not_found()
 
 

@@ -1,7 +1,9 @@
 """Operations of the policy's release: what stands, the revisions, and the signed steps that people take.
 
 S1 A step arrives signed by its caller's own key; each operation takes the kind of step that its role may take.
-S2 An activation builds on what its caller has seen: `If-Match` is the `ETag` of the release.
+S2 Who acts for one tenant alone sees of a release where it stands and what waits for that tenant's consent: no
+   document, no step, nothing of another tenant's.
+S3 An activation builds on what its caller has seen: `If-Match` is the `ETag` of the release.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
     Answer,
+    Consents,
     Records,
     Release,
     RevisionDetail,
@@ -27,8 +30,10 @@ from kvcustody.governance.api.models.policies import (
 from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.api.pages import page
 from kvcustody.governance.release import gates
+from kvcustody.governance.release.consents import revoked_of, waiting_for
 from kvcustody.governance.release.record import Step
 from kvcustody.governance.release.state import Proposal, ReleaseState
+from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.cursor import Question
 from kvcustody.governance.service.policy_desk import PolicyDesk
 from kvcustody.governance.service.problems import ProblemError, not_found
@@ -39,7 +44,7 @@ Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
 ]
-_ANY = (Action.APPROVE_POLICY, Action.STAGE_POLICY, Action.NARROW_POLICY, Action.CONSENT, Action.WRITE_POLICY)
+_STEPPERS = (Action.APPROVE_POLICY, Action.STAGE_POLICY, Action.NARROW_POLICY, Action.WRITE_POLICY)
 _read = partial(Operation, method="GET", action=Action.READ_POLICY, tag="policies")
 _STEPS: tuple[tuple[str, str, Action, tuple[Step, ...], bool | None, str], ...] = (
     ("proposePolicy", "propose", Action.WRITE_POLICY, (Step.PROPOSED,), None,
@@ -69,13 +74,20 @@ def add_policies(api: Api) -> None:
         problems=("conflict", "cursor-invalid"),
     )
     standing = Operation(
-        "getRelease", "GET", "/v1/policies/release", Action.READ_POLICY, "policies", also=_ANY
+        "getRelease",
+        "GET",
+        "/v1/policies/release",
+        Action.READ_POLICY,
+        "policies",
+        also=(*_STEPPERS, Action.CONSENT),
     )
     api.add(standing, release, answers=Release, problems=("conflict",))
     records_ = Operation(
-        "listReleaseRecords", "GET", "/v1/policies/records", Action.READ_POLICY, "policies", also=_ANY
+        "listReleaseRecords", "GET", "/v1/policies/records", Action.READ_POLICY, "policies", also=_STEPPERS
     )
     api.add(records_, records, answers=Records, problems=("conflict", "cursor-invalid"))
+    consents_ = Operation("listConsents", "GET", "/v1/policies/consents", Action.CONSENT, "policies")
+    api.add(consents_, consents, answers=Consents, problems=("conflict", "cursor-invalid"))
     api.add(
         _read("getRevision", path="/v1/policies/{revision}"),
         revision_of,
@@ -101,9 +113,26 @@ def revisions(caller: Asking, service: Serving, cursor: Cursor = None, limit: Li
     return page(service, Question("listRevisions", caller.name, {}), items, cursor, limit)
 
 
-def release(service: Serving) -> Response:
+def release(caller: Asking, service: Serving) -> Response:
     """Where the release stands."""
-    return _release(_state(service.policies))
+    return _release(_state(service.policies), caller.tenant)
+
+
+def consents(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """What a proposed revision would open on your own tenant's data, and has no consent yet."""
+    found = waiting_for(_state(service.policies), caller.tenant or "")
+    items = [
+        {
+            "revision": item.revision,
+            "manifest": item.manifest,
+            "author": item.author,
+            "note": item.note,
+            "opening": item.id,
+            "what": item.opening.data(),
+        }
+        for item in found
+    ]
+    return page(service, Question("listConsents", caller.name, {}), items, cursor, limit)
 
 
 def records(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
@@ -138,7 +167,7 @@ def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable
     if staged is None:
 
         def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
-            return _taken(service, what, caller.name, steps, None)
+            return _taken(service, what, caller, steps, None)
 
         take.__doc__ = says
         return take
@@ -150,19 +179,19 @@ def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable
             raise ProblemError("if-match-required")
         if if_match.strip() not in (_tag(_state(service.policies)), "*"):
             raise ProblemError("changed")
-        return _taken(service, what, caller.name, steps, staged)
+        return _taken(service, what, caller, steps, staged)
 
     take_matching.__doc__ = says
     return take_matching
 
 
 def _taken(
-    service: Service, what: SignedStep, caller: str, steps: tuple[Step, ...], staged: bool | None
+    service: Service, what: SignedStep, caller: Caller, steps: tuple[Step, ...], staged: bool | None
 ) -> Response:
     service.policies.trust  # noqa: B018 - `conflict` where there is none
-    state = service.policies.take(what.record.encode(), caller=caller, steps=steps, staged=staged)
+    state = service.policies.take(what.record.encode(), caller=caller.name, steps=steps, staged=staged)
     service.changed()
-    return _release(state)
+    return _release(state, caller.tenant)
 
 
 def _state(desk: PolicyDesk) -> ReleaseState:
@@ -173,14 +202,15 @@ def _tag(state: ReleaseState) -> str:
     return f'"{state.head}"'
 
 
-def _release(state: ReleaseState) -> Response:
+def _release(state: ReleaseState, tenant: str | None) -> Response:
     answer = {
         "audience": state.trust.audience,
         "steps": len(state.records),
         "head": state.head,
+        "last_us": state.records[-1].at_us if state.records else 0,
         "active_revision": state.active_revision,
         "staged_revision": 0 if state.staged is None else state.staged.revision,
-        "revoked": sorted(state.revoked),
+        "revoked": sorted(state.revoked if tenant is None else revoked_of(state, tenant)),
     }
     return Response(orjson.dumps(answer), media_type="application/json", headers={"ETag": _tag(state)})
 

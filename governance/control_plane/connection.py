@@ -12,7 +12,7 @@ import ssl
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import orjson
@@ -40,7 +40,9 @@ class Connection:
         timeout_seconds: float = 30.0,
     ) -> None:
         """`server`: `https://HOST[:PORT]`, `http://127.0.0.1:PORT` or `unix:PATH`. `authority`: PEM of its CA."""
-        self._client = _client(server, _tls(authority, certificate, certificate_key), timeout_seconds)
+        files = (authority, certificate, certificate_key)
+        plain = not server.startswith("https:") and files == (None, None, None)
+        self._client = _client(server, False if plain else _tls(*files), timeout_seconds)
         self._client.headers["Authorization"] = f"Bearer {key}"
         self.server = server
 
@@ -136,7 +138,7 @@ def read_key_file(path: Path) -> str:
     return key
 
 
-def _client(server: str, verify: ssl.SSLContext, timeout_seconds: float) -> httpx.Client:
+def _client(server: str, verify: ssl.SSLContext | Literal[False], timeout_seconds: float) -> httpx.Client:
     try:
         import httpx
     except ImportError:

@@ -17,6 +17,7 @@ from kvcustody.audit.events import ReleaseStep
 from kvcustody.clock import Clock
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.release import gates
+from kvcustody.governance.release.consents import consent_body
 from kvcustody.governance.release.gates import Gate, Review
 from kvcustody.governance.release.record import Record, ReleaseError, Step, digest_of, make_record, stage_form
 from kvcustody.governance.release.staged import Stage, StagedTable
@@ -115,12 +116,7 @@ class ReleaseDesk:
         if not openings:
             raise ReleaseError(f"revision `{revision}` opens nothing of `{tenant}` through `{source}`")
         for opening in openings:
-            body = {
-                "revision": revision,
-                "owner": opening.owner,
-                "opening": gates.consent_id(proposal, opening),
-                "what": opening.data(),
-            }
+            body = consent_body(revision, proposal.manifest.id, opening.data())
             self._take(state, signer, Step.CONSENTED, body, proposal, detail=opening.id)
         return openings
 

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.staged import StagedTable
@@ -107,7 +108,12 @@ def tables_of(state: ReleaseState) -> DecisionTable | None:
 
 def consent_id(proposal: Proposal, opening: Opening) -> str:
     """What an owner consents to: this opening, by this revision."""
-    form = {"manifest": proposal.manifest.id, "opening": opening.data()}
+    return opening_id(proposal.manifest.id, opening.data())
+
+
+def opening_id(manifest: str, what: Mapping[str, Any]) -> str:
+    """The same from what `Opening.data` tells, for those who have no more of the revision than its manifest's id."""
+    form = {"manifest": manifest, "opening": dict(what)}
     return "sha256:" + hashlib.sha256(encode(form)).hexdigest()
 
 

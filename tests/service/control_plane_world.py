@@ -21,6 +21,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.api.server import serve
 from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.identity import identify
 from kvcustody.governance.ledger_port import CountingLedger
@@ -150,7 +151,7 @@ class ControlPlane:
                 return
             except ServiceError:
                 assert self._process.poll() is None, "kvcustody serve has ended"
-                time.sleep(0.05)
+                time.sleep(0.2)
 
     def end(self) -> None:
         """End in order."""
@@ -184,7 +185,9 @@ class ControlPlane:
         revision = desks["ada"].propose(document, sign["ada"], note="test", seconds=seconds).revision
         review = desks["grace"].review(revision)
         if review.change.consents:
-            desks["holger"].consent(revision, "reads", sign["holger"])
+            OwnerConsents(self.connect("holger"), "prod", SystemClock()).consent(
+                revision, "reads", sign["holger"]
+            )
         desks["grace"].approve(revision, sign["grace"], cells=review.cells)
         desks["grace"].activate(revision, sign["grace"])
         return revision
@@ -263,4 +266,4 @@ def until(holds: Callable[[], bool], worker: Worker | None = None, seconds: floa
         assert time.monotonic() < deadline, "it never held"
         if worker is not None:
             worker.governor.step()
-        time.sleep(0.01)
+        time.sleep(0.05)

@@ -88,7 +88,8 @@ ROWS = {
     "getRevision": Row("/v1/policies/1", every=POLICY_READERS, ok=409),
     "reviewRevision": Row("/v1/policies/1/review", every=POLICY_READERS, ok=409),
     "getRelease": Row("/v1/policies/release", every=POLICY_STEPPERS, own="tenant-admin", ok=409),
-    "listReleaseRecords": Row("/v1/policies/records", every=POLICY_STEPPERS, own="tenant-admin", ok=409),
+    "listReleaseRecords": Row("/v1/policies/records", every=POLICY_STEPPERS, ok=409),
+    "listConsents": Row("/v1/policies/consents", own="tenant-admin", ok=409),
     "validatePolicy": Row("/v1/policies:validate", every="author approver", body={"source": POLICY}),
     "lintPolicy": Row("/v1/policies:lint", every="author approver", body={"source": POLICY}),
     "testPolicy": Row("/v1/policies:test", every="author approver", body={"source": POLICY, "cases": CASES}),
@@ -202,6 +203,7 @@ def operations(document) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def world(service, client, people, operations) -> World:
+    keys = {who: people[who] for who in [*PEOPLE, *TENANT_PEOPLE]}
     worker = Worker()
     assert register(client, people["worker"], worker).status_code == 200
     generations = {}
@@ -257,7 +259,7 @@ def world(service, client, people, operations) -> World:
     assert [job["state"] for job in jobs] == ["finished"] * 3, jobs
     names["own"]["scan"] = _scanned(client, people, names["of:operator"]["job"])
     methods = {name: operation["method"] for name, operation in operations.items()}
-    return World(client, names, methods, people.keys, [0])
+    return World(client, names, methods, keys, [0])
 
 
 def _scanned(client: Any, people: Any, job: str) -> str:

@@ -24,6 +24,24 @@ _REVISION = {
     "restores": 0,
 }
 
+_CONSENT = {
+    "revision": 4,
+    "manifest": "sha256:…",
+    "author": "alice",
+    "note": "joint evaluation",
+    "opening": "sha256:…",
+    "what": {
+        "id": "labs-reads-acme",
+        "via": "grant",
+        "owner": "acme",
+        "reader": "acme-labs",
+        "classifications": ["public", "internal"],
+        "from": "2026-01-01",
+        "until": "2027-03-31",
+        "content": "",
+    },
+}
+
 
 class PolicySource(Model):
     """A policy document; `revoked` are ids that stay revoked whatever it says."""
@@ -153,14 +171,53 @@ class Revisions(Model):
     next: str | None
 
 
+class Opening(Model):
+    """What a grant or segment opens, in the words that its owner consents to."""
+
+    id: str
+    via: str
+    owner: str
+    reader: str
+    classifications: list[str]
+    from_: Annotated[str, Field(alias="from")]
+    until: str
+    content: str
+
+
+class Consent(Model):
+    """An opening on your tenant's data that waits for its consent; `opening` is the digest that a consent names."""
+
+    model_config = example(_CONSENT)
+
+    revision: Whole
+    manifest: str
+    author: str
+    note: str
+    opening: str
+    what: Opening
+
+
+class Consents(Model):
+    """A page of what waits for your tenant's consent, of the newest revision first."""
+
+    model_config = example({"items": [_CONSENT], "next": None})
+
+    items: list[Consent]
+    next: str | None
+
+
 class Release(Model):
-    """Where the release stands: what the next step builds on. Its `ETag` goes into `If-Match` of an activation."""
+    """Where the release stands: what the next step builds on. Its `ETag` goes into `If-Match` of an activation.
+
+    `last_us` is when its last step was taken (0: none was). Of `revoked` a tenant's own people see what was theirs.
+    """
 
     model_config = example(
         {
             "audience": "example.com/production",
             "steps": 7,
             "head": "sha256:…",
+            "last_us": 1_780_000_000_000_000,
             "active_revision": 3,
             "staged_revision": 0,
             "revoked": [],
@@ -170,6 +227,7 @@ class Release(Model):
     audience: str
     steps: Whole
     head: str
+    last_us: Utc
     active_revision: Whole
     staged_revision: Whole
     revoked: list[str]

@@ -1,0 +1,82 @@
+"""An owner's consents over the API: what waits for them, and the signed step, from nothing but what the owner may see.
+
+O1 What is signed is what was shown: the digest that a consent names is computed here, from the words of the answer.
+O2 A step is signed for the one deployment that the caller named, whatever the control plane says of itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcustody.clock import Clock
+from kvcustody.errors import ServiceError
+from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.release import gates
+from kvcustody.governance.release.consents import consent_body
+from kvcustody.governance.release.record import ReleaseError, Step, make_record
+from kvcustody.policies.bundle_trust import Signer
+
+
+class OwnerConsents:
+    """An owner's part in a release behind a control plane. `audience`: that of the trust configuration."""
+
+    def __init__(self, connection: Connection, audience: str, clock: Clock) -> None:
+        self._connection = connection
+        self._audience = audience
+        self._clock = clock
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """What waits for the own tenant's consent; raises `ReleaseError` where an answer does not fit itself (O1)."""
+        found: list[dict[str, Any]] = []
+        cursor = None
+        while True:
+            page = self._get("/v1/policies/consents", cursor=cursor, limit=1000)
+            found += page["items"]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        for item in found:
+            if item["opening"] != gates.opening_id(item["manifest"], item["what"]):
+                raise ReleaseError(
+                    f"the control plane names another opening than it shows of `{item['what']['id']}`"
+                )
+        return found
+
+    def consent(self, revision: int, source: str, signer: Signer) -> list[dict[str, Any]]:
+        """Consent to what a revision opens through the grant or segment `source`; returns what that is, in words."""
+        openings = [
+            item for item in self.waiting() if (item["revision"], item["what"]["id"]) == (revision, source)
+        ]
+        if not openings:
+            raise ReleaseError(
+                f"nothing that revision `{revision}` opens through `{source}` waits for a consent"
+            )
+        for item in openings:
+            self._send(consent_body(revision, item["manifest"], item["what"]), signer)
+        return [item["what"] for item in openings]
+
+    def _send(self, body: dict[str, Any], signer: Signer) -> None:
+        stands = self._get("/v1/policies/release")
+        if stands["audience"] != self._audience:
+            raise ReleaseError(
+                f"the control plane releases for `{stands['audience']}`, not `{self._audience}`"
+            )
+        record = make_record(
+            signer,
+            Step.CONSENTED,
+            body,
+            number=stands["steps"] + 1,
+            previous=stands["head"],
+            audience=self._audience,
+            at_us=max(self._clock.utc_us(), stands["last_us"]),
+        )
+        try:
+            self._connection.post("/v1/policies:consent", {"record": record.to_bytes().decode()})
+        except ServiceError as error:
+            raise ReleaseError(error.message) from None
+
+    def _get(self, path: str, **query: Any) -> Any:
+        try:
+            return self._connection.get(path, **query)
+        except ServiceError as error:
+            raise ReleaseError(error.message) from None

@@ -1,0 +1,58 @@
+"""What an owner sees of a release: the openings on its own data that wait for its consent, and the step that gives it.
+
+E1 Nothing here shows a document, or what a revision opens on anybody else's data.
+E2 A consent is of one opening by one manifest: its id is the digest of both, which whoever signs computes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kvcustody.governance.release import gates
+from kvcustody.governance.release.state import ReleaseState
+from kvcustody.policies.workbench.change import Opening
+
+
+class Waiting(NamedTuple):
+    """An opening by a proposed revision that its owner has not consented to; `id` is what a consent names."""
+
+    revision: int
+    manifest: str
+    author: str
+    note: str
+    id: str
+    opening: Opening
+
+
+def waiting_for(state: ReleaseState, owner: str) -> Iterator[Waiting]:
+    """What waits for the consent of this tenant, of the newest revision first."""
+    for number in sorted(state.proposals, reverse=True):
+        found = state.proposals[number]
+        if number > state.active_revision and not found.activated:
+            for opening in gates.review(state, found).missing:
+                if opening.owner == owner:
+                    id_ = gates.consent_id(found, opening)
+                    yield Waiting(number, found.manifest.id, found.author, found.note, id_, opening)
+
+
+def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:
+    """What of the revoked was ever a grant, a segment or a sharing group of this tenant."""
+    named: set[str] = set()
+    for proposal in state.proposals.values():
+        policy = proposal.policy
+        for grant in (*policy.grants, *policy.group_grants()):
+            if grant.owner == owner:
+                named |= {grant.id, grant.group or grant.id}
+        named |= {segment.id for segment in policy.segments if segment.owner == owner}
+    return state.revoked & named
+
+
+def consent_body(revision: int, manifest: str, what: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a consent to an opening, as `Opening.data` tells it."""
+    return {
+        "revision": revision,
+        "owner": what["owner"],
+        "opening": gates.opening_id(manifest, what),
+        "what": dict(what),
+    }
