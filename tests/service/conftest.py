@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,13 @@ import pytest
 
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.service.roles import OF_TENANTS, Role
+from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 
 sys.path.insert(
     0, str(Path(__file__).parent)
 )  # the tests are no package; `service_world` is beside this file
-TENANTS = ("acme", "labs")
 
 
 def settings_in(folder: Path, **explicit: Any) -> ServiceSettings:
@@ -67,14 +68,11 @@ class Client:
 
 
 class People:
-    """A principal with a key for each role; tenants' roles for each tenant."""
+    """A principal with a key for each role, tenants' roles for each tenant; enrolled when first asked for."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.keys: dict[str, str] = {}
-        for role in Role:
-            for tenant in TENANTS if role in OF_TENANTS else (None,):
-                self.add(role.value if tenant is None else f"{role}@{tenant}", role, tenant)
 
     def add(self, name: str, role: Role, tenant: str | None = None) -> str:
         self.service.principals.enrol(name, [role], tenant=tenant, by="test")
@@ -82,12 +80,16 @@ class People:
         return self.keys[name]
 
     def __getitem__(self, name: str) -> str:
+        if name not in self.keys:
+            role, _, tenant = name.partition("@")
+            self.add(name, Role(role), tenant or None)
         return self.keys[name]
 
 
 @pytest.fixture
-def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+def make_service(tmp_path: Path, migrated: Path) -> Iterator[Callable[..., Service]]:
     made: list[Service] = []
+    shutil.copy(migrated, tmp_path / "ledger.db")
 
     def make(**explicit: Any) -> Service:
         made.append(open_service(settings_in(tmp_path, **explicit), documents=ConsoleDocuments()))
@@ -99,10 +101,10 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with open_service(
-        settings_in(tmp_path_factory.mktemp("service")), documents=ConsoleDocuments()
-    ) as opened:
+def service(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    shutil.copy(migrated, folder / "ledger.db")
+    with open_service(settings_in(folder), documents=ConsoleDocuments()) as opened:
         yield opened
 
 
@@ -111,27 +113,22 @@ def people(service: Service) -> People:
     return People(service)
 
 
-class Few(People):
-    """As `People`, each enrolled when first asked for: a key costs its hash."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.keys = {}
-
-    def __getitem__(self, name: str) -> str:
-        if name not in self.keys:
-            role, _, tenant = name.partition("@")
-            self.add(name, Role(role), tenant or None)
-        return self.keys[name]
+@pytest.fixture(scope="module")
+def opened_in() -> Iterator[Callable[..., Service]]:
+    """Opens services that live as long as the module: `opened_in(folder, **settings)`."""
+    with ExitStack() as stack:
+        yield lambda folder, **explicit: stack.enter_context(
+            open_service(settings_in(folder, **explicit), documents=ConsoleDocuments())
+        )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make_people() -> Callable[[Service], People]:
-    """People of any service, in those roles that a test asks for."""
-    return Few
+    """People of any service."""
+    return People
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make_client() -> Iterator[Callable[..., Client]]:
     """A client of any service: `make_client(service)`."""
     made: list[Client] = []

@@ -88,29 +88,25 @@ def database() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def opened(database: str, make_service, make_client, make_people) -> Opened:
-    service = make_service(database_url=database)
+@pytest.fixture(scope="module")
+def opened(database: str, tmp_path_factory, opened_in, make_client, make_people) -> Opened:
+    service = opened_in(tmp_path_factory.mktemp("walls"), database_url=database)
     assert service.row_walls
     opened = Opened(service, make_people(service), make_client(service))
-    if service.principals.find("worker") is None:
-        worker, key = Worker(), opened.people["worker"]
-        register(opened.client, key, worker)
-        events = [worker.started(), *worker.request("acme"), *worker.request("labs"), *worker.request("labs")]
-        events += [worker.request("acme")[0], worker.request("labs")[0]]  # these run
-        assert ship(opened.client, key, worker, worker.batch(events)).status_code == 200
-        for tenant in ("acme", "labs"):
-            body = {"tenant": tenant, "subject": "user-1"}
-            opened.client("POST", "/v1/erasures", opened.people["dpo"], json=body)
+    worker, key = Worker(), opened.people["worker"]
+    register(opened.client, key, worker)
+    events = [worker.started(), *worker.request("acme"), *worker.request("labs"), *worker.request("labs")]
+    events += [worker.request("acme")[0], worker.request("labs")[0]]  # these run
+    assert ship(opened.client, key, worker, worker.batch(events)).status_code == 200
+    for tenant in ("acme", "labs"):
+        body = {"tenant": tenant, "subject": "user-1"}
+        opened.client("POST", "/v1/erasures", opened.people["dpo"], json=body)
     return opened
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def viewer(opened: Opened) -> str:
-    name = "viewer"
-    if opened.service.principals.find(name) is None:
-        opened.service.principals.enrol(name, ["tenant-viewer"], tenant="acme", by="test")
-    return opened.service.principals.issue_key(name, days=1, by="test").key
+    return opened.people["tenant-viewer@acme"]
 
 
 def test_answers_are_the_same_with_and_without_the_wall(opened: Opened, viewer: str, monkeypatch) -> None:

@@ -23,7 +23,7 @@ import uvicorn
 from service_world import Worker, register, ship
 
 from kvcustody.governance.api.app import create_api, create_app
-from kvcustody.governance.service.roles import PERMISSIONS, Action, Role
+from kvcustody.governance.service.roles import OF_TENANTS, PERMISSIONS, Action, Role
 
 HOOKS = """
 import schemathesis
@@ -55,10 +55,10 @@ def server(service, people, client) -> Iterator[str]:
 def _who(people: Any, action: str) -> str:
     """Somebody who may do it, one who sees all where there is one; own keys end by one who does nothing else."""
     if action == Action.SELF:
-        return people[Role.KEY_CUSTODIAN]
+        return people[Role.KEY_CUSTODIAN.value]
     able = [role for role in Role if Action(action) in PERMISSIONS[role]]
     best = max(able, key=lambda role: (PERMISSIONS[role][Action(action)].value, role is Role.AUDITOR))
-    return people[best.value if best.value in people.keys else f"{best}@acme"]
+    return people[f"{best}@acme" if best in OF_TENANTS else best.value]
 
 
 # Where data that fits its schema may be refused all the same, and why no schema can say it.

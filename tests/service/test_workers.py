@@ -443,7 +443,7 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
                         acknowledged[made.incarnation].update(range(batch.first, batch.last + 1))
                         waiting.pop(0)
             except ServiceError:
-                time.sleep(0.02)
+                time.sleep(0.1)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in ("w1", "w2")]
     for thread in threads:
