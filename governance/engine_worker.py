@@ -24,6 +24,8 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.engine_port import EngineControl, EnginePort
 from kvcustody.governance.foundation import open_foundation
+from kvcustody.governance.orphans.ledger_scan import recover
+from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.feed import follow
 from kvcustody.governance.settings import Settings
 
@@ -61,6 +63,10 @@ class EngineWorker:
         self._clock = clock
         self._stack = stack
         self._closed = False
+
+    def recover(self) -> Scanned:
+        """On the engine's thread, between steps: a full scan with repair, joined with the ledger where possible."""
+        return recover(self.port.scan_and_recover, self.writer)
 
     def close(self, last: Callable[[ScrubOrder], None] | None = None) -> None:
         """Stop in order; a second time changes nothing.

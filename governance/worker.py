@@ -24,6 +24,8 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.governor import Governor
+from kvcustody.governance.orphans.ledger_scan import recover
+from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.pools import Pools
 from kvcustody.governance.release.feed import follow
 from kvcustody.governance.settings import Settings
@@ -59,6 +61,10 @@ class Worker:
         self.signer = signer  # its status says up to where the ledger is signed
         self._clock = clock
         self._stack = stack
+
+    def recover(self) -> Scanned:
+        """On the owning thread, between steps: a full scan with repair, joined with the ledger where possible."""
+        return recover(self.governor.scan_and_recover, self.writer)
 
     def close(self) -> None:
         """Stop in order (W2); a second time changes nothing."""

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from kvcustody.audit.events import CustodyEnded, Event, ResidencyReleased
 from kvcustody.audit.orphans import Disagreements, LostUnits, disagreements, gap_cause, latest_incarnation
 from kvcustody.audit.recovery import close_dead
 from kvcustody.audit.writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.flat_runs import FlatRuns
-from kvcustody.governance.orphans.books import Held
+from kvcustody.governance.orphans.books import Held, LedgerJoin
 from kvcustody.governance.orphans.finding import Finding, Trouble
+from kvcustody.governance.orphans.scans import Scanned
 
 ENDED_BY_SCAN = "orphan: its end was not recorded"
 _WITHIN_US = 1_000_000
+_log = structlog.get_logger(__name__)
 
 
 class WriterJoin:
@@ -92,6 +96,19 @@ class WriterJoin:
             finding = Finding("ledger gap", "", gap_cause(gap), ())
             made.append(self._trouble(finding, "named in the record", list, "on record"))
         return made
+
+
+def recover(scan: Callable[[LedgerJoin | None], Scanned], writer: object) -> Scanned:
+    """Scan and repair, joined with the writer's ledger where it is this process's own and up to date.
+
+    Behind a control plane nobody here can read the ledger; one that is behind is joined by the next scan.
+    """
+    if isinstance(writer, EventWriter):
+        try:
+            return scan(WriterJoin(writer))
+        except LedgerUnavailable as problem:
+            _log.warning("scanned without the ledger", reason=problem.message)
+    return scan(None)
 
 
 class _End:

@@ -139,11 +139,17 @@ def kvcustody_erase(
     return dict(erased._asdict())
 
 
-def kvcustody_scan(core: Any) -> list[str]:
-    """Findings of the orphan scan against vLLM's own pool; empty when clean."""
+def kvcustody_scan(core: Any, recover: bool = False) -> list[str]:
+    """Findings of the orphan scan against vLLM's own pool; empty when clean.
+
+    With `recover` the ledger is joined, every finding is repaired, and both are on record; the engine stands meanwhile.
+    """
+    side = _side(core)
+    findings = side.recover().findings if recover else side.port.scan()
     return [
         f"{one.orphan}: tenant `{one.tenant}`, {one.cause}, blocks {list(one.blocks)}"
-        for one in _side(core).port.scan()
+        + (f": {one.action}, {one.outcome}" if recover else "")
+        for one in findings
     ]
 
 

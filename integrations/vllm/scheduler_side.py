@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.scrub_queue import ScrubOrder
     from kvcustody.governance.engine_port import EnginePort
+    from kvcustody.governance.orphans.scans import Scanned
     from kvcustody.governance.settings import Settings
     from kvcustody.integrations.vllm.block_events import Publisher
     from kvcustody.integrations.vllm.engine import EngineHandle
@@ -227,16 +228,18 @@ class SchedulerSide:
             self._grown = list(compress(cached.req_ids, cached.new_block_ids))
         order, self._order = self._order, None
         self._is_attended = False
-        return StepOrder(order=order, step=port.fence())
+        return StepOrder(order=order, step=port.fence(now_us))
 
     def _hands_out_zeroes(self, grown: Sequence[Any]) -> bool:
         """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
         journal = self.books.journal
         if not self.books.simple:
             return False
-        handed = [block for placed in journal.placed for block in placed.handed]
-        handed += [block for new in grown if new for block in new[0]]
-        return self.port.pool.are_clean(handed)
+        are_clean = self.port.pool.are_clean
+        for placed in journal.placed:
+            if not are_clean(placed.handed):
+                return False
+        return are_clean([block for new in filter(None, grown) for block in new[0]])
 
     def attend(self) -> None:
         """What need not be done before a step leaves: called when it has left, and when the engine goes idle (S5)."""
@@ -279,6 +282,11 @@ class SchedulerSide:
         """The engine's caches are dropped, as after new weights: nothing computed before may be reached."""
         self._models.reloaded()
         return True
+
+    def recover(self) -> Scanned:
+        """Between steps: a full scan with repair, joined with the ledger where the worker can read it."""
+        worker = self._opened.worker if self._opened is not None else None
+        return self.port.scan_and_recover() if worker is None else worker.recover()
 
     def close(self) -> None:
         """End all custody and close the ledger; the last order runs while the workers still live."""

@@ -105,6 +105,17 @@ def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, 
     assert json.loads(run("scan", "findings", "--json", *ledger)) == []
 
 
+def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) -> None:
+    serve(worker, "ada")
+    assert worker.recover().findings == ()
+    next(iter(worker.governor.managers[0].tree.nodes())).holds += 1
+    assert [one.outcome for one in worker.recover().findings] == ["recovered"]
+    assert worker.recover().findings == () and worker.governor.check() == []
+    worker.writer.flush()
+    found = json.loads(run("scan", "findings", "--json", "--ledger", f"sqlite:///{tmp_path}/ledger.db"))
+    assert [(one["orphan"], one["outcome"]) for one in found] == [("hold without residency", "recovered")]
+
+
 def test_a_malformed_request_is_one_line(tmp_path: Path) -> None:
     run("erasure", "request", "--subject", "ada", "--actor", "dpo", code=2)
     run("erasure", "request", "--tenant", "a", "--label", "region", "--actor", "dpo", code=2)
