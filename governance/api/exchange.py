@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+import orjson
+
 from kvcustody.governance.service.problems import MEDIA_TYPE, ProblemError
 
 Scope = MutableMapping[str, Any]
@@ -52,7 +54,7 @@ class Exchange:
         self.status = 0
         self.body = b""
         self.more: Headers = []
-        self._headers = _once(scope["headers"])
+        self.headers = _once(scope["headers"])
         self._receive = receive
         self._send = send
         self._tls = tls
@@ -60,7 +62,7 @@ class Exchange:
 
     def header(self, name: str) -> str | None:
         """A header of the request; raises `malformed` where it came twice."""
-        values = self._headers.get(name.encode())
+        values = self.headers.get(name.encode())
         if values is None:
             return None
         if len(values) > 1:
@@ -139,7 +141,7 @@ class Exchange:
         given = [value for name, value in start["headers"] if name.lower() == b"etag"]
         tag = given[0] if given else b'"' + hashlib.blake2b(body, digest_size=16).hexdigest().encode() + b'"'
         headers = [(name, value) for name, value in start["headers"] if name.lower() != b"etag"]
-        known = self._headers.get(b"if-none-match", [])
+        known = self.headers.get(b"if-none-match", [])
         if tag in [item.strip().removeprefix(b"W/") for value in known for item in value.split(b",")]:
             start["status"] = 304
             headers = [
@@ -161,6 +163,21 @@ def problem_answer(problem: ProblemError) -> tuple[int, Headers, bytes]:
     """A problem as status, headers and body."""
     extra = [(name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()]
     return problem.type.status, [(b"content-type", MEDIA_TYPE.encode()), *extra], problem.body()
+
+
+def packed(status: int, headers: Headers, body: bytes) -> bytes:
+    """A whole answer as bytes to be kept; `unpacked` reads them."""
+    head = [status, [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]]
+    text = orjson.dumps(head)
+    return len(text).to_bytes(4, "little") + text + body
+
+
+def unpacked(data: bytes) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of a kept answer, without the length that `Exchange.answer` adds."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    status, headers = orjson.loads(data[4:end])
+    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    return status, [pair for pair in pairs if pair[0].lower() != b"content-length"], data[end:]
 
 
 def _once(headers: Headers) -> Mapping[bytes, list[bytes]]:

@@ -10,11 +10,10 @@ G5 An error inside is one problem without details; the log has them, without sec
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import anyio
-import orjson
 import structlog
 from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,7 +28,9 @@ from kvcustody.governance.api.exchange import (
     Receive,
     Scope,
     Send,
+    packed,
     problem_answer,
+    unpacked,
 )
 from kvcustody.governance.api.operation import Operation, Operations
 from kvcustody.governance.api.pages_port import Pages, form_token, is_page
@@ -40,6 +41,9 @@ from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action
 from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 _log = structlog.get_logger("kvcustody.access")
 _KEY_CHARACTERS_MAX = 200
@@ -73,15 +77,22 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, tls=self._service.settings.tls))
+            exchange = Exchange(scope, receive, send, tls=self._service.settings.tls)
+            operation = self._operations.find(exchange.method, exchange.path)
+            if self._service.tracing is None:
+                await self._http(exchange, operation, None)
+            else:
+                name = operation.name if operation is not None else "none"
+                with self._service.tracing.request(exchange.headers, name) as span:
+                    await self._http(exchange, operation, span)
         else:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _http(self, exchange: Exchange) -> None:
+    async def _http(self, exchange: Exchange, operation: Operation | None, span: Span | None) -> None:
         started = time.perf_counter()
         self._running += 1
-        operation, caller = self._operations.find(exchange.method, exchange.path), None
+        caller = None
         try:
             if self._running > self._service.settings.running_requests_max:
                 raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
@@ -105,7 +116,7 @@ class Gate:
             await exchange.refuse(ProblemError("internal"))
         finally:
             self._running -= 1
-            self._note(exchange, operation, caller, time.perf_counter() - started)
+            self._note(exchange, operation, caller, time.perf_counter() - started, span)
 
     async def _authenticate(self, exchange: Exchange) -> Caller:
         authorization = exchange.header("authorization")
@@ -192,7 +203,7 @@ class Gate:
         answers = self._service.answers
         claim = await run_sync(answers.claim, caller.name, key, request, limiter=self._threads)
         if isinstance(claim, bytes):
-            status, headers, body = _unpack(claim)
+            status, headers, body = unpacked(claim)
             await exchange.answer(status, [*headers, (b"idempotency-replayed", b"true")], body)
             return
         await self._first(exchange, claim)
@@ -214,7 +225,7 @@ class Gate:
             if status >= 500:
                 raise _FailedError
             with anyio.CancelScope(shield=True):
-                await run_sync(answers.settle, claim, _pack(status, headers, body), limiter=self._threads)
+                await run_sync(answers.settle, claim, packed(status, headers, body), limiter=self._threads)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await run_sync(answers.give_up, claim, limiter=self._threads)
@@ -226,15 +237,26 @@ class Gate:
     # -- the access log -------------------------------------------------------------------------------------
 
     def _note(
-        self, exchange: Exchange, operation: Operation | None, caller: Caller | None, seconds: float
+        self,
+        exchange: Exchange,
+        operation: Operation | None,
+        caller: Caller | None,
+        seconds: float,
+        span: Span | None,
     ) -> None:
         name = operation.name if operation is not None else "none"
         count = self._service.measuring.requests.setdefault((name, exchange.status), [0, 0.0])
         count[0] += 1
         count[1] += seconds
+        tracing, more = self._service.tracing, {}
+        if tracing is not None and span is not None:
+            more["trace_id"] = tracing.tell(
+                span, caller, method=exchange.method, status=exchange.status, request_id=exchange.request_id
+            )
         _log.info(
             "request",
             request_id=exchange.request_id,
+            **more,
             operation=name,
             method=exchange.method,
             status=exchange.status,
@@ -269,16 +291,3 @@ def _storable(tenant: str) -> str:
 
 class _FailedError(Exception):
     """The first run failed on our side."""
-
-
-def _pack(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
-    head = [status, [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]]
-    text = orjson.dumps(head)
-    return len(text).to_bytes(4, "little") + text + body
-
-
-def _unpack(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    end = 4 + int.from_bytes(data[:4], "little")
-    status, headers = orjson.loads(data[4:end])
-    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-    return status, [pair for pair in pairs if pair[0].lower() != b"content-length"], data[end:]

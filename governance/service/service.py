@@ -44,6 +44,7 @@ from kvcustody.governance.service.secret import open_secret
 from kvcustody.governance.service.sessions import Sessions
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.sinks import Sinks
+from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.governance.service.turns import take_turns
 from kvcustody.governance.service.web_token import WebTokens
 from kvcustody.migrations.upgrade import upgrade
@@ -100,6 +101,7 @@ class Service:
         failures = Rates(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         tokens = WebTokens(settings.issuers, clock)
         self.authenticator = Authenticator(self.principals, tokens, self.sessions, failures)
+        self.tracing = open_tracing(settings, stack)
         self.rates = Rates(settings.requests_per_second, settings.requests_burst)
         self.cursors = Cursors(self.secret)
         self.answers = Answers(

@@ -156,6 +156,12 @@ class ServiceSettings(BaseSettings):
     tenant_labels_max: int = Field(
         100, ge=0, le=10_000, description="Most tenants with metrics of their own; the rest are added up."
     )
+    tracing: Literal["off", "otlp"] = Field(
+        "off",
+        description="Spans of requests: `otlp` sends them where `OTEL_EXPORTER_OTLP_ENDPOINT` says "
+        "(needs `kvcustody[otel]`).",
+    )
+    tracing_tenants: bool = Field(False, description="Whether spans name the tenant of their caller.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
 
