@@ -17,8 +17,10 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with running(tmp_path_factory.mktemp("console")) as opened:
+def world(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("console")
+    shutil.copy(migrated, folder / "ledger.db")
+    with running(folder) as opened:
         yield opened
 
 

@@ -69,8 +69,9 @@ class Keys(dict[str, str]):
 class World:
     """An open service, its address, a key for each person, and signing keys for those who sign."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database_url: str | None = None) -> None:
         self.folder = folder
+        self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.url = f"http://{self.address}"
@@ -88,7 +89,7 @@ class World:
         trust = self.folder / "trust.toml"
         trust.write_text(write_trust("test", listed))
         return ServiceSettings(
-            database_url=f"sqlite:///{self.folder}/ledger.db",
+            database_url=self.database_url,
             state_path=self.folder / "state",
             listen=self.address,
             signing_key_path=self.folder / "signing.key",
@@ -242,9 +243,9 @@ class FakeWorker:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[World]:
-    """A world that answers at its address."""
-    world = World(folder)
+def running(folder: Path, database_url: str | None = None) -> Iterator[World]:
+    """A world that answers at its address; without `database_url` on a SQLite file."""
+    world = World(folder, database_url)
     ready = threading.Event()
     app = create_app(world.service, pages=Console(world.service))
     thread = threading.Thread(target=serve, args=(world.service,), kwargs={"app": app, "ready": ready.set})

