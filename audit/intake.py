@@ -52,6 +52,7 @@ class Intake:
         self.sequence = 0  # the last one given
         self.wake = threading.Event()
         self.idle = False  # the writer sleeps until `wake` is set
+        self.hurry = False  # somebody waits for all that is queued
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -194,6 +194,7 @@ class EventWriter:
     def flush(self, timeout_seconds: float = 30.0) -> bool:
         """Wait until everything submitted before is durable (or refused); False when time ran out."""
         target = self._intake.sequence
+        self._intake.hurry = True
         self._intake.wake.set()
         return self._mark.reached(target, timeout_seconds)
 
@@ -246,8 +247,9 @@ class EventWriter:
                 intake.wake.wait(max(0.001, until - time.monotonic()))
             intake.idle = False
         intake.wake.clear()
-        if not (self._stopping or intake.awaited or len(intake) >= self._settings.batch):
+        if not (self._stopping or intake.awaited or intake.hurry or len(intake) >= self._settings.batch):
             intake.wake.wait(self._settings.interval_seconds)
+        intake.hurry = False
 
     def _cycle(self) -> None:
         self._intake.flush_counts(now=self._stopping)

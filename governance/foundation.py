@@ -109,7 +109,9 @@ def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
         worker=settings.worker_name,
         clock=clock,
         spill_directory=settings.spill_path,
-        settings=WriterSettings(spill_bytes=int(settings.spill_bytes_max)),
+        settings=WriterSettings(
+            interval_seconds=settings.ledger_batch_ms / 1000, spill_bytes=int(settings.spill_bytes_max)
+        ),
         subject_keys=None if url is None else SubjectKeys.open(url),
     )
 

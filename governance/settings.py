@@ -116,6 +116,13 @@ class Settings(BaseSettings):
     spill_bytes_max: ByteSize = Field(
         ByteSize(256 << 20), description="Size at which the spill is full and admission stops."
     )
+    ledger_batch_ms: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="Milliseconds that events wait for others, to be committed with them. What must be on record "
+        "before it happens never waits.",
+    )
     root_key_source: Literal["file", "environment", "generated"] = Field(
         "generated",
         description="Where the root key comes from: an existing file, the variable `KVCUSTODY_ROOT_KEY` "

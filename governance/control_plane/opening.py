@@ -57,7 +57,9 @@ def open_remote_ledger(settings: Settings, connection: Connection, clock: Clock)
             worker=settings.worker_name,
             clock=clock,
             spill_directory=_spill(settings),
-            settings=WriterSettings(spill_bytes=int(settings.spill_bytes_max)),
+            settings=WriterSettings(
+                interval_seconds=settings.ledger_batch_ms / 1000, spill_bytes=int(settings.spill_bytes_max)
+            ),
             may_be_away=signed,
         )
     except ServiceError as error:

@@ -136,6 +136,7 @@ class RemoteLedger:
     def flush(self, timeout_seconds: float = 30.0) -> bool:
         """Wait until everything submitted before is durable (or refused); False when time ran out."""
         target = self._intake.sequence
+        self._intake.hurry = True
         self._intake.wake.set()
         return self._mark.reached(target, timeout_seconds)
 
@@ -183,8 +184,9 @@ class RemoteLedger:
                 intake.wake.wait(max(0.001, min(due) - time.monotonic()))
             intake.idle = False
         intake.wake.clear()
-        if not (ending or intake.awaited or len(intake) >= self._settings.batch):
+        if not (ending or intake.awaited or intake.hurry or len(intake) >= self._settings.batch):
             intake.wake.wait(self._settings.interval_seconds)
+        intake.hurry = False
 
     def _cycle(self) -> None:
         self._intake.flush_counts(now=self._stop_at < float("inf"))

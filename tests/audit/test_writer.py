@@ -159,6 +159,17 @@ def test_a_deadline_in_the_queue_withdraws_the_event(store: Engine, make_writer:
         assert connection.scalars(select(outages.c.kind)).all() == ["withdrawn"]
 
 
+def test_nobody_waits_for_a_batch_to_form(store: Engine, make_writer: Any) -> None:
+    """However long events may wait for others, a class A event and a flush take them along at once."""
+    writer = make_writer(store, settings=WriterSettings(interval_seconds=600.0))
+    for number in range(1, 11):
+        writer.submit([opened(number)])
+        assert writer.flush(20.0)
+        last = writer.submit([opened(100 + number)])
+        assert writer.submit_durable(key_event()) > last
+        assert writer.durable_sequence > last
+
+
 def test_an_outage_spills_and_replays_exactly_once(
     any_store: Engine, make_writer: Any, lock: Any, tmp_path: Path
 ) -> None:
