@@ -24,6 +24,7 @@ from kvcustody.errors import IsolationError
 _CLEAN = bytes([CLEAN])
 _FREE = bytes([CLEAN, DIRTY, FENCED])
 _HELD = bytes([ACTIVE, CACHED])
+_least = np.minimum.reduce
 
 
 class ForeignPool(ForeignHolds):
@@ -102,10 +103,22 @@ class ForeignPool(ForeignHolds):
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
         """How many leading blocks may be attached now: in the expected domain, indexed, held, before their ceiling."""
+        if self._are_held(blocks, expected, now_us):
+            return len(blocks)
         fine = (self.tag[blocks] == expected) & self.indexed[blocks] & (self.ceiling_us[blocks] > now_us)
         cached = (self.state[blocks] == CACHED) & (self.hold_until_us[blocks] > now_us)
         fine &= cached | (self.refs[blocks] > 0)
         return len(blocks) if fine.all() else int(fine.argmin())
+
+    def _are_held(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> bool:
+        """All of these may be attached, by holds that last: the common answer, for half the work."""
+        return bool(
+            _least(self.hold_until_us.take(blocks)) > now_us
+            and _least(self.ceiling_us.take(blocks)) > now_us
+            and b"\0" not in self.indexed.take(blocks).tobytes()
+            and not self.state.take(blocks).tobytes().strip(_HELD)
+            and (self.tag.take(blocks) == expected).all()
+        )
 
     def are_clean(self, blocks: Sequence[int]) -> bool:
         """Every byte of these is zero and nobody uses them. There are few in a step: no array is worth its making."""

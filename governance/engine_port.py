@@ -120,9 +120,9 @@ class EnginePort(PortMoves):
         self._drain(now_us)
         return order
 
-    def fence(self) -> int:
+    def fence(self, at_us: int | None = None) -> int:
         """A device step is in flight; what ends inside it is scrubbed after it. Returns its id for `retire`."""
-        return self.pool.fences.open(self._clock.now_us())
+        return self.pool.fences.open(self._clock.now_us() if at_us is None else at_us)
 
     def retire(self, fence: int) -> None:
         """The device step has retired; a second time changes nothing."""

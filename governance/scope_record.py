@@ -29,10 +29,9 @@ _FLAGS = {
 }
 _CHARACTERS_MAX = 8_192  # seven texts of 128 characters of four bytes each stay below
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
-_ALL = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-_LAST = (_ALL, "", _ALL[::16], _ALL[::4])  # by length modulo 4: a last character without stray bits
-_TO_BASE64 = str.maketrans("-_", "+/")
+_ALL = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+_LAST = (_ALL, b"", _ALL[::16], _ALL[::4])  # by length modulo 4: a last character without stray bits
+_TO_BASE64 = bytes.maketrans(b"-_", b"+/")
 _FROM_BASE64 = bytes.maketrans(b"+/", b"-_")
 
 
@@ -96,8 +95,9 @@ def encoded(data: bytes) -> str:
 
 def decoded(text: object) -> bytes | None:
     """The bytes of canonical base64url, else `None`: no padding, no other characters, no stray bits."""
-    if type(text) is not str or len(text) > _CHARACTERS_MAX or _BASE64URL.fullmatch(text) is None:
+    if type(text) is not str or not 0 < len(text) <= _CHARACTERS_MAX or not text.isascii():
         return None
-    if text[-1] not in _LAST[len(text) % 4]:
+    data = text.encode("ascii")
+    if data.translate(None, _ALL) or data[-1] not in _LAST[len(data) % 4]:
         return None
-    return binascii.a2b_base64(text.translate(_TO_BASE64) + "=" * (-len(text) % 4))
+    return binascii.a2b_base64(data.translate(_TO_BASE64) + b"=" * (-len(data) % 4))
