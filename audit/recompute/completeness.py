@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.recompute.history import Covered, End, History, Life, Proof, Use
-from kvcustody.audit.recompute.spans import segments
+from kvcustody.audit.recompute.history import End, History, LetGo, Life, Proof, Use
 
 
 class Unaccounted(NamedTuple):
@@ -33,21 +32,19 @@ def unaccounted(history: History) -> Unaccounted:
 
 
 def _of(life: Life) -> Unaccounted:
-    named = {span.fact.residency for span in life.spans if not isinstance(span.fact, (Covered, End, Proof))}
+    named = {span.fact.residency for span in life.spans if type(span.fact) in (Use, LetGo)}
     named |= set(life.released)
     generations = receipts = 0
     pool, reached = -1, life.generation
-    for segment in segments(life.spans):
+    for segment in life.segments:
         if segment.pool != pool:
             pool, reached = segment.pool, life.generation
-        facts = [span.fact for span in segment.spans]
         size = segment.end - segment.first
-        generations += max(0, segment.first - reached - 1)
-        if not any(isinstance(fact, Use) and fact.written for fact in facts):
+        if segment.first > reached + 1:
+            generations += segment.first - reached - 1
+        if not any(span.fact.written for span in segment.of(Use)):
             generations += size
-        if any(isinstance(fact, Proof) for fact in facts) and not any(
-            isinstance(fact, End) for fact in facts
-        ):
+        if segment.of(Proof) and not segment.of(End):
             receipts += size
         reached = max(reached, segment.end - 1)
     return Unaccounted(len(named - set(life.people)), generations, receipts)

@@ -8,11 +8,12 @@ H2 Of two ends of one custody the first counts: an incarnation's own before its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import orjson
 
-from kvcustody.audit.recompute.spans import Span, spans_of
+from kvcustody.audit.recompute.spans import Segment, Span, segments, spans_of
 from kvcustody.errors import LedgerError
 
 OPEN = 1 << 62  # the release of a residency that was never released
@@ -68,7 +69,7 @@ class Proof(NamedTuple):
     shard: int
     started: int
     ended: int
-    level: str
+    level: int  # its place in LEVELS
     good: bool
     bytes_each: int
 
@@ -109,11 +110,15 @@ class Life:
         self.generation = 0  # where its counter started
         self.people: dict[int, Person] = {}
         self.released: dict[int, tuple[int, int]] = {}
-        self.left: dict[
-            int, tuple[int, str]
-        ] = {}  # where it stands among its process's leaves, and the tenant
+        # Of a release: where it stands among its process's leaves, and the tenant.
+        self.left: dict[int, tuple[int, str]] = {}
         self.narrowings: dict[int, Narrowing] = {}  # by where they stand
         self.spans: list[Span] = []
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """The spans cut into segments, once everything was read."""
+        return list(segments(self.spans))
 
 
 class History:
@@ -141,12 +146,11 @@ def read_history(leaves: Iterable[bytes]) -> History:
     for data in leaves:
         try:
             body = orjson.loads(data)
-            kind = body["kind"]
-            _account(history, body, kind)
+            life = _account(history, body)
             if "of_incarnation" in body and body["of_incarnation"] != body["incarnation"]:
                 later.append(body)  # needs the other's clock, which may not have been read yet
-            elif kind in _READERS:
-                _READERS[kind](history.life(body["incarnation"]), body, 0)
+            elif reader := _READERS.get(body["kind"]):
+                reader(life, body, 0)
         except (ValueError, KeyError, TypeError) as problem:
             raise LedgerError(f"a leaf cannot be read: {problem!r}") from problem
     for body in later:
@@ -157,10 +161,12 @@ def read_history(leaves: Iterable[bytes]) -> History:
     return history
 
 
-def _account(history: History, body: dict[str, Any], kind: str) -> None:
-    at_us = int(body["at_us"])
+def _account(history: History, body: dict[str, Any]) -> Life:
+    """What every leaf is counted for; returns the incarnation that wrote it."""
+    at_us, kind = int(body["at_us"]), body["kind"]
     history.leaves += 1
-    history.last_us = max(history.last_us, at_us)
+    if at_us > history.last_us:
+        history.last_us = at_us
     history.kinds[kind] = history.kinds.get(kind, 0) + 1
     life = history.life(body["incarnation"])
     life.offset_us = at_us - int(body["boot_us"])  # the same in every leaf of an incarnation
@@ -175,6 +181,7 @@ def _account(history: History, body: dict[str, Any], kind: str) -> None:
         if life.founded is None or order > life.founded:
             life.founded, life.shards = order, int(body["shards"] or 0)
             life.generation = int(body.get("generation") or 0)
+    return life
 
 
 def _order(body: dict[str, Any]) -> tuple[int, int]:
@@ -192,8 +199,10 @@ def _opened(life: Life, body: dict[str, Any], shift: int) -> None:
             body.get("model", ""),
             begun,
         )
-    life.spans += spans_of(body["runs"], Use(residency, begun, False, None, 0))
-    life.spans += spans_of(body.get("written", ()), Use(residency, begun, True, None, 0))
+    if body["runs"]:
+        life.spans += spans_of(body["runs"], Use(residency, begun, False, None, 0))
+    if body.get("written"):
+        life.spans += spans_of(body["written"], Use(residency, begun, True, None, 0))
 
 
 def _attached(life: Life, body: dict[str, Any], shift: int) -> None:
@@ -209,7 +218,8 @@ def _released(life: Life, body: dict[str, Any], shift: int) -> None:
         if body["incarnation"] == life.uuid:
             was = life.left.get(residency, (0, ""))
             life.left[residency] = max(was, (int(body["sequence"]), body["tenant"]))
-    life.spans += spans_of(body["runs"], Use(residency, 0, True, at, hold))
+    if body["runs"]:
+        life.spans += spans_of(body["runs"], Use(residency, 0, True, at, hold))
 
 
 def _let_go(life: Life, body: dict[str, Any], shift: int) -> None:
@@ -249,12 +259,13 @@ def _receipt(life: Life, body: dict[str, Any], shift: int) -> None:
     blocks = int(body["blocks"])
     here = sum(sum(item[2]) if item[2] else len(item[1]) for item in body["runs"])
     bytes_here = int(body["bytes"]) * here // blocks if blocks else 0
+    level = LEVELS.index(body["level"]) if body["level"] in LEVELS else -1
     proof = Proof(
         int(body["shard"]),
         int(body["started_boot_us"]),
         int(body["ended_boot_us"]),
-        body["level"],
-        body["result"] == "ok" and body["level"] in LEVELS,
+        level,
+        body["result"] == "ok" and level >= 0,
         bytes_here // max(1, here),
     )
     life.spans += spans_of(body["runs"], proof)

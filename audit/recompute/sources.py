@@ -21,7 +21,7 @@ def leaves_in_database(connection: Connection, as_of: AsOf | None = None) -> Ite
     """Every leaf of the ledger, or of a state of it, log by log."""
     query = select(events.c.leaf).where(is_in(as_of, events)).order_by(events.c.log, events.c.idx)
     rows = connection.execution_options(yield_per=10_000).execute(query)
-    return (bytes(leaf) for leaf in rows.scalars())
+    return map(bytes, rows.scalars())
 
 
 def leaves_in_export(folder: Path) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ throughout, so that one look is enough for every custody in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,17 +17,13 @@ from kvcustody.errors import LedgerError
 
 
 class Span(NamedTuple):
-    """Blocks at consecutive generations from `first` on, and the leaf that says something about them."""
+    """Blocks at the generations from `first` up to and without `end`, and the leaf that says something about them."""
 
     pool: int
     first: int
+    end: int
     blocks: Sequence[int]
     fact: Any
-
-    @property
-    def end(self) -> int:
-        """The generation after the last."""
-        return self.first + len(self.blocks)
 
     def at(self, generation: int) -> int:
         """The block that has this generation here."""
@@ -37,17 +34,42 @@ class Span(NamedTuple):
         return self.blocks[first - self.first : end - self.first]
 
 
-class Segment(NamedTuple):
-    """Generations from `first` up to and without `end`, and the spans that cover all of them."""
+class Segment:
+    """Generations from `first` up to and without `end`, and the spans that cover all of them, by what they say."""
 
-    pool: int
-    first: int
-    end: int
-    spans: Sequence[Span]
+    __slots__ = ("end", "first", "kinds", "pool", "spans")
+
+    def __init__(self, pool: int, first: int, end: int, spans: Sequence[Span]) -> None:
+        self.pool = pool
+        self.first = first
+        self.end = end
+        self.spans = spans
+        self.kinds: dict[type, list[Span]] = {}
+        for span in spans:
+            self.kinds.setdefault(type(span.fact), []).append(span)
+
+    def of(self, kind: type) -> Sequence[Span]:
+        """Its spans of leaves that say this kind of thing."""
+        return self.kinds.get(kind, ())
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all spans name the same blocks throughout."""
+        lead = self.spans[0]
+        for span in self.spans:
+            if span.first != lead.first or span.blocks != lead.blocks:
+                break
+        else:
+            return True  # the rule: leaves about one custody list it alike
+        first = lead.part(self.first, self.end)
+        if all(isinstance(span.blocks, range) for span in self.spans):
+            return all(span.part(self.first, self.end) == first for span in self.spans)
+        return all(list(span.part(self.first, self.end)) == list(first) for span in self.spans)
 
 
-def spans_of(items: Sequence[Sequence[Any]], fact: Any) -> Iterator[Span]:
+def spans_of(items: Sequence[Sequence[Any]], fact: Any) -> list[Span]:
     """The spans of one run list of a leaf; raises `LedgerError` where it is malformed."""
+    made: list[Span] = []
     try:
         for item in items:
             first = int(item[0])
@@ -55,43 +77,45 @@ def spans_of(items: Sequence[Sequence[Any]], fact: Any) -> Iterator[Span]:
                 continue
             pool = int(item[3]) if len(item) > 3 else 0
             blocks = _blocks(item[1], item[2])
-            if first < 0 or pool < 0 or not blocks or min(blocks) < 0:
+            if first < 0 or pool < 0 or not blocks or _lowest(blocks) < 0:
                 raise ValueError("a negative number, or no block")
-            yield Span(pool, first, blocks, fact)
+            made.append(Span(pool, first, first + len(blocks), blocks, fact))
     except (ValueError, TypeError, IndexError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from None
+    return made
 
 
 def _blocks(deltas: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
-    if len(deltas) == 2 and counts and deltas[1] == 1 and counts[0] == 1:  # the rule: blocks in a row
+    if not counts:
+        return list(accumulate(deltas))
+    if len(deltas) == 2 and deltas[1] == 1 and counts[0] == 1:  # the rule: blocks in a row
         return range(deltas[0], deltas[0] + 1 + counts[1])
-    if len(deltas) == 1 and counts and deltas[0] == 1:
+    if len(deltas) == 1 and deltas[0] == 1:
         return range(1, 1 + counts[0])
-    if counts and len(counts) != len(deltas):
+    if len(counts) != len(deltas):
         raise ValueError("counts do not match deltas")
-    blocks: list[int] = []
-    here = 0
-    for place, delta in enumerate(deltas):
-        for _ in range(counts[place] if counts else 1):
-            here += delta
-            blocks.append(here)
-    return blocks
+    return list(accumulate(chain.from_iterable(map(repeat, deltas, counts))))
+
+
+def _lowest(blocks: Sequence[int]) -> int:
+    return blocks[0] if isinstance(blocks, range) else min(blocks)
 
 
 def segments(spans: Sequence[Span]) -> Iterator[Segment]:
     """Every segment that at least one span covers, by pool and generation."""
     begin = sorted(spans, key=attrgetter("pool", "first"))
+    count, end_of = len(begin), attrgetter("end")
     here: list[Span] = []
     at, reached, pool = 0, 0, -1
-    while at < len(begin) or here:
+    while at < count or here:
         if not here:
             pool, reached = begin[at].pool, begin[at].first
-        while at < len(begin) and begin[at].pool == pool and begin[at].first == reached:
+        while at < count and begin[at].first == reached and begin[at].pool == pool:
             here.append(begin[at])
             at += 1
-        upto = min(span.first + len(span.blocks) for span in here)
-        if at < len(begin) and begin[at].pool == pool:
+        upto = min(map(end_of, here))
+        if at < count and begin[at].pool == pool:
             upto = min(upto, begin[at].first)
         yield Segment(pool, reached, upto, here)
-        here = [span for span in here if span.first + len(span.blocks) > upto]
+        here = [span for span in here if span.end > upto]
         reached = upto
