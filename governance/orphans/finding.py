@@ -1,8 +1,8 @@
 """A finding: custody that two sources disagree about, and what repairs it.
 
 F1  A finding is a disagreement between two sources that are counted apart; a scan changes nothing until it is told to.
-F2  Every finding of the twelve classes has a repair. What cannot be explained is ended, never kept; what a fence holds
-    is contained until the fence retires.
+F2  Every finding is of one of the twelve classes and has a repair; blocks that failed to verify are listed beside them.
+    What cannot be explained is ended, never kept; what a fence holds is contained until the fence retires.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ CLASSES = (
     "tier object without index",
     "index without tier object",
 )
+FAILED_VERIFICATION = "failed verification"
+"""Listed beside the twelve, as all that is QUARANTINED is: no two sources disagree about it, and nothing repairs it.
+
+Its blocks did not become zero; they stay out of use until the pool is torn down.
+"""
 DRIFT = ("reference without sequence", "hold without residency", "lost finish", "ledger gap")
 """Classes whose blocks are in custody and accounted for by no request, chain or leaf."""
 
@@ -86,6 +91,7 @@ class Found:
         residency: int = 0,
     ) -> Trouble:
         """`since_us`: since when at least, on the boot-time clock; 0 where that is not known."""
+        assert orphan in CLASSES or orphan == FAILED_VERIFICATION, orphan
         age_us = max(0, self.now_us - since_us) if since_us else 0
         listed = tuple(blocks.tolist())
         return Trouble(Finding(orphan, tenant, cause, listed, age_us, residency, self.pool), repair)

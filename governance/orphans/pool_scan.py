@@ -13,7 +13,7 @@ from kvcustody.allocator.node import Node
 from kvcustody.allocator.residency import Residency
 from kvcustody.allocator.sequence import Sequence as Running
 from kvcustody.governance.orphans.census import Census
-from kvcustody.governance.orphans.finding import NONE, Found, Trouble
+from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, Found, Trouble
 from kvcustody.governance.orphans.index_scan import index_troubles
 from kvcustody.governance.orphans.lost_blocks import lost_blocks
 
@@ -164,12 +164,14 @@ class PoolScan:
                         since_us=custody.ended_us,
                     )
                 )
-        stuck = sum(len(trouble.finding.blocks) for trouble in made)
-        unverified = int(np.count_nonzero(self.manager.pool.state == QUARANTINED)) - stuck
-        if unverified > 0:
-            cause = f"{unverified} blocks did not verify after a scrub"
+        unverified = self.manager.pool.state == QUARANTINED
+        for trouble in made:
+            unverified[list(trouble.finding.blocks)] = False
+        if unverified.any():
+            cause = "blocks did not verify after a scrub"
             contained = "quarantined until teardown", "contained"
-            made.append(self._found("failed verification", "", cause, NONE, lambda: contained))
+            failed = np.flatnonzero(unverified)
+            made.append(self._found(FAILED_VERIFICATION, "", cause, failed, lambda: contained))
         return made
 
 

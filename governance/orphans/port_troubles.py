@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.block import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.allocator.foreign_mend import drop_ended, set_holds, set_refs, stale_generations
 from kvcustody.allocator.foreign_residency import ForeignResidency
-from kvcustody.governance.orphans.finding import NONE, Found, Repair, Trouble
+from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, Found, Repair, Trouble
 from kvcustody.governance.plan import DomainLabel
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class PortTroubles:
         if len(failed):
             done = "withheld until teardown", "contained"
             cause = "blocks did not verify after a scrub"
-            made.append(self._found("failed verification", "", cause, failed, lambda: done))
+            made.append(self._found(FAILED_VERIFICATION, "", cause, failed, lambda: done))
         stuck = pool.fences.stuck_before(pool.fence_bound_us, self._now_us) if len(pool.fences) else 0
         if stuck:
             waits = "scrubs wait until it retires", "contained"

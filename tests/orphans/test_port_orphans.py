@@ -17,6 +17,7 @@ from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, Residen
 from kvcustody.audit.queries import findings
 from kvcustody.audit.schema import incarnations, workers
 from kvcustody.audit.store import WRITE
+from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
 from kvcustody.governance.orphans.ledger_scan import WriterJoin
 
 Planted = Counter[str]
@@ -216,3 +217,15 @@ def test_positive_control_what_is_planted_stays_without_recovery(field: Field, n
     PLANTS[name](field)
     first = [one.orphan for one in field.world.port.scan()]
     assert first and [one.orphan for one in field.world.port.scan()] == first
+
+
+def test_blocks_that_did_not_become_zero_are_listed_beside_the_twelve(field: Field) -> None:
+    world, number = field.world, field.running()[0]
+    block = int(world.requests[number].table[-1])  # not whole, so it ends with its request
+    world.memory.stuck.add((1, block))
+    world.end(number)
+    field.drain()
+    for _ in range(2):  # nothing repairs them
+        (found,) = world.port.scan_and_recover(field.join).findings
+        assert found.orphan == FAILED_VERIFICATION and found.orphan not in CLASSES
+        assert found.blocks == (block,) and found.outcome == "contained"
