@@ -18,10 +18,13 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.checkpoint import open_checkpoint, parse_checkpoint
+from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.fsck_log import LogCheck, Problem, as_bytes, check_nodes
+from kvcustody.audit.key_chain import follow, handed_over, handover_leaves
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.merkle import EMPTY, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.note import NoteError, VerifierKey, parse_note
+from kvcustody.audit.rotation import KeyPeriod, check_period
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, root_log, signed_checkpoints
 
@@ -73,7 +76,8 @@ def fsck(
 ) -> FsckReport:
     """Check a whole ledger, reading through one connection.
 
-    `keys`: the log's public keys; with them every stored note has to verify. `kept`: notes that the reader kept
+    `keys`: public keys of the log; by them, and those that they handed over to on record, every stored note has to
+    verify. `kept`: notes that the reader kept
     elsewhere; each has to be a checkpoint of this ledger. `progress(log, done, total)` counts leaves.
     """
     report = FsckReport()
@@ -162,6 +166,7 @@ def _check_notes(
     keys: Sequence[VerifierKey],
     kept: Sequence[bytes],
 ) -> None:
+    periods = _signers(connection, report, heads, keys)
     table = signed_checkpoints
     stored = connection.execute(select(table.c.size, table.c.note).order_by(table.c.size)).all()
     report.signed = len(stored)
@@ -171,7 +176,7 @@ def _check_notes(
         try:
             head = parse_checkpoint(parse_note(note).text).head
             if keys:
-                open_checkpoint(note, keys)
+                check_period(open_checkpoint(note, [period.key for period in periods]), periods)
                 report.verified += 1
         except NoteError as problem:
             report.problems.append(Problem(_ROOT_NAME, None, None, "", f"{what}: {problem.message}"))
@@ -194,6 +199,23 @@ def _check_notes(
                     f"{what} is of another ledger, or of one that was rewritten since",
                 )
             )
+
+
+def _signers(
+    connection: Connection, report: FsckReport, heads: dict[int, bytes], keys: Sequence[VerifierKey]
+) -> tuple[KeyPeriod, ...]:
+    """The reader's keys and those that they handed over to on record, each handover over a tree of this ledger."""
+    try:
+        leaves = handover_leaves(connection)
+        for idx, leaf in leaves:
+            head = handed_over(leaf).head
+            if (heads.get(head.size) or _root_at(connection, head.size)) != head.root:
+                what = f"the signing key was handed over at a tree of `{head.size}` that is not this ledger's"
+                report.problems.append(Problem(SYSTEM, idx, idx, "", what))
+        return follow(keys, [leaf for _, leaf in leaves])
+    except NoteError as problem:
+        report.problems.append(Problem(SYSTEM, None, None, "", problem.message))
+        return follow(keys, ())
 
 
 def _root_at(connection: Connection, size: int) -> bytes | None:

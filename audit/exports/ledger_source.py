@@ -10,9 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection, Engine, func, select
 
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.exports.enclosed import Handover, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.keeping_schema import retention_purges
+from kvcustody.audit.keeping_schema import retention_purges, timestamps
+from kvcustody.audit.key_chain import handed_over, handover_leaves
 from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.note import parse_note
 from kvcustody.audit.proofs import Tiles
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.tiles import ExportError
@@ -95,6 +99,38 @@ class LedgerSource:
         with self._engine.connect() as connection:
             low, high = connection.execute(query).one()
         return (0, 0) if low is None else (low, high + 1)
+
+    def handovers(self) -> Sequence[Handover]:
+        """Every handover of the signing key under the checkpoint, in order."""
+        with self._engine.connect() as connection:
+            proofs = LedgerProofs(connection)
+            if SYSTEM not in self._ids:
+                return ()
+            below = proofs.head(SYSTEM, as_of=self.size).size
+            return [
+                Handover(
+                    leaf,
+                    proofs.inclusion(SYSTEM, idx, as_of=self.size).to_bytes(),
+                    tuple(proofs.root_consistency(handed_over(leaf).head.size, self.size)),
+                )
+                for idx, leaf in handover_leaves(connection, below)
+            ]
+
+    def stamps(self) -> Sequence[Stamp]:
+        """The newest timestamp of each authority, of this checkpoint or an earlier one."""
+        newest = select(timestamps).where(timestamps.c.size <= self.size).order_by(timestamps.c.size)
+        with self._engine.connect() as connection:
+            proofs = LedgerProofs(connection)
+            rows = {row.authority: row for row in connection.execute(newest)}
+            return [
+                Stamp(
+                    name,
+                    parse_note(proofs.signed(row.size).note).text.encode(),
+                    bytes(row.token),
+                    tuple(proofs.root_consistency(row.size, self.size)),
+                )
+                for name, row in sorted(rows.items())
+            ]
 
     def _purged_below(self, connection: Connection, name: str) -> int:
         below = select(func.max(retention_purges.c.below)).where(retention_purges.c.of_log == name)

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from kvcustody.audit.exports.chunks import Format
+from kvcustody.audit.exports.enclosed import Enclosed
 from kvcustody.audit.exports.range_proof import RangeProof
 from kvcustody.audit.merkle import TreeHead
 from kvcustody.audit.tiles import ExportError
@@ -68,6 +69,8 @@ class Manifest:
     witnesses: tuple[str, ...]
     openings: bool
     logs: tuple[ExportedLog, ...]
+    handovers: tuple[Enclosed, ...] = ()
+    stamps: tuple[Enclosed, ...] = ()
 
     @property
     def leaves(self) -> int:
@@ -87,6 +90,8 @@ class Manifest:
             "openings": self.openings,
             "leaves": self.leaves,
             "logs": [_log(log) for log in self.logs],
+            "handovers": [each.to_json() for each in self.handovers],
+            "timestamps": [each.to_json() for each in self.stamps],
         }
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
@@ -106,6 +111,8 @@ class Manifest:
                 tuple(map(str, value["witnesses"])),
                 value["openings"] is True,
                 logs,
+                tuple(Enclosed.from_json(each) for each in value.get("handovers", ())),
+                tuple(Enclosed.from_json(each) for each in value.get("timestamps", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise ExportError(f"`{MANIFEST}` is malformed: {type(problem).__name__}") from None

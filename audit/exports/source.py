@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from kvcustody.audit.exports.enclosed import Handover, Stamp
 from kvcustody.audit.merkle import TreeHead
 from kvcustody.audit.proofs import Tiles
 from kvcustody.audit.root_log import HeadProof, Opening
@@ -50,3 +51,9 @@ class ExportSource(Protocol):
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
         """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
+
+    def handovers(self) -> Sequence[Handover]:
+        """Every handover of the signing key under the checkpoint, in order."""
+
+    def stamps(self) -> Sequence[Stamp]:
+        """The newest timestamp of each authority, of this checkpoint or an earlier one."""

@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from kvcustody.audit.checkpoint import SignedCheckpoint, open_checkpoint
+from kvcustody.audit.checkpoint import SignedCheckpoint
 from kvcustody.audit.exports.chunks import Format, leaves_of
+from kvcustody.audit.exports.due_heads import DueHeads, KeptHead
+from kvcustody.audit.exports.enclosed_check import StampVerdict, check_stamps, open_signed
 from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportedLog, ExportFile, Manifest, root_line
+from kvcustody.audit.key_chain import KIND, handover_note
 from kvcustody.audit.merkle import EMPTY, EMPTY_ROOT, Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.note import NOTE_BYTES_MAX, VerifierKey, parse_note, parse_vkey
 from kvcustody.audit.root_log import Opening, check_head, parse_head_proof
 from kvcustody.audit.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder
+from kvcustody.audit.timestamp import Authority
 from kvcustody.errors import LedgerError
 
 _STEP = 1 << 12
@@ -40,13 +44,6 @@ NOT_TRUE = "whether what was recorded is true: a leaf proves what was written, a
 Progress = Callable[[str, int, int], None]
 
 
-class KeptHead(NamedTuple):
-    """A head of a sub-log that the reader kept from earlier."""
-
-    log: str
-    head: TreeHead
-
-
 @dataclass(slots=True)
 class LogVerdict:
     """What was found of one sub-log: leaves `first` up to and without `end` of `size`. Times are UTC µs."""
@@ -59,6 +56,7 @@ class LogVerdict:
     first_us: int = 0
     last_us: int = 0
     unchecked_heads: int = 0
+    handovers: int = 0
 
 
 @dataclass(slots=True)
@@ -70,6 +68,9 @@ class Verdict:
     signed: SignedCheckpoint | None = None
     whole: bool = False
     closed: int = 0
+    handovers: int = 0
+    stamps: list[StampVerdict] = field(default_factory=list)
+    unchecked_stamps: int = 0
     logs: list[LogVerdict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -88,6 +89,9 @@ class Verdict:
         """What the verdict does not show (V3)."""
         made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
         made += [NOT_RECORDED, NOT_TRUE]
+        if not self.stamps:
+            along = f"{self.unchecked_stamps} timestamps came along, and none was checked"
+            made.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
         if not self.whole:
             made.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
         if self.closed:
@@ -109,13 +113,18 @@ def verify_export(
     witnesses: Sequence[str] = (),
     witness_threshold: int = 0,
     kept: Sequence[KeptHead] = (),
+    authorities: Sequence[Authority] = (),
     progress: Progress | None = None,
 ) -> Verdict:
-    """Check every byte of an export by these vkeys (V1, V2). Raises `NoteError` for a malformed key of yours."""
+    """Check every byte of an export by these vkeys (V1, V2). Raises `NoteError` for a malformed key of yours.
+
+    Keys that yours handed over to on record are followed. Each of `authorities` has to have stamped a checkpoint that
+    this one extends; their certificates are yours, too.
+    """
     trusted, cosigners = [parse_vkey(key) for key in keys], [parse_vkey(key) for key in witnesses]
     verdict = Verdict()
     try:
-        _Check(folder, verdict, kept, progress).run(trusted, cosigners, witness_threshold)
+        _Check(folder, verdict, kept, progress).run(trusted, cosigners, witness_threshold, authorities)
     except LedgerError as problem:
         verdict.problems.append(problem.message)
     except OSError as problem:
@@ -135,16 +144,23 @@ class _Check:
         self._heads: dict[str, dict[int, bytes]] | None = None
 
     def run(
-        self, trusted: Sequence[VerifierKey], cosigners: Sequence[VerifierKey], witness_threshold: int
+        self,
+        trusted: Sequence[VerifierKey],
+        cosigners: Sequence[VerifierKey],
+        witness_threshold: int,
+        authorities: Sequence[Authority],
     ) -> None:
         verdict = self._verdict
         self._note = self._files.file(CHECKPOINT, NOTE_BYTES_MAX)
-        verdict.signed = open_checkpoint(
-            self._note, trusted, witnesses=cosigners, witness_threshold=witness_threshold
-        )
-        verdict.origin, verdict.root = verdict.signed.checkpoint.origin, verdict.signed.checkpoint.head
-        self._trusted = trusted
         manifest = Manifest.from_bytes(self._files.file(MANIFEST, _MANIFEST_BYTES_MAX))
+        found = open_signed(
+            self._files, self._note, manifest.handovers, trusted, cosigners, witness_threshold
+        )
+        verdict.signed, verdict.handovers = found.signed, len(found.handovers)
+        verdict.origin, verdict.root = found.signed.checkpoint.origin, found.signed.checkpoint.head
+        self._trusted = found.keys
+        verdict.unchecked_stamps = 0 if authorities else len(manifest.stamps)
+        verdict.stamps = check_stamps(self._files, manifest.stamps, verdict.root, verdict.origin, authorities)
         names = [log.name for log in manifest.logs]
         if len(set(names)) != len(names):
             raise ExportError("a sub-log is listed twice")
@@ -152,6 +168,8 @@ class _Check:
             self._root_log(names)
         for log in manifest.logs:
             self._log(log, manifest.form)
+        if verdict.whole and sum(log.handovers for log in verdict.logs) != verdict.handovers:
+            raise ExportError("the system log has other handovers of the signing key than the export lists")
         for kept in self._kept:
             if kept.log not in names:
                 verdict.problems.append(f"log `{kept.log}`, whose head was kept, is not in the export")
@@ -205,7 +223,7 @@ class _Check:
             raise ExportError(f"`{log.folder}` holds log `{sealed.name}`, and the manifest says `{log.name}`")
         found = LogVerdict(log.name, log.head.size, log.range.first, log.range.end)
         self._verdict.logs.append(found)
-        due = _Due(log.name, self._heads, self._kept)
+        due = DueHeads(log.name, self._heads, self._kept)
         digest = hashlib.sha256()
         frontier = log.range.before
         for file in log.files:
@@ -242,41 +260,6 @@ class _Check:
             yield some
 
 
-class _Due:
-    """Heads of one log that its leaves must give on the way: those of the root log, and those that were kept."""
-
-    def __init__(
-        self, name: str, heads: dict[str, dict[int, bytes]] | None, kept: Sequence[KeptHead]
-    ) -> None:
-        self._name = name
-        due = [TreeHead(*head) for head in (heads or {}).get(name, {}).items()]
-        due += [item.head for item in kept if item.log == name]
-        self._due = sorted(due, reverse=True)
-        self._past = 0
-
-    def check(self, frontier: Frontier, hashes: Sequence[bytes]) -> None:
-        """Raise `ExportError` where a head within these leaves is not what they give."""
-        end = frontier.size + len(hashes)
-        while self._due and self._due[-1][0] <= end:
-            size, root = self._due.pop()
-            if size < frontier.size:
-                self._past += 1
-                continue
-            frontier, hashes = (
-                frontier.extend(hashes[: size - frontier.size]).frontier,
-                hashes[size - frontier.size :],
-            )
-            if frontier.root() != root:
-                raise ExportError(f"`{self._name}` had another history at `{size}` leaves")
-
-    def unchecked(self, first: int, size: int) -> int:
-        """How many heads could not be compared; raises `ExportError` for one beyond the log's end: it was cut."""
-        beyond = [due for due in self._due if due[0] > size]
-        if beyond:
-            raise ExportError(f"`{self._name}` was cut: it had `{beyond[0][0]}` leaves, and has {size}")
-        return self._past + len(self._due)
-
-
 def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> None:
     """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's."""
     for idx, leaf in enumerate(leaves, first):
@@ -288,5 +271,6 @@ def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> None:
         if log != found.name:
             raise ExportError(f"leaf `{idx}` of `{found.name}` says that it belongs to `{log}`")
         found.kinds[kind] += 1
+        found.handovers += kind == KIND and handover_note(leaf) is not None
         found.first_us = min(found.first_us or moment, moment)
         found.last_us = max(found.last_us, moment)

@@ -7,7 +7,9 @@ EXPORT is the folder; the key is the ledger's public key, from somebody you trus
 program from somewhere you trust too: a forged export may come with a forged copy of it.
 
 What is checked, in this order:
-  1. The checkpoint is signed by the key (Ed25519; a C2SP signed note). It states the root of the root log.
+  1. The checkpoint is signed by the key (Ed25519; a C2SP signed note), or by one that it handed over to: each handover
+     is signed by both keys, is a leaf of the system log, and names a tree that is the beginning of the signed one. A
+     key that was handed over signs nothing later. The checkpoint states the root of the root log.
   2. Each sub-log's head opens a leaf of the root log that the checkpoint covers.
   3. The leaves give that head: hashed as RFC 6962 says, they lead to its root, none changed, missing, added or moved.
   4. Every file has the digest that the manifest states, and each leaf names the log that it is in.
@@ -15,6 +17,7 @@ What is checked, in this order:
      no sub-log was left out and none had two histories.
   6. With --head, that a head that you kept from earlier is the beginning of what you were given.
   7. With --witness, that this witness signed the checkpoint, and when.
+Timestamps (RFC 3161) are tied to the checkpoint here; their tokens are checked by `openssl ts -verify`.
 The end says what this does NOT show. Exit status: 0 sound, 1 not, 2 cannot be checked.
 """
 
@@ -281,6 +284,68 @@ def check_head(data: bytes, checkpoint: tuple[str, int, bytes], note: bytes) -> 
     return name, size, root
 
 
+# --- Handovers of the signing key, and timestamps --------------------------------------------------------------------
+
+
+def parse_handover(note: bytes) -> tuple[Key, Key, int, bytes]:
+    """(old key, new key, size, root): from the tree of that head on, the new key signs. Both must have signed this."""
+    text, signatures = split_note(note)
+    lines = text.split("\n")
+    fields = [line.partition(" ") for line in lines[1:-1]]
+    names = ["from", "to", "size", "root", "time"]
+    right = lines[0] == "kvcustody/key-rotation@1" and [field[0] for field in fields] == names
+    need(right and len(signatures) == 2, "a handover of the signing key is malformed")
+    old, new = parse_key(fields[0][2]), parse_key(fields[1][2])
+    need(old[0] == new[0] and old != new, "a handover is not of one log and two keys")
+    for key, signature in zip((old, new), signatures, strict=True):
+        need(
+            signed_by(key, text, [signature]) is not None,
+            f"a handover is not signed by both keys of `{key[0]}`",
+        )
+    return old, new, number(fields[2][2], "the size of a handover"), unbase64(fields[3][2], "root")
+
+
+def signer(
+    folder: Path, manifest: dict[str, Any], trusted: Key, checkpoint: tuple[str, int, bytes], note: bytes
+) -> tuple[Key, int]:
+    """The key that may have signed the checkpoint, beginning at the one you trust; and how many handovers there are."""
+    key, found = trusted, False
+    entries = manifest.get("handovers", [])
+    for entry in entries:
+        leaf = inside(folder, entry["place"] + ".leaf").read_bytes()
+        proof, _, rest = inside(folder, entry["place"] + ".tlog-proof").read_bytes().partition(b"\n\n")
+        lines = proof.decode("ascii").split("\n")
+        need(lines[0] == "kvcustody/leaf-proof@1" and len(lines) >= 2, "the proof of a handover is malformed")
+        need(lines[1].startswith("index "), "the proof of a handover is malformed")
+        name, size, root = check_head(rest, checkpoint, note)
+        path = [unbase64(line, "path") for line in lines[2:]]
+        at = number(lines[1][6:], "an index")
+        reached = root_of_inclusion(leaf_hash(leaf), at, size, path)
+        need(name == "system" and reached == root, "a handover of the signing key is not in the log")
+        body = json.loads(leaf)
+        need(body["kind"] == "signing-key", "the leaf of a handover is another")
+        old, new, past, head = parse_handover(base64.b64decode(body["record"]))
+        path = [unbase64(text, "path") for text in entry["consistency"]]
+        check_consistency(past, head, checkpoint[1], checkpoint[2], path)
+        found = found or old == trusted
+        if found and past < checkpoint[1]:
+            need(old == key, "a handover does not continue the chain of keys")
+            key = new
+    return key, len(entries)
+
+
+def stamped(folder: Path, manifest: dict[str, Any], checkpoint: tuple[str, int, bytes]) -> list[str]:
+    """The timestamps that speak of this checkpoint or of the beginning of it; their tokens are not checked here."""
+    places = []
+    for entry in manifest.get("timestamps", []):
+        origin, size, root = parse_checkpoint(inside(folder, entry["place"] + ".txt").read_text())
+        need(origin == checkpoint[0], "a timestamp is of another ledger")
+        path = [unbase64(text, "path") for text in entry["consistency"]]
+        check_consistency(size, root, checkpoint[1], checkpoint[2], path)
+        places.append(entry["place"])
+    return places
+
+
 # --- The export -----------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +399,7 @@ def check_log(
         f"the range of `{name}` is malformed",
     )
     found: dict[str, Any] = {"name": name, "size": size, "first": first, "end": end, "kinds": {}, "times": []}
+    found["handovers"] = 0
     wanted = dict((heads or {}).get(name, {}))
     wanted.update({head[0]: head[1] for head in kept if head[2] == name})
     past = [at for at in wanted if at < first]
@@ -377,6 +443,7 @@ def check_file(
         try:
             body = json.loads(leaf)
             kind, moment = body["kind"], body["at_us"]
+            found["handovers"] += kind == "signing-key" and body["record"] != ""
             need(body["log"] == name, f"leaf {tree.size} of `{name}` says that it belongs to `{body['log']}`")
         except (ValueError, KeyError, TypeError):
             raise Bad(f"leaf {tree.size} of `{name}` is not a leaf") from None
@@ -420,13 +487,14 @@ def check_export(
     need(
         trusted[0] == checkpoint[0], f"the checkpoint is of `{checkpoint[0]}`, and the key of `{trusted[0]}`"
     )
-    need(signed_by(trusted, text, signatures) is not None, "the checkpoint is not signed by the key")
+    manifest = json.loads(inside(folder, "manifest.json").read_bytes())
+    need(manifest["schema"] == "kvcustody/export@1", "the manifest is of another schema")
+    key_now, handovers = signer(folder, manifest, trusted, checkpoint, note)
+    need(signed_by(key_now, text, signatures) is not None, "the checkpoint is not signed by the key")
     seen: dict[str, int | None] = {}
     for witness in map(parse_key, witnesses):
         seen[witness[0]] = signed_by(witness, text, signatures)
         need(seen[witness[0]] is not None, f"witness `{witness[0]}` did not sign the checkpoint")
-    manifest = json.loads(inside(folder, "manifest.json").read_bytes())
-    need(manifest["schema"] == "kvcustody/export@1", "the manifest is of another schema")
     heads, closed = None, 0
     if manifest["openings"]:
         heads, closed = check_root_log(inside(folder, "root.ndjson"), checkpoint)
@@ -435,12 +503,17 @@ def check_export(
     form = manifest["format"]
     logs = [check_log(folder, entry, form, checkpoint, note, heads, kept) for entry in manifest["logs"]]
     need(len({log["name"] for log in logs}) == len(logs), "a sub-log is listed twice")
+    need(
+        heads is None or sum(log["handovers"] for log in logs) == handovers,
+        "the system log has other handovers of the signing key than the export lists",
+    )
     for head in kept:
         need(
             head[2] in {log["name"] for log in logs}, f"the log `{head[2]}`, whose head you kept, is not here"
         )
     return {"origin": checkpoint[0], "size": checkpoint[1], "logs": logs, "witnesses": seen, "closed": closed,
-            "whole": bool(manifest["openings"])}  # fmt: skip
+            "whole": bool(manifest["openings"]), "handovers": handovers,
+            "stamps": stamped(folder, manifest, checkpoint)}  # fmt: skip
 
 
 def key_text(given: str) -> str:
@@ -465,6 +538,10 @@ def limits(found: dict[str, Any]) -> list[str]:
     if not found["witnesses"]:
         says.append("Split views and cut tails: no witness was checked (--witness), so whoever kept no earlier head "
                     "cannot know that others were shown the same log, or that it was not longer.")  # fmt: skip
+    says.append("When this existed. To ask a timestamp authority that you trust, for each of "
+                f"{', '.join(found['stamps'])}: openssl ts -verify -data PLACE.txt -in PLACE.tsr "
+                "-CAfile roots.pem -untrusted tsa.pem" if found["stamps"] else
+                "When this existed: no timestamp came along.")  # fmt: skip
     if not found["whole"]:
         says.append(
             "That no other sub-log exists, and that these heads are the newest: this export is of some logs or times."
@@ -509,6 +586,8 @@ def main() -> int:
         )
     print(f"SOUND: {sum(log['end'] - log['first'] for log in found['logs'])} leaves of `{found['origin']}`, "
           f"checkpoint of {found['size']}")  # fmt: skip
+    if found["handovers"]:
+        print(f"{found['handovers']} handovers of the signing key are on record")
     for name, at_seconds in found["witnesses"].items():
         print(f"witness `{name}` signed at {at_seconds} (POSIX seconds)")
     print("Not shown:")

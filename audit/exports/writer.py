@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from kvcustody.audit.checkpoint import parse_checkpoint
 from kvcustody.audit.exports import verify_kvcustody
 from kvcustody.audit.exports.chunks import Format, encode, leaves_of
+from kvcustody.audit.exports.enclosed import handover_files, stamp_files
 from kvcustody.audit.exports.manifest import (
     MANIFEST,
     OPENINGS,
@@ -133,6 +134,11 @@ class _Export:
         exported = tuple(self._log(log, f"logs/{number:06d}") for number, log in enumerate(logs, 1))
         if self._selection.whole:
             _write_lines(self._partial / OPENINGS, self._source.root_leaves())
+        handovers, key_files = handover_files(self._source.handovers())
+        stamps, stamped = stamp_files(self._source.stamps())
+        for path, data in (key_files | stamped).items():
+            (self._partial / path).parent.mkdir(exist_ok=True)
+            _write(self._partial / path, data)
         manifest = Manifest(
             self._checkpoint.origin,
             self._checkpoint.head,
@@ -141,6 +147,8 @@ class _Export:
             self._witnesses,
             self._selection.whole,
             exported,
+            handovers,
+            stamps,
         )
         _write(self._partial / VERIFIER, Path(verify_kvcustody.__file__).read_bytes())
         _write(self._partial / MANIFEST, manifest.to_bytes())

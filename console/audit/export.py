@@ -9,11 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.audit.exports.chunks import Format
+from kvcustody.audit.exports.due_heads import KeptHead
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.exports.verify import KeptHead, Progress, Verdict, verify_export
+from kvcustody.audit.exports.verify import Progress, Verdict, verify_export
 from kvcustody.audit.exports.writer import Selection, pinned_size, write_export
 from kvcustody.audit.merkle import HASH_BYTES, TreeHead
 from kvcustody.audit.note import NoteError, decode_base64
+from kvcustody.audit.timestamp import Authority
 from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.ledger import (
     DEFAULT,
@@ -93,16 +95,23 @@ def verify(
     head: Annotated[
         list[str] | None, typer.Option(help="A head that you kept, as `LOG SIZE ROOT`; may be given again.")
     ] = None,
+    tsa_certificate: Annotated[
+        Path | None,
+        typer.Option(help="A timestamp authority's certificate (PEM): it must have stamped this."),
+    ] = None,
+    tsa_roots: Annotated[Path | None, typer.Option(help="The roots that it must lead to (PEM).")] = None,
     *,
     as_json: Json = False,
 ) -> None:
     """Check an export offline, by public keys that you got from somebody you trust. Needs no ledger and no network.
 
+    Keys that yours handed over to (`audit rotate-key`) are followed, where the ledger has it on record.
     Exit status 0: sound. 1: not sound, and why. What the verdict does not show is printed with it.
     """
     witnesses = key_texts(witness)
     threshold = len(witnesses) if witnesses_min is None else witnesses_min
     kept = [_kept(text) for text in head or ()]
+    authorities = _authorities(tsa_certificate, tsa_roots)
     began = time.monotonic()
     with progress_bar() as bar:
         found = verify_export(
@@ -111,6 +120,7 @@ def verify(
             witnesses=witnesses,
             witness_threshold=threshold,
             kept=kept,
+            authorities=authorities,
             progress=_progress(bar),
         )
     if as_json:
@@ -135,6 +145,8 @@ def _facts(found: Verdict) -> dict[str, Any]:
         "leaves": found.leaves,
         "whole": found.whole,
         "witnesses": witnesses,
+        "handovers": found.handovers,
+        "timestamps": [stamp._asdict() for stamp in found.stamps],
         "problems": found.problems,
         "not_shown": found.limits,
         "logs": logs,
@@ -156,9 +168,21 @@ def _print(found: Verdict, seconds: float) -> None:
         print(f"sound: {found.leaves} leaves are what the ledger's key signed ({seconds:.1f} s)")
     for line in found.signed.witnesses if found.signed else ():
         print(f"witness {line.key.name} signed at {shown(line.at_seconds * 1_000_000)} UTC")
+    for stamp in found.stamps:
+        print(f"{stamp.authority} saw the checkpoint of {stamp.size} at {shown(stamp.at_us)} UTC")
+    if found.handovers:
+        print(f"{found.handovers} handovers of the signing key are on record")
     print("not shown:")
     for limit in found.limits:
         print(f"  - {limit}")
+
+
+def _authorities(certificate: Path | None, roots: Path | None) -> list[Authority]:
+    if (certificate is None) != (roots is None):
+        raise ConfigError("--tsa-certificate and --tsa-roots go together")
+    if certificate is None or roots is None:
+        return []
+    return [Authority.load(certificate.stem, "", certificate, roots)]
 
 
 def _kept(text: str) -> KeptHead:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 import subprocess
 import threading
@@ -12,13 +14,19 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select
+from typer.testing import CliRunner
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import KeyEvent
+from kvcustody.audit.exports import verify_kvcustody as lone
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.exports.verify import verify_export
+from kvcustody.audit.exports.writer import write_export
 from kvcustody.audit.keeping_schema import timestamps
 from kvcustody.audit.signing import SigningKey
 from kvcustody.audit.timestamp import Authority, TimestampError, ask, check, stamp
 from kvcustody.clock import SystemClock
+from kvcustody.console.main import app
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the authority is OpenSSL's")
 
@@ -166,3 +174,63 @@ def test_an_authority_that_is_away(authority: Authority, server: Server, folder:
         ask(authority, b"checkpoint", timeout_seconds=5)
     with pytest.raises(TimestampError):
         Authority.load("tsa", "http://x/", folder / "absent.pem", folder / "root.pem")
+
+
+def test_an_export_says_when_its_checkpoint_existed(
+    store: Engine, make_writer: Any, authority: Authority, folder: Path, tmp_path: Path
+) -> None:
+    """Offline, by the reader's own certificates; also over an earlier checkpoint, and by OpenSSL alone."""
+    writer, key = make_writer(store), SigningKey.generate("ledger.example")
+    signer = CheckpointSigner(store, [key], memory=tmp_path / "last", clock=SystemClock())
+    sizes = []
+    for number in range(2):  # the second checkpoint is not stamped, and extends the one that is
+        writer.submit_durable(KeyEvent(1, "acme", "made", number, "operator"))
+        signed = signer.sign_once()
+        assert signed is not None
+        sizes.append(signed.size)
+        if not number:
+            stamp(store, authority)
+    place = tmp_path / "export"
+    write_export(place, LedgerSource(store), made_at_us=1)
+    (name,) = json.loads((place / "manifest.json").read_bytes())["timestamps"]
+    vkey = str(key.verifier)
+    found = verify_export(place, [vkey], authorities=[authority])
+    assert found.ok and [(seen.authority, seen.size) for seen in found.stamps] == [("tsa", sizes[0])]
+    assert not any("when" in limit for limit in found.limits) and found.root.size == sizes[1]
+    # Nobody's certificate: sound, and said so. A stranger's: not sound. The lone program ties it to the checkpoint.
+    assert (
+        "when this existed: 1 timestamps came along, and none was checked"
+        in verify_export(place, [vkey]).limits
+    )
+    stranger = Authority.load("stranger", "", folder / "tsa.pem", folder / "stranger.pem")
+    assert "no timestamp" in verify_export(place, [vkey], authorities=[stranger]).problems[0]
+    lone.check_export(place, vkey)
+    text, token = (str(place / name["place"]) + ending for ending in (".txt", ".tsr"))
+    openssl(
+        "ts",
+        "-verify",
+        "-data",
+        text,
+        "-in",
+        token,
+        "-CAfile",
+        "root.pem",
+        "-untrusted",
+        "tsa.pem",
+        cwd=folder,
+    )
+    told = CliRunner().invoke(
+        app,
+        shlex.split(
+            f"audit verify {place} --key {vkey} --json"
+            f" --tsa-certificate {folder / 'tsa.pem'} --tsa-roots {folder / 'root.pem'}"
+        ),
+    )
+    assert told.exit_code == 0 and json.loads(told.stdout)["timestamps"][0]["size"] == sizes[0]
+    # A genuine token over the text of a checkpoint that this ledger never had.
+    other = Path(text).read_text().replace(f"\n{sizes[0]}\n", f"\n{sizes[1]}\n")
+    Path(text).write_text(other)
+    Path(token).write_bytes(ask(authority, other.encode(), timeout_seconds=10)[0])
+    assert not verify_export(place, [vkey], authorities=[authority]).ok
+    with pytest.raises(lone.Bad):
+        lone.check_export(place, vkey)

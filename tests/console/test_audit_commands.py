@@ -18,7 +18,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted, WorkerStopped
+from kvcustody.audit.events import (
+    DecisionRecorded,
+    KeyEvent,
+    ResidencyOpened,
+    SigningKeyRecorded,
+    WorkerStarted,
+    WorkerStopped,
+)
 from kvcustody.audit.note import parse_vkey
 from kvcustody.audit.signing import create_signing_key
 from kvcustody.audit.store import open_store
@@ -53,9 +60,10 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     writer.submit(
         [KeyEvent(now, "acme", "made", 1, "\x1b[31m=evil"), WorkerStopped(now, "w", "stopped", 0, (0,))]
     )
-    writer.close()
     key = create_signing_key(tmp_path / "signing.key", "ledger.example/acme")
-    CheckpointSigner(engine, [key], memory=tmp_path / "last", clock=clock).sign_once()
+    writer.submit_durable(SigningKeyRecorded(now, "made", str(key.verifier), "", "governor"))
+    writer.close()
+    CheckpointSigner(engine, [key], memory=tmp_path / "signing.key.last", clock=clock).sign_once()
     (tmp_path / "ledger.vkey").write_text(f"# handed over in person\n{key.verifier}\n")
     engine.dispose()
     return tmp_path
@@ -200,11 +208,11 @@ def receiver() -> Iterator[Receiver]:
 
 def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Receiver) -> None:
     lines = run("audit ship positions.json --shape ocsf").stdout.splitlines()
-    assert len(lines) == 45 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 45
+    assert len(lines) == 46 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 46
     assert run("audit ship positions.json").stdout == ""
     (place / "hook.key").write_text("k" * 40)
     target = f"audit push hook --url http://127.0.0.1:{receiver.server_port}/ --key-file hook.key --json"
-    assert answer(run(target))["delivered"] == 45
+    assert answer(run(target))["delivered"] == 46
     assert {event["specversion"] for event in receiver.bodies[0]} == {"1.0"}
     run("audit sink detach hook --actor ops --reason down")
     assert answer(run(target)) == {

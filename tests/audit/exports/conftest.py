@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvcustody.audit.events import Context, PolicyActivated, ResidencyReleased, leaf
+from kvcustody.audit.exports.enclosed import Handover, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
 from kvcustody.audit.merkle import leaf_hash, leaf_hashes
 from kvcustody.audit.proofs import MemoryTiles, Tiles, inclusion_proof
@@ -87,6 +88,12 @@ class MemorySource:
         return iter(
             [RootLeaf(leaf, opening) for leaf, opening in zip(self.commitments, self.openings, strict=True)]
         )
+
+    def handovers(self) -> Sequence[Handover]:
+        return ()
+
+    def stamps(self) -> Sequence[Stamp]:
+        return ()
 
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
         times = [1_700_000_000_000_000 + 1000 * number for number in range(len(self.content[name]))]

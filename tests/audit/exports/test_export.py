@@ -17,7 +17,8 @@ import pytest
 
 from kvcustody.audit.exports import verify_kvcustody as lone
 from kvcustody.audit.exports.chunks import Format
-from kvcustody.audit.exports.verify import NO_WITNESS, KeptHead, verify_export
+from kvcustody.audit.exports.due_heads import KeptHead
+from kvcustody.audit.exports.verify import NO_WITNESS, verify_export
 from kvcustody.audit.exports.writer import Selection, write_export
 from kvcustody.audit.merkle import Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.note import KeyKind, parse_note

@@ -1,0 +1,158 @@
+"""Rotations of the signing key (Y1-Y3): followed from a key that the reader trusts, and only where the log has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from sqlalchemy import Engine
+
+from kvcustody.audit.checkpoint import parse_checkpoint
+from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.events import GapRecorded, SigningKeyRecorded
+from kvcustody.audit.exports import verify_kvcustody as lone
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.exports.verify import verify_export
+from kvcustody.audit.exports.writer import Selection, write_export
+from kvcustody.audit.fsck import fsck
+from kvcustody.audit.merkle import TreeHead
+from kvcustody.audit.note import parse_note
+from kvcustody.audit.rotation import rotation_record
+from kvcustody.audit.signing import SigningKey, sign_checkpoint
+from kvcustody.clock import SystemClock
+
+ORIGIN = "ledger.example/chain"
+CLOCK = SystemClock()
+
+
+class Chain(NamedTuple):
+    """A ledger whose signing key was handed over twice, and its export."""
+
+    store: Engine
+    keys: list[SigningKey]
+    folder: Path
+
+
+def rotated(new: SigningKey, record: bytes) -> SigningKeyRecorded:
+    return SigningKeyRecorded(
+        CLOCK.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), "custodian"
+    )
+
+
+@pytest.fixture
+def build(store: Engine, make_writer: Callable[..., Any], tmp_path: Path) -> Callable[..., Chain]:
+    def make(*, root: Callable[[bytes], bytes] = lambda root: root) -> Chain:
+        keys = [SigningKey.generate(ORIGIN) for _ in range(3)]
+        writer = make_writer(store)
+        writer.submit_durable(SigningKeyRecorded(1, "made", str(keys[0].verifier), "", "governor"))
+        for old, new in zip(keys, [*keys[1:], None], strict=True):
+            writer.submit([GapRecorded(1, "test", 1, 1)])
+            assert writer.flush()
+            signer = CheckpointSigner(store, [old], memory=tmp_path / "last", clock=CLOCK)
+            assert signer.sign_once()
+            if new is not None:
+                head = signer.last_head()
+                record = rotation_record(old, new, TreeHead(head.size, root(head.root)), 1)
+                writer.submit_durable(rotated(new, record))
+        write_export(tmp_path / "export", LedgerSource(store), made_at_us=1)
+        return Chain(store, keys, tmp_path / "export")
+
+    return make
+
+
+def verdicts(folder: Path, key: SigningKey) -> tuple[str, str]:
+    """What the product and the lone program find wrong."""
+    ours = verify_export(folder, [str(key.verifier)]).problems
+    try:
+        lone.check_export(folder, str(key.verifier))
+    except lone.Bad as problem:
+        return "; ".join(ours), str(problem)
+    return "; ".join(ours), ""
+
+
+def change_manifest(folder: Path, change: Callable[[Any], None]) -> None:
+    path = folder / "manifest.json"
+    value = json.loads(path.read_bytes())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def sign_again(folder: Path, key: SigningKey) -> None:
+    """The same checkpoint under another signature, wherever the export has it."""
+    note = (folder / "checkpoint").read_bytes()
+    again = sign_checkpoint(parse_checkpoint(parse_note(note).text), [key])
+    for path in [folder / "checkpoint", *folder.rglob("*.tlog-proof")]:
+        path.write_bytes(path.read_bytes().replace(note, again))
+
+
+def test_from_one_key_every_later_one_is_followed(build: Callable[..., Chain]) -> None:
+    store, keys, folder = build()
+    for key in keys:
+        assert verdicts(folder, key) == ("", "")
+    assert verify_export(folder, [str(keys[0].verifier)]).handovers == 2
+    stranger = SigningKey.generate(ORIGIN)
+    assert all(verdicts(folder, stranger))
+    with store.connect() as connection:
+        report = fsck(connection, keys=[keys[0].verifier])
+        assert report.ok and report.verified == report.signed == 3
+        # What an earlier key signed is not the word of a later one.
+        assert [problem.what for problem in fsck(connection, keys=[keys[2].verifier]).problems]
+    # Positive control: what is not told about handovers trusts one key alone.
+    change_manifest(folder, lambda value: value.update(handovers=[]))
+    assert all(verdicts(folder, keys[0]))
+
+
+def test_a_handover_that_is_not_in_the_log_is_refused(build: Callable[..., Chain], tmp_path: Path) -> None:
+    """A thief of the first key hands over to himself, with both signatures, and signs the checkpoint."""
+    _, keys, folder = build()
+    thief = SigningKey.generate(ORIGIN)
+    first = json.loads((folder / "keys/000001.leaf").read_bytes())
+    record = base64.b64decode(first["record"])
+    size, root = lone.parse_handover(record)[2:]
+    forged = rotation_record(keys[0], thief, TreeHead(size, root), 1)
+    first |= {"vkey": str(thief.verifier), "record": base64.b64encode(forged).decode()}
+    for listed in (1, 2):  # instead of the others, and before them
+        place = tmp_path / f"forged-{listed}"
+        shutil.copytree(folder, place)
+        (place / "keys/000001.leaf").write_text(json.dumps(first, separators=(",", ":")))
+        some = json.loads((folder / "manifest.json").read_bytes())["handovers"][:listed]
+        change_manifest(place, partial(dict.update, handovers=some))
+        sign_again(place, thief)
+        ours, lones = verdicts(place, keys[0])
+        assert ours and lones
+    assert "not in the log" in verdicts(tmp_path / "forged-1", keys[0])[1]
+    assert verdicts(folder, keys[0]) == ("", "")
+
+
+def test_a_key_signs_nothing_past_its_handover(build: Callable[..., Chain], tmp_path: Path) -> None:
+    store, keys, folder = build()
+    sign_again(folder, keys[0])
+    ours, lones = verdicts(folder, keys[0])
+    assert "may not sign a tree" in ours and "not signed by the key" in lones
+    # Hiding the handovers does not help where the export is whole: the system log has them.
+    change_manifest(folder, lambda value: value.update(handovers=[]))
+    assert verdicts(folder, keys[0]) == 2 * (
+        "the system log has other handovers of the signing key than the export lists",
+    )
+    # Positive control, and the limit: in an export of a part, without that log, nothing is left to contradict it.
+    write_export(tmp_path / "part", LedgerSource(store), Selection(since_us=1, until_us=2), made_at_us=1)
+    sign_again(tmp_path / "part", keys[0])
+    assert all(verdicts(tmp_path / "part", keys[0]))
+    change_manifest(tmp_path / "part", lambda value: value.update(handovers=[]))
+    assert verdicts(tmp_path / "part", keys[0]) == ("", "")
+
+
+def test_a_handover_over_another_tree_is_refused(build: Callable[..., Chain]) -> None:
+    """Y3: it is in the log and both keys signed it, and the old one consented to another history."""
+    store, keys, folder = build(root=lambda root: bytes(32))
+    ours, lones = verdicts(folder, keys[0])
+    assert "does not lead to the new root" in ours and "is not the signed one" in lones
+    with store.connect() as connection:
+        what = [problem.what for problem in fsck(connection, keys=[keys[0].verifier]).problems]
+    assert sum("handed over at a tree" in each for each in what) == 2
