@@ -9,6 +9,7 @@ successor wrote is after all.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from typing import NamedTuple
 
 import orjson
@@ -24,8 +25,17 @@ class _Act(NamedTuple):
     holds: dict[int, int]
 
 
-def read_narrowed(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, int]:
-    """By residency: when its hold ended at the latest, in boot time; those that no act concerns are left out."""
+def read_narrowed(
+    connection: Connection,
+    incarnation: int,
+    as_of: AsOf | None = None,
+    *,
+    among: Collection[int] | None = None,
+) -> dict[int, int]:
+    """By residency: when its hold ended at the latest, in boot time; those that no act concerns are left out.
+
+    `among`: of these residencies alone, at most a few thousand.
+    """
     acts = _acts(connection, incarnation, as_of)
     if not acts:
         return {}
@@ -43,6 +53,8 @@ def read_narrowed(connection: Connection, incarnation: int, as_of: AsOf | None =
         .where(column.incarnation == incarnation, column.final, column.part == 1, is_in(as_of, releases))
         .order_by(events.c.sequence)
     )
+    if among is not None:
+        query = query.where(column.residency.in_(among))
     released = {residency: (tenant, sequence) for residency, tenant, sequence in connection.execute(query)}
     order = {tenant: [act.sequence for act in every] for tenant, every in acts.items()}
     latest: dict[int, int] = {}
