@@ -26,6 +26,7 @@ from kvcustody.governance.api.exchange import problem_answer
 from kvcustody.governance.api.gate import CALLER
 from kvcustody.governance.api.models.problem import ProblemDocument
 from kvcustody.governance.api.operation import Operation, Operations
+from kvcustody.governance.api.reading import ReadRoute
 from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.problems import MEDIA_TYPE, TYPES, ProblemError, not_found
 from kvcustody.governance.service.service import Service
@@ -77,6 +78,7 @@ class Api:
             redirect_slashes=False,
             openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         )
+        self.app.router.route_class = _Route
         self.app.state.service = service
         self._document: bytes | None = None
         for kind, handler in _HANDLERS.items():
@@ -158,17 +160,29 @@ class Json(JSONResponse):
         return orjson.dumps(content)
 
 
-async def _serving(request: Request) -> Service:  # not sync: that would cost a hop to a thread
+def _service_of(request: Request) -> Service:
     service = request.app.state.service
     assert isinstance(service, Service)
     return service
 
 
-async def _asking(request: Request) -> Caller:
+def _caller_of(request: Request) -> Caller:
     caller = request.scope.get(CALLER)
     if not isinstance(caller, Caller):  # the gate was not passed: nothing is answered
         raise ProblemError("unauthenticated")
     return caller
+
+
+async def _serving(request: Request) -> Service:  # not sync: that would cost a hop to a thread
+    return _service_of(request)
+
+
+async def _asking(request: Request) -> Caller:
+    return _caller_of(request)
+
+
+class _Route(ReadRoute):
+    given = {_serving: _service_of, _asking: _caller_of}  # noqa: RUF012
 
 
 Serving = Annotated[Service, Depends(_serving)]
