@@ -20,6 +20,9 @@ from kvcustody.allocator.space import Space
 from kvcustody.allocator.tree import PrefixTree
 from kvcustody.errors import CapacityError
 
+RESIDENCY_BITS = 40  # of a residency's number; above it stands its pool's, and both are below 2^53
+POOLS_MAX = 1 << 53 - RESIDENCY_BITS
+
 
 class ManagerParts:
     """One pool, its tree and its accounts."""
@@ -57,7 +60,7 @@ class ManagerParts:
         self.accounts: dict[str, Account] = {}
         self._next_domain = 1
         self.expired_residencies = 0
-        self._next_residency = 1
+        self._next_residency = (number << RESIDENCY_BITS) + 1  # no two pools of a process number one alike
         self._forked = 0  # sequences on a shared tail
 
     def boot(self) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kvcustody.allocator.eviction import POLICIES, EvictionPolicy, SegmentedLru
 from kvcustody.allocator.index_change import IndexChange
 from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.manager_parts import POOLS_MAX
 from kvcustody.allocator.memory import Memory
 from kvcustody.allocator.pool_options import DEFAULT_OPTIONS, PoolOptions
 from kvcustody.allocator.quota import Account
@@ -89,6 +90,8 @@ class Pools:
         return manager
 
     def _add(self, blocks: int, policy: Policy, partitions: dict[str, int] | None) -> BlockManager:
+        if len(self.managers) == POOLS_MAX:
+            raise CapacityError(f"a process has at most {POOLS_MAX} pools")
         manager = BlockManager(
             self._memory(blocks),
             blocks,
