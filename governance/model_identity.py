@@ -63,6 +63,16 @@ class ModelIdentity:
         names = [spec.name for spec in fields(self) if spec.init]
         return {tag: getattr(self, name) for tag, name in enumerate(names, start=1)}
 
+    def named(self) -> dict[str, str | int | None]:
+        """What a log says of it, so that an operator can declare a segment for this model."""
+        return {
+            "digest": self.digest.hex(),
+            "block_tokens": self.block_tokens,
+            "weights": self.weights_digest,
+            "weights_epoch": self.weights_epoch,
+            "adapter": self.adapter_digest,
+        }
+
     def _check(self) -> None:
         for name in (
             "weights_digest",

@@ -149,6 +149,7 @@ class GovernedBatching:
         )
         govern(cache, allocator, self.custody)
         _log.info("engine in custody", blocks=blocks.blocks, block_tokens=governor.block_tokens)
+        _log.info("model identity", **self._identity.named())
         return self.custody
 
     def _open(self, plan: MemoryPlan) -> Governor:

@@ -61,14 +61,7 @@ class Models:
 
     def _known(self, adapter: str | None, adapter_epoch: int | None) -> ModelIdentity:
         made = self._identity(adapter, adapter_epoch)
-        _log.info(
-            "model identity",
-            digest=made.digest.hex(),
-            block_tokens=made.block_tokens,
-            weights=made.weights_digest,
-            weights_epoch=made.weights_epoch,
-            adapter=adapter,
-        )
+        _log.info("model identity", **made.named())
         return made
 
     def _identity(self, adapter: str | None, adapter_epoch: int | None) -> ModelIdentity:

@@ -19,6 +19,7 @@ from continuous_world import (
     policy,
     prompt,
 )
+from structlog.testing import CapturingLogger
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
@@ -40,6 +41,15 @@ def open_one(kind: str = "llama", **values: Any) -> GovernedBatching:
         batching_config=batching(**values),
         clock=clock,
     )
+
+
+def test_the_engine_says_which_models_keys_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr("kvcustody.integrations.transformers.continuous._log", log)
+    with open_one():
+        pass
+    (said,) = [call.kwargs for call in log.calls if call.args == ("model identity",)]
+    assert (said["digest"], said["block_tokens"]) == (IDENTITY.digest.hex(), PAGE)
 
 
 @pytest.mark.parametrize(
