@@ -6,12 +6,23 @@ D2  A closed domain serves no attach; it never opens again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from kvcustody.allocator.node import NEVER_US
 
 if TYPE_CHECKING:
     from kvcustody.allocator.quota import Account
+
+
+class DomainFacts(TypedDict, total=False):
+    """What a pool is told of a domain that it makes; each is an argument of `Domain`."""
+
+    label: object
+    idle_us: int
+    absolute_us: int
+    scrub_within_us: int
+    verify_share: float
+    is_segment: bool
 
 
 class Domain:

@@ -12,17 +12,17 @@ X3  Where a chain's parent ends, its cached descendants end with it (L7).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.block import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks, BlockState
-from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.domain import Domain, DomainFacts
 from kvcustody.allocator.eviction import EvictionQueue, Lru
 from kvcustody.allocator.fence import Fences
 from kvcustody.allocator.foreign_residency import NO_BLOCKS, ForeignResidency
 from kvcustody.allocator.memory import ScrubResult
-from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.pool import Custody, LetGo, Partition, Scrubbed
 from kvcustody.allocator.quota import Account
 from kvcustody.allocator.scrub_queue import ScrubOrder, ScrubQueue
@@ -117,28 +117,9 @@ class ForeignBlocks:
         account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
 
-    def domain(
-        self,
-        owner: Account,
-        *,
-        label: object = None,
-        idle_us: int = NEVER_US,
-        absolute_us: int = NEVER_US,
-        scrub_within_us: int = NEVER_US,
-        verify_share: float = 0.0,
-        is_segment: bool = False,
-    ) -> Domain:
+    def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
-        domain = Domain(
-            self._next_domain,
-            owner,
-            label=label,
-            idle_us=idle_us,
-            absolute_us=absolute_us,
-            scrub_within_us=scrub_within_us,
-            verify_share=verify_share,
-            is_segment=is_segment,
-        )
+        domain = Domain(self._next_domain, owner, **facts)
         self._next_domain += 1
         return domain
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
 from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.decode import DecodeTable
-from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.domain import Domain, DomainFacts
 from kvcustody.allocator.eviction import EvictionPolicy, EvictionQueue, Lru
 from kvcustody.allocator.fork import Forks
 from kvcustody.allocator.memory import Memory
-from kvcustody.allocator.node import NEVER_US
 from kvcustody.allocator.pool import Partition, Pool
 from kvcustody.allocator.pool_options import DEFAULT_OPTIONS, PoolOptions, cut, reserve_of
 from kvcustody.allocator.publication import Publication
@@ -88,29 +88,9 @@ class ManagerParts:
         account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
 
-    def domain(
-        self,
-        owner: Account,
-        *,
-        label: object = None,
-        idle_us: int = NEVER_US,
-        absolute_us: int = NEVER_US,
-        scrub_within_us: int = NEVER_US,
-        verify_share: float = 0.0,
-        is_segment: bool = False,
-    ) -> Domain:
+    def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`. It lives as long as something keeps it: a reader's plan, or its blocks."""
-        domain = Domain(
-            self._next_domain,
-            owner,
-            label=label,
-            idle_us=idle_us,
-            absolute_us=absolute_us,
-            scrub_within_us=scrub_within_us,
-            verify_share=verify_share,
-            is_segment=is_segment,
-            windows=self.options.windows,
-        )
+        domain = Domain(self._next_domain, owner, windows=self.options.windows, **facts)
         self._next_domain += 1
         return domain
 
