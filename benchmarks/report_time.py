@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from hardware import facts
-from ledger import BATCH
+from ledger_workload import BATCH
 
 from kvcustody.audit.append import Appender
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
