@@ -4,14 +4,14 @@ Both sides write identical rows to the same tables with the same indexes and the
 synchronous=FULL, the same cache; PostgreSQL: synchronous commit), in batches of 1,000. The plain side has the rows
 ready, encoded, and writes them with `executemany`, or with binary COPY on PostgreSQL, there without the trigger that
 keeps leaves at their places; its write-ahead log is copied when SQLite does it by itself, every 1,000 pages. The
-writer's side starts from event tuples and adds what makes it a ledger: the queue and its thread, canonical leaf bytes,
-pseudonyms, contiguous idx, projections, trees, the root log and its checkpoints; events come in batches of 1,000 too, and where several wait it commits up to four together. What is
-there before a side begins (events, rows) is frozen out of garbage collection on both sides, as engines do with what
-they have loaded. Rounds alternate, so that a busy machine slows both; a ratio is the median over pairs of rounds. `cpu`
-is processor time of the whole process: with other work on the machine it is the steadier figure, but it counts as cost
-what the writer does on a second core while a commit runs.
-Four writers and one are separate processes on one PostgreSQL server, measured from each writer's second thousand of
-events; on SQLite, writers take turns.
+writer's side starts from event tuples and adds what makes it a ledger: the queue and its thread, canonical leaf
+bytes, pseudonyms, contiguous idx, projections, trees, the root log and its checkpoints; events come in batches of
+1,000 too, and where several wait it commits up to four together. What is there before a side begins (events, rows) is
+frozen out of garbage collection on both sides, as engines do with what they have loaded. Rounds alternate, so that a
+busy machine slows both; a ratio is the median over pairs of rounds. `cpu` is processor time of the whole process:
+with other work on the machine it is the steadier figure, but it counts as cost what the writer does on a second core
+while a commit runs. Four writers and one are separate processes on one PostgreSQL server, measured from each writer's
+second thousand of events; on SQLite, writers take turns.
 Run: `python benchmarks/ledger.py [--rounds 5] [--postgres] [--engine 9] [--out benchmarks/results/ledger-cpu.json]`.
 """
 
