@@ -229,7 +229,8 @@ class EnginePort(PortMoves):
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""
         self._catch_up()
-        return Stats(dict(self.tallies), (port_stats(self.pool, self._clock.now_us()),), len(self._running))
+        pools = (port_stats(self.pool, self._clock.now_us()),)
+        return Stats(dict(self.tallies), pools, len(self._running), self._orphans.drift_blocks)
 
     def counts(self) -> PoolCounts:
         """The pool's own counters for conservation, after everything that happened went to the ledger."""

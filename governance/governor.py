@@ -409,7 +409,7 @@ class Governor(Authority):
         """A snapshot of counters; consistent between steps."""
         now_us = self._clock.now_us()
         pools = tuple(pool_stats(manager, now_us) for manager in self._pools.managers)
-        return Stats(dict(self.tallies), pools, len(self._live))
+        return Stats(dict(self.tallies), pools, len(self._live), self._orphans.drift_blocks)
 
     def counts(self) -> PoolCounts:
         """The pools' own counters for conservation, after everything that happened has been handed to the ledger.

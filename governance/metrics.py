@@ -71,6 +71,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("deletion_coverage_ratio", "gauge", "Covered share of what was due; 1 when nothing was.", _TENANT),
     Measure("deletion_lag_seconds_max", "gauge", "Longest time from due to the last receipt, in the last day."),
     # lifecycle (LIF-2)
+    Measure("memory_drift_blocks", "gauge", "Blocks in custody that nothing accounts for, found and not repaired.",
+            _WORKER, "drift"),
     Measure("orphan_findings", "gauge", "Orphans on record, by class.", ("orphan",)),
     # the ledger (AUD-1, AUD-2)
     Measure("ledger_admitting", "gauge", "1 while new custody can be recorded."),
@@ -144,7 +146,11 @@ def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
 
 def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> dict[str, float]:
     """What a worker reports of a facade's `stats()`: counters by the keys of the measures, bounded in number."""
-    found: dict[str, float] = {"running": stats.running, "bytes_per_block": bytes_per_block}
+    found: dict[str, float] = {
+        "running": stats.running,
+        "bytes_per_block": bytes_per_block,
+        "drift": stats.drift_blocks,
+    }
 
     def add(name: str, value: float) -> None:
         found[name] = found.get(name, 0) + value

@@ -30,6 +30,7 @@ class Stats(NamedTuple):
     tenants: dict[str, Tally]
     pools: tuple[PoolStats, ...]
     running: int
+    drift_blocks: int = 0  # found by scans and not repaired: in custody, and nothing accounts for them
 
 
 def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:

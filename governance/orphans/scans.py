@@ -49,6 +49,12 @@ class OrphanScans:
         self._number = 0
         self._online: list[Slices] = []
         self._turn = 0
+        self._drifted: set[tuple[int, int]] = set()  # pool and block
+
+    @property
+    def drift_blocks(self) -> int:
+        """Memory drift: blocks that scans found to be accounted for by nothing, and that none has repaired."""
+        return len(self._drifted)
 
     def scan(self) -> list[Finding]:
         """Every disagreement between allocator, live requests, holds, queues and tiers (G1)."""
@@ -59,6 +65,8 @@ class OrphanScans:
         started_us = self._clock.now_us()
         found, compared = self._troubles(started_us, ledger)
         scanned = Scanned(mended(found), compared, blocks, started_us, self._clock.now_us())
+        self._drifted.clear()
+        self._note_drift(scanned.findings)
         self._record(mode, scanned)
         return scanned
 
@@ -90,8 +98,14 @@ class OrphanScans:
         looked = [online.progress for online in self._online]
         compared = sum(one.holds + one.sequences for one in looked)
         blocks = sum(one.blocks for one in looked)
+        self._note_drift(findings)
         self._record("online", Scanned(tuple(findings), compared, blocks, now_us, now_us))
         _log.warning("orphans found", findings=len(findings), first=findings[0].orphan)
+
+    def _note_drift(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            if finding.orphan in DRIFT and finding.outcome != "recovered":
+                self._drifted.update((finding.pool, block) for block in finding.blocks)
 
     # -- record -------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from planting import Garden
 from sqlalchemy import Engine
 
 from kvcustody.audit.queries import findings
+from kvcustody.governance.metrics import worker_status
 from kvcustody.governance.orphans.online_scan import OnlineScan
 from kvcustody.governance.orphans.slices import Budget
 
@@ -84,5 +85,7 @@ def test_a_governor_records_what_its_slices_find(store: Engine, tmp_path: Path) 
     with store.connect() as connection:
         found = findings(connection)
     assert {(one.orphan, one.action) for one in found} == {("hold without residency", "")}
+    assert worker_status(garden.governor.stats(), 16)["drift"] == 1, "until it is repaired"
     recovered = garden.governor.scan_and_recover(garden.join)
+    assert worker_status(garden.governor.stats(), 16)["drift"] == 0
     assert recovered.drift_blocks > 0 and garden.governor.scan_and_recover(garden.join).drift_blocks == 0
