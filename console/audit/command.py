@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from kvcustody.console.audit import anchor, check, export, find, keep, ship, signing
+from kvcustody.console.audit import anchor, check, export, find, keep, ship, signing, tiles
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,6 +21,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "fsck": (check.check, "fsck --key ledger.vkey --note checkpoint-of-last-week"),
     "export": (export.export, "export ./evidence --since 2026-10-01 --until 2026-11-01"),
     "verify": (export.verify, "verify ./evidence --key ledger.vkey --witness witness.vkey"),
+    "tiles": (tiles.tiles, "tiles ./tiles --log tenant/acme"),
     "timestamp": (
         anchor.timestamp,
         "timestamp --url http://tsa.example.org/ --certificate tsa.pem --roots roots.pem",

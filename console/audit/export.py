@@ -27,6 +27,7 @@ from kvcustody.console.audit.ledger import (
     reading,
     shown,
 )
+from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.errors import ConfigError
 
@@ -111,6 +112,12 @@ def verify(
     witnesses = key_texts(witness)
     threshold = len(witnesses) if witnesses_min is None else witnesses_min
     kept = [_kept(text) for text in head or ()]
+    if is_tiles(folder):
+        if kept or tsa_certificate or tsa_roots:
+            raise ConfigError("--head and --tsa-… are for exports of leaves; this is a folder of tiles")
+        report = check_tiles(folder, key_texts(key), witnesses, threshold)
+        show_tiles(report, as_json=as_json)
+        raise typer.Exit(0 if report.ok else EXIT_NOT_SOUND)
     authorities = _authorities(tsa_certificate, tsa_roots)
     began = time.monotonic()
     with progress_bar() as bar:

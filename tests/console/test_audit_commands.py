@@ -120,6 +120,19 @@ def test_export_verify_and_fsck_find_an_edit(run: Run, place: Path) -> None:
     assert "not under the checkpoint" in run("audit export other --log tenant/nobody", exits=2).stderr
 
 
+@pytest.mark.parametrize("log", ["", "--log tenant/acme"])
+def test_a_log_as_tiles(run: Run, place: Path, log: str) -> None:
+    """The root log under its checkpoint, and a sub-log under the proof of its head; a changed tile is found."""
+    made = answer(run(f"audit tiles tiles {log} --json"))
+    found = answer(run("audit verify tiles --key ledger.vkey --json"))
+    assert found["sound"] and found["size"] == made["size"] and found["root"] == made["root"]
+    assert (place / "tiles" / ("head.tlog-proof" if log else "checkpoint")).is_file()
+    path = next(path for path in (place / "tiles/tile/0").rglob("*") if path.is_file())
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    assert "not sound" in run("audit verify tiles --key ledger.vkey", exits=1).stdout
+    assert "not under the checkpoint" in run("audit tiles other --log tenant/nobody", exits=2).stderr
+
+
 def test_a_witness_from_init_to_verdict(run: Run, place: Path) -> None:
     log = (place / "ledger.vkey").read_text().splitlines()[1]
     vkey = run(f"witness init w --name witness.example --log {log}").stdout.splitlines()[0]
@@ -240,6 +253,7 @@ def test_every_command_teaches_by_example(run: Run) -> None:
         "keys",
         "rotate-key",
         "export",
+        "tiles",
         "verify",
         "redact",
         "purge",

@@ -1,0 +1,36 @@
+"""One log of a ledger as C2SP tiles (tlog-tiles), for monitors and readers that others wrote.
+
+B1 The root log comes with the signed checkpoint, so that any reader of tlog-tiles checks it; its entries are the salted
+commitments. A sub-log comes with the proof of its head under that checkpoint.
+B2 A log whose first leaves retention dropped has no whole tiles any more and is refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvcustody.audit.checkpoint import parse_checkpoint
+from kvcustody.audit.exports.source import ExportSource
+from kvcustody.audit.merkle import TreeHead
+from kvcustody.audit.note import parse_note
+from kvcustody.audit.tiles import CHECKPOINT, HEAD_PROOF, ExportError, write_export
+
+
+def export_tiles(folder: Path, source: ExportSource, log: str | None = None) -> TreeHead:
+    """Write the root log (None) or a sub-log as tiles, whole or not at all; its head. Raises `ExportError`."""
+    if log is None:
+        head = parse_checkpoint(parse_note(source.note).text).head
+        commitments = (leaf.commitment for leaf in source.root_leaves())
+        write_export(folder, commitments, head, {CHECKPOINT: source.note})
+        return head
+    found = next((each for each in source.logs() if each.name == log), None)
+    if found is None:
+        raise ExportError(f"log `{log}` is not under the checkpoint", log=log)
+    if found.purged_below:
+        raise ExportError(
+            f"leaves 0 to `{found.purged_below}` of `{log}` were dropped; `audit export` writes what is there",
+            log=log,
+        )
+    leaves = source.leaves(log, 0, found.head.size)
+    write_export(folder, leaves, found.head, {HEAD_PROOF: found.proof.to_bytes()})
+    return found.head

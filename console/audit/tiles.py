@@ -1,0 +1,63 @@
+"""`kvcustody audit tiles`: a log as C2SP tiles, and the check of such a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.export_check import ExportReport, verify_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.exports.tile_export import export_tiles
+from kvcustody.console.audit.ledger import DEFAULT, Ledger, reading
+from kvcustody.console.command import Json, print_json
+
+
+def tiles(
+    folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
+    log: Annotated[
+        str | None, typer.Option(help="This log (`system`, `tenant/NAME`); default: the root log.")
+    ] = None,
+    ledger: Ledger = DEFAULT,
+    as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Write a log as C2SP tiles (tlog-tiles), as monitors and readers of others expect it.
+
+    The root log has the signed checkpoint beside its tiles, a sub-log the proof of its head; `audit verify` checks both.
+    """
+    with reading(ledger) as engine:
+        head = export_tiles(folder, LedgerSource(engine, as_of=as_of), log)
+    if as_json:
+        print_json({"folder": str(folder), "log": log, "size": head.size, "root": head.root.hex()})
+    else:
+        print(f"exported: {head.size} leaves of {log or 'the root log'} as tiles in {folder}")
+
+
+def is_tiles(folder: Path) -> bool:
+    """True for a folder of tiles; an export of leaves has a manifest instead."""
+    return (folder / "tile").is_dir() and not (folder / "manifest.json").exists()
+
+
+def check_tiles(folder: Path, keys: Sequence[str], witnesses: Sequence[str], threshold: int) -> ExportReport:
+    """Every byte of a folder of tiles, by the reader's keys."""
+    return verify_export(folder, keys, witnesses=witnesses, witness_threshold=threshold)
+
+
+def show_tiles(found: ExportReport, *, as_json: bool) -> None:
+    """The verdict, and what it does not show."""
+    problems = [problem.text for problem in found.problems]
+    if as_json:
+        facts: dict[str, Any] = {"sound": found.ok, "log": found.name, "size": found.size}
+        print_json(facts | {"leaves": found.leaves, "root": found.root.hex(), "problems": problems})
+        return
+    for text in problems:
+        print(f"not sound: {text}")
+    if found.ok:
+        print(f"sound: {found.leaves} leaves of {found.name} are what the ledger's key signed")
+    print(
+        "not shown: other logs, and whether this one is longer now; give a witness's key for its word on that"
+    )
