@@ -44,7 +44,7 @@ def limitations(report: Report) -> tuple[str, ...]:
             "with the generation counter alone."
         )
     if report.losses.gaps:
-        made.append(f"{report.losses.gaps:,} gaps: what they would have said is unknown.")
+        made.append(f"Gaps ({report.losses.gaps:,}): what they would have said is unknown.")
     if report.recount is None:
         made.append("Coverage was not recomputed from leaves for this report.")
     if report.asked.tenant is not None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from kvcustody.audit.report.contents import Report
 from kvcustody.console.report import charts
 from kvcustody.console.report.blocks import Block, Chart, Facts, Literal, Paragraph, Section, Table
-from kvcustody.console.report.words import count, duration, minute, moment, percent, size
+from kvcustody.console.report.words import count, duration, minute, moment, percent, second, size
 
 _TENANTS_DRAWN = 20
+_MINUTE_US, _DAY_US = 60_000_000, 86_400_000_000
 _LEGEND = (("covered", 1), ("late", 2), ("failed or missing", 4), ("disputed", 3), ("unproven or overdue", 5))
 
 
@@ -80,11 +81,11 @@ def _policies(report: Report) -> Sequence[Block]:
         Table(
             ("policy revision", "name", "profile", "in effect from", "by", "digest"),
             [
-                (str(item.revision), item.name, item.profile, moment(item.at_us), item.actor, item.digest)
+                (str(item.revision), item.name, item.profile, second(item.at_us), item.actor, item.digest)
                 for item in report.boundary.policies
             ],
             left=6,
-            widths=(0.1, 0.16, 0.09, 0.19, 0.12, 0.34),
+            widths=(0.08, 0.17, 0.09, 0.17, 0.12, 0.37),
         ),
     )
 
@@ -160,8 +161,7 @@ def population_section(report: Report) -> Section:
 def coverage_section(report: Report) -> Section:
     """Units and bytes, over time and by tenant, and how soon they were destroyed."""
     asked = report.asked
-    day = asked.until_us - asked.since_us > 2 * 86_400_000_000
-    labels = [minute(item.start_us)[: 10 if day else 16].replace("T", " ") for item in report.timeline]
+    labels = _labels([item.start_us for item in report.timeline], asked.until_us - asked.since_us)
     by_tenant = _by_tenant(report)
     lags = report.timeliness
     limits = [f"≤ {duration(item.up_to_us)}" if item.up_to_us else "longer" for item in lags.lags]
@@ -175,7 +175,7 @@ def coverage_section(report: Report) -> Section:
             Chart(
                 charts.columns(
                     "Units due over the period",
-                    [label[11:] or label for label in labels] if not day else labels,
+                    labels,
                     [(item.covered, item.uncovered) for item in report.timeline],
                     (("covered", 1), ("not covered", 4)),
                     "UTC",
@@ -247,6 +247,14 @@ def coverage_section(report: Report) -> Section:
             ),
         ),
     )
+
+
+def _labels(starts_us: Sequence[int], period_us: int) -> list[str]:
+    """When each part of the period begins: a day, a minute, or a second where parts are shorter than a minute."""
+    if period_us > 2 * _DAY_US:
+        return [minute(start)[:10] for start in starts_us]
+    step_us = starts_us[1] - starts_us[0] if len(starts_us) > 1 else period_us
+    return [second(start)[11:19] if step_us < _MINUTE_US else minute(start)[11:] for start in starts_us]
 
 
 def _by_tenant(report: Report) -> charts.Figure:

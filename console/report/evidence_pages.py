@@ -6,7 +6,7 @@ import hashlib
 
 from kvcustody.audit.report.contents import Report
 from kvcustody.console.report.blocks import Block, Facts, Paragraph, Section, Table
-from kvcustody.console.report.words import count, duration, moment
+from kvcustody.console.report.words import count, duration, moment, second, several
 
 _LISTED = 60
 _DRAW = (
@@ -110,7 +110,7 @@ def exceptions_section(report: Report) -> Section:
                             item.incarnation[:8],
                             count(item.units),
                         ),
-                        *(moment(item.first_due_us)[:19], item.meaning, ""),
+                        *(second(item.first_due_us), item.meaning, ""),
                     )
                     for item in report.exceptions[:_LISTED]
                 ],
@@ -151,7 +151,7 @@ def activity_section(report: Report) -> Section:
                         item.tenant or "",
                         item.selector,
                         item.pseudonym or "",
-                        moment(item.at_us)[:19],
+                        second(item.at_us),
                     ),
                     *(item.outcome, count(item.blocks), count(item.remaining), item.reason),
                 )
@@ -159,7 +159,7 @@ def activity_section(report: Report) -> Section:
             ]
             or [("none asked for", *[""] * 8)],
             left=9,
-            widths=(0.13, 0.1, 0.08, 0.16, 0.14, 0.1, 0.07, 0.08, 0.14),
+            widths=(0.12, 0.1, 0.08, 0.15, 0.17, 0.1, 0.06, 0.09, 0.13),
         ),
         *_more(len(activity.erasures) - _LISTED, "erasures"),
         Table(
@@ -177,7 +177,9 @@ def losses_section(report: Report) -> Section:
     """Gaps, spills and witnesses."""
     losses, witnessed = report.losses, report.boundary.witnessed
     blocks: list[Block] = [
-        Paragraph(f"{count(losses.gaps)} gaps and {count(losses.spills)} spill events under the checkpoint.")
+        Paragraph(
+            f"{several(losses.gaps, 'gap')} and {several(losses.spills, 'spill event')} under the checkpoint."
+        )
     ]
     if losses.listed_gaps:
         rows = [

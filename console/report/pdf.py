@@ -1,7 +1,7 @@
 """A page as PDF, by reportlab (the extra `reports`): the same words and charts as the HTML, set for A4.
 
 Q1 The bytes are a function of the page alone: no time, no random id, fonts that every PDF reader has.
-Q2 A character that these fonts lack is written as its code point, and never dropped.
+Q2 A section begins a page where little room is left below its heading; what is signed is never parted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from typing import Any
-from xml.sax.saxutils import escape
 
 from kvcustody.console.report.blocks import (
     Block,
@@ -24,14 +23,14 @@ from kvcustody.console.report.blocks import (
     Table,
     Tile,
 )
-from kvcustody.console.report.charts import WIDTH, Figure
+from kvcustody.console.report.charts import Figure
+from kvcustody.console.report.pdf_drawing import BAD, GOOD, INK, LINE, SERIES, SOFT, TINT, draw
+from kvcustody.console.report.pdf_text import plain, safe
 from kvcustody.errors import ConfigError
 
-_INK, _SOFT, _LINE, _TINT, _GOOD, _BAD = "#1c2126", "#59626b", "#c9ced2", "#f3f4f2", "#176b4d", "#b3261e"
-_SERIES = {1: "#2a6f97", 2: "#e08e2b", 3: "#8a5a9e", 4: "#b5483a", 5: "#8c979f"}
-_MARKS = {"": _INK, "good": _GOOD, "bad": _BAD, "quiet": _SOFT}
+_MARKS = {"": INK, "good": GOOD, "bad": BAD, "quiet": SOFT}
 _GAP = "&nbsp;" * 3
-_REPLACED = {"≤": "<=", "≥": ">=", "−": "-"}  # what the standard fonts lack and we write ourselves
+_ROOM = 120  # points that a section wants below its heading; else it begins a page
 
 
 def render_pdf(page: Page) -> bytes:
@@ -50,6 +49,7 @@ class _Setter:
     def __init__(self) -> None:
         from reportlab.lib import colors, pagesizes, styles, units
         from reportlab.platypus import (
+            CondPageBreak,
             KeepTogether,
             LongTable,
             Preformatted,
@@ -59,6 +59,7 @@ class _Setter:
         from reportlab.platypus import Paragraph as Text
 
         self._text, self._long_table, self._keep = Text, LongTable, KeepTogether
+        self._room = CondPageBreak
         self._literal, self._document, self._space = Preformatted, SimpleDocTemplate, Spacer
         self._color: Callable[[str], Any] = colors.HexColor
         self._page_size = pagesizes.A4
@@ -70,15 +71,15 @@ class _Setter:
             self._named(size=6.9, leading=8.6),
             self._named(size=6.9, leading=8.6, align=2),
         )
-        self._head = self._named(size=6.9, leading=8.6, color=_SOFT, bold=True)
-        self._head_number = self._named(size=6.9, leading=8.6, color=_SOFT, bold=True, align=2)
+        self._head = self._named(size=6.9, leading=8.6, color=SOFT, bold=True)
+        self._head_number = self._named(size=6.9, leading=8.6, color=SOFT, bold=True, align=2)
         self._makers: dict[type, Callable[[Any], list[Any]]] = {
             Paragraph: self._paragraph,
             Literal: self._preformatted,
             Facts: self._facts,
             Items: self._items,
             Signatures: self._signatures,
-            Chart: lambda block: [self._keep([self._caption(block.figure), self._drawing(block.figure)])],
+            Chart: lambda block: [self._keep([self._caption(block.figure), draw(block.figure, self._width)])],
             Table: self._table,
         }
 
@@ -92,24 +93,24 @@ class _Setter:
             rightMargin=self._margin,
             topMargin=self._margin,
             bottomMargin=self._margin + 6,
-            title=_plain(page.title),
+            title=plain(page.title),
             author="kvcustody",
             invariant=1,
         )
         title = self._named(size=17, leading=21, after=3, bold=True)
         flow: list[Any] = [
-            self._text(_safe(page.title), title),
-            self._text(_safe(page.subtitle), self._named(size=9, leading=12.5, after=10, color=_SOFT)),
+            self._text(safe(page.title), title),
+            self._text(safe(page.subtitle), self._named(size=9, leading=12.5, after=10, color=SOFT)),
         ]
         if page.tiles:
             flow += self._tiles(page.tiles)
         for number, section in enumerate(page.sections, 1):
             flow += self._section(number, section)
-        note = _plain(page.footer)
+        note = plain(page.footer)
 
         def decorate(canvas: Any, template: Any) -> None:
             canvas.setFont("Helvetica", 7)
-            canvas.setFillColor(self._color(_SOFT))
+            canvas.setFillColor(self._color(SOFT))
             canvas.drawString(self._margin, 22, note)
             canvas.drawRightString(self._page_size[0] - self._margin, 22, f"page {template.page}")
 
@@ -118,12 +119,12 @@ class _Setter:
 
     def _section(self, number: int, section: Section) -> list[Any]:
         heading = self._text(
-            f"{number}. {_safe(section.title)}",
+            f"{number}. {safe(section.title)}",
             self._named(size=12.5, leading=16, before=13, after=5, bold=True, keep=True),
         )
         flow = [heading, *(item for block in section.blocks for item in self._block(block))]
         signed = any(isinstance(block, Signatures) for block in section.blocks)
-        return [self._keep(flow)] if signed else flow
+        return [self._keep(flow)] if signed else [self._room(_ROOM), *flow]
 
     def _block(self, block: Block) -> list[Any]:
         return self._makers[type(block)](block)
@@ -132,7 +133,7 @@ class _Setter:
         bold = block.mark == "bad"
         return [
             self._text(
-                _safe(block.text),
+                safe(block.text),
                 self._named(size=8.8, leading=12.2, after=5, color=_MARKS[block.mark], bold=bold),
             )
         ]
@@ -143,50 +144,50 @@ class _Setter:
             fontName="Courier",
             fontSize=7,
             leading=9.2,
-            textColor=self._color(_INK),
-            backColor=self._color(_TINT),
+            textColor=self._color(INK),
+            backColor=self._color(TINT),
             borderPadding=5,
             spaceBefore=6,
             spaceAfter=11,
         )
-        return [self._literal(_plain(block.text), style, maxLineLength=116, newLineChars="")]
+        return [self._literal(plain(block.text), style, maxLineLength=116, newLineChars="")]
 
     def _facts(self, block: Facts) -> list[Any]:
         rows = [
             [
-                self._text(_safe(name), self._named(size=8, leading=10.5, color=_SOFT)),
-                self._text(_safe(value), self._named(size=8, leading=10.5)),
+                self._text(safe(name), self._named(size=8, leading=10.5, color=SOFT)),
+                self._text(safe(value), self._named(size=8, leading=10.5)),
             ]
             for name, value in block.items
         ]
-        table = self._long_table(rows, colWidths=[self._width * 0.32, self._width * 0.68])
+        table = self._long_table(rows, colWidths=[self._width * 0.36, self._width * 0.64])
         table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), *_padding(0, 1.5)])
         return [table, self._space(1, 6)]
 
     def _items(self, block: Items) -> list[Any]:
         style = self._named(size=8.8, leading=12, after=3, indent=10)
-        return [self._text(_safe(item), style, bulletText="\u2022") for item in block.items]
+        return [self._text(safe(item), style, bulletText="\u2022") for item in block.items]
 
     def _signatures(self, block: Signatures) -> list[Any]:
-        style = self._named(size=8, leading=10, color=_SOFT)
-        cells = [self._text(f"{_safe(role)}: name, date, signature", style) for role in block.roles]
+        style = self._named(size=8, leading=10, color=SOFT)
+        cells = [self._text(f"{safe(role)}: name, date, signature", style) for role in block.roles]
         rows = [cells[place : place + 2] for place in range(0, len(cells), 2)]
         rows[-1] += [""] * (2 - len(rows[-1]))
         table = self._long_table(rows, colWidths=[self._width / 2] * 2, rowHeights=[46] * len(rows))
-        line = ("LINEBELOW", (0, 0), (-1, -1), 0.6, self._color(_SOFT))
+        line = ("LINEBELOW", (0, 0), (-1, -1), 0.6, self._color(SOFT))
         table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), line, *_padding(0, 4)])
-        return [self._space(1, 10), self._keep([table])]
+        return [self._space(1, 10), table]
 
     def _table(self, block: Table) -> list[Any]:
         count = len(block.headings)
         widths = block.widths or _even(count, block.left)
         heads = [
-            self._text(_safe(text), self._head if place < block.left else self._head_number)
+            self._text(safe(text), self._head if place < block.left else self._head_number)
             for place, text in enumerate(block.headings)
         ]
         rows = [
             [
-                self._text(_safe(cell), self._cell if place < block.left else self._number)
+                self._text(safe(cell), self._cell if place < block.left else self._number)
                 for place, cell in enumerate(row)
             ]
             for row in block.rows
@@ -202,7 +203,7 @@ class _Setter:
             [
                 ("VALIGN", (0, 0), (-1, -1), "TOP"),
                 ("VALIGN", (0, 0), (-1, 0), "BOTTOM"),
-                ("LINEBELOW", (0, 0), (-1, -1), 0.4, self._color(_LINE)),
+                ("LINEBELOW", (0, 0), (-1, -1), 0.4, self._color(LINE)),
                 *_padding(2.5, 2.2),
                 *marked,
             ]
@@ -213,50 +214,29 @@ class _Setter:
         value = {
             mark: self._named(size=14, leading=18, bold=True, color=color) for mark, color in _MARKS.items()
         }
-        label = self._named(size=7, leading=8.8, color=_SOFT)
+        label = self._named(size=7, leading=8.8, color=SOFT)
         rows = [
             [
-                [self._text(_safe(tile.value), value[tile.mark]), self._text(_safe(tile.label), label)]
+                [self._text(safe(tile.value), value[tile.mark]), self._text(safe(tile.label), label)]
                 for tile in tiles[place : place + 3]
             ]
             for place in range(0, len(tiles), 3)
         ]
         rows[-1] += [""] * (3 - len(rows[-1]))  # type: ignore[list-item]
         table = self._long_table(rows, colWidths=[self._width / 3] * 3)
-        grid = ("GRID", (0, 0), (-1, -1), 0.5, self._color(_LINE))
+        grid = ("GRID", (0, 0), (-1, -1), 0.5, self._color(LINE))
         table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), grid, *_padding(7, 6)])
         return [table, self._space(1, 8)]
 
     def _caption(self, figure: Figure) -> Any:
         legend = "".join(
-            f'{_GAP}<font color="{_SERIES[series]}">\u2022</font> <font color="{_SOFT}">{_safe(name)}</font>'
+            f'{_GAP}<font color="{SERIES[series]}">\u2022</font> <font color="{SOFT}">{safe(name)}</font>'
             for name, series in figure.legend
             if len(figure.legend) > 1
         )
         return self._text(
-            f"<b>{_safe(figure.title)}</b>{legend}", self._named(size=8, leading=11, before=6, after=3)
+            f"<b>{safe(figure.title)}</b>{legend}", self._named(size=8, leading=11, before=6, after=3)
         )
-
-    def _drawing(self, figure: Figure) -> Any:
-        from reportlab.graphics.shapes import Drawing, Line, Rect, String
-
-        scale = self._width / WIDTH
-        drawing = Drawing(self._width, figure.height * scale + 8)
-        top = figure.height * scale + 4
-        for x1, y1, x2, y2 in figure.lines:
-            line = Line(x1 * scale, top - y1 * scale, x2 * scale, top - y2 * scale)
-            line.strokeColor, line.strokeWidth = self._color(_LINE), 0.5
-            drawing.add(line)
-        for bar in figure.bars:
-            low = top - (bar.y + bar.height) * scale
-            rect = Rect(bar.x * scale, low, bar.width * scale, bar.height * scale)
-            rect.fillColor, rect.strokeColor = self._color(_SERIES[bar.series]), None
-            drawing.add(rect)
-        for word in figure.texts:
-            text = String(word.x * scale, top - word.y * scale, _plain(word.text), textAnchor=word.anchor)
-            text.fontName, text.fontSize, text.fillColor = "Helvetica", 6.6, self._color(_SOFT)
-            drawing.add(text)
-        return drawing
 
     def _named(
         self,
@@ -265,7 +245,7 @@ class _Setter:
         leading: float,
         after: float = 0,
         before: float = 0,
-        color: str = _INK,
+        color: str = INK,
         bold: bool = False,
         align: int = 0,
         indent: float = 0,
@@ -297,14 +277,3 @@ def _padding(across: float, along: float) -> list[tuple[Any, ...]]:
     whole = ((0, 0), (-1, -1))
     sides = {"LEFTPADDING": across, "RIGHTPADDING": across, "TOPPADDING": along, "BOTTOMPADDING": along}
     return [(name, *whole, value) for name, value in sides.items()]
-
-
-def _plain(text: str) -> str:
-    """Text in what the standard fonts have (Q2)."""
-    for ours, theirs in _REPLACED.items():
-        text = text.replace(ours, theirs)
-    return text.encode("cp1252", "backslashreplace").decode("cp1252")
-
-
-def _safe(text: str) -> str:
-    return escape(_plain(text))

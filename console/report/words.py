@@ -25,6 +25,11 @@ def moment(at_us: int) -> str:
     return utc_text(at_us) if at_us else ""
 
 
+def second(at_us: int) -> str:
+    """A UTC time to the second; nothing for 0."""
+    return f"{utc_text(at_us)[:19]}Z" if at_us else ""
+
+
 def minute(at_us: int) -> str:
     """A UTC time to the minute."""
     return utc_text(at_us)[:16]
@@ -43,3 +48,8 @@ def size(value: int) -> str:
     power = min(len(_UNITS) - 1, max(0, (value.bit_length() - 1) // 10)) if value else 0
     tenths = value * 10 >> (10 * power)
     return f"{tenths // 10}.{tenths % 10} {_UNITS[power]}"
+
+
+def several(number: int, one: str) -> str:
+    """So many of something, in words that agree."""
+    return f"{number:,} {one if number == 1 else one + 's'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from kvcustody.audit.report.population import VERDICTS
 from kvcustody.audit.report.verify import verify_report
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.store import WRITE, open_store
-from kvcustody.console.report.blocks import strings_of
+from kvcustody.console.report.blocks import Chart, strings_of
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
@@ -349,6 +350,29 @@ def test_the_pdf_says_what_the_page_says(sealed: Sealed, tmp_path: Path) -> None
         assert words in text, words
     assert len(reader.pages) >= 4
     assert "2000" in str(reader.metadata), "no time of its own"
+
+
+def test_the_labels_of_a_short_period_tell_its_parts_apart(sealed: Sealed) -> None:
+    page = page_of(sealed.report(sample=1))
+    blocks = [block for section in page.sections for block in section.blocks]
+    figures = [block.figure for block in blocks if isinstance(block, Chart)]
+    (over_time,) = [figure for figure in figures if figure.title.startswith("Units due over")]
+    labels = [word.text for word in over_time.texts if ":" in word.text]
+    assert len(labels) > 3 and len(set(labels)) == len(labels)
+    assert "1 gap and 1 spill event under the checkpoint." in strings_of(page)
+
+
+def test_no_heading_of_the_pdf_is_left_alone_and_what_is_signed_is_on_one_page(sealed: Sealed) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    report = sealed.report(sample=8)
+    titles = [f"{number}. {section.title}" for number, section in enumerate(page_of(report).sections, 1)]
+    pages = pypdf.PdfReader(io.BytesIO(render_all(report, ["pdf"])["report.pdf"])).pages
+    texts = [page.extract_text() for page in pages]
+    for title in titles:
+        (text,) = [text for text in texts if title in text]
+        assert len(text.split(title)[1].split()) > 45, title
+    (signed,) = [text for text in texts if titles[-1] in text]
+    assert "kvcustody report make" in signed and "Auditor: name" in signed
 
 
 def _without(where: list[str | int]) -> Callable[[Any], None]:
