@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, literal, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.ledger_proofs import LedgerProofs
@@ -32,6 +34,7 @@ from kvcustody.audit.schema import (
 from kvcustody.errors import LedgerError
 
 _WINDOW = 20_000
+_ONE_LOG = select(logs.c.id, logs.c.name).where(logs.c.name == bindparam("name"))
 _OUTCOMES = ("outcome", "effect", "result")
 _RULES = ("rule", "reasons")
 _GRANTS = ("grant", "via", "ids", "reasons")
@@ -90,15 +93,23 @@ class Cursor(NamedTuple):
         return cls(log, at_us, idx)
 
 
-class EventRow(NamedTuple):
-    """One leaf, decoded and as it stands."""
+@dataclass(slots=True)
+class EventRow:
+    """One leaf as it stands; `decoded` None: it is when somebody looks, for a page of the API gives the bytes alone."""
 
     log: str
     idx: int
     at_us: int
     kind: str
-    body: dict[str, Any]
+    decoded: dict[str, Any] | None = field(compare=False, repr=False)
     leaf: bytes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The leaf decoded."""
+        if self.decoded is None:
+            self.decoded = orjson.loads(self.leaf)
+        return self.decoded
 
 
 class EventPage(NamedTuple):
@@ -193,14 +204,29 @@ def _next(
     connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None, limit: int
 ) -> Sequence[Any]:
     """The next leaves of a log in a period, whatever they say."""
+    at_us, idx = (None, None) if place is None else (place.at_us, place.idx)
+    asked = {"log": log, "since": wanted.since_us, "until": wanted.until_us, "below": below}
+    asked |= {"at_us": at_us, "idx": idx, "limit": limit}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return connection.execute(_statement(frozenset(given)), given).all()
+
+
+@cache
+def _statement(given: frozenset[str]) -> Select[Any]:
+    """The query of `_next` with these parameters; building it anew takes as long as running it."""
     column = events.c
-    query = (
-        select(column.at_us, column.idx, column.kind, column.leaf)
-        .where(*_inside(log, wanted, below, place))
-        .order_by(column.at_us, column.idx)
-        .limit(limit)
-    )
-    return connection.execute(query).all()
+    made: list[ColumnElement[bool]] = [column.log == bindparam("log")]
+    if "since" in given:
+        made.append(column.at_us >= bindparam("since"))
+    if "until" in given:
+        made.append(column.at_us < bindparam("until"))
+    if "below" in given:
+        made.append(column.idx < bindparam("below"))
+    if "at_us" in given:
+        past = or_(column.at_us > bindparam("at_us"), column.idx > bindparam("idx"))
+        made += [column.at_us >= bindparam("at_us"), past]
+    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*made)
+    return query.order_by(column.at_us, column.idx).limit(bindparam("limit"))
 
 
 def _inside(
@@ -262,13 +288,16 @@ class _Window:
 
 
 def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[tuple[int, str]]:
+    first = 0 if after is None else after.log
+    if wanted.logs is not None and len(wanted.logs) == 1 and wanted.tenant is None:
+        found = connection.execute(_ONE_LOG, {"name": wanted.logs[0]})
+        return [(row.id, row.name) for row in found if row.id >= first]
     query = select(logs.c.id, logs.c.name).order_by(logs.c.id)
     if wanted.logs is not None:
         query = query.where(logs.c.name.in_(wanted.logs))
     if wanted.tenant is not None:
         query = query.where(logs.c.name == log_of(wanted.tenant))
-    if after is not None:
-        query = query.where(logs.c.id >= after.log)
+    query = query.where(logs.c.id >= first)
     return [(row.id, row.name) for row in connection.execute(query)]
 
 
@@ -349,5 +378,5 @@ def _names(body: dict[str, Any], block: BlockRef) -> bool:
 
 
 def _row(name: str, row: Any) -> EventRow:
-    leaf = bytes(row.leaf)
-    return EventRow(name, row.idx, row.at_us, row.kind, orjson.loads(leaf), leaf)
+    at_us, idx, kind, leaf = row
+    return EventRow(name, idx, at_us, kind, None, bytes(leaf))
