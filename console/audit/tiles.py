@@ -25,9 +25,9 @@ def tiles(
     *,
     as_json: Json = False,
 ) -> None:
-    """Write a log as C2SP tiles (tlog-tiles), as monitors and readers of others expect it.
+    """Write a log as C2SP tiles (tlog-tiles), for readers that others wrote.
 
-    The root log has the signed checkpoint beside its tiles, a sub-log the proof of its head; `audit verify` checks both.
+    The root log has the signed checkpoint beside its tiles, a sub-log the proof of its head; `audit verify` reads both.
     """
     with reading(ledger) as engine:
         head = export_tiles(folder, LedgerSource(engine, as_of=as_of), log)
