@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,15 +17,14 @@ from typing import Annotated, Any, NamedTuple
 import orjson
 import typer
 
+from kvcustody.console.api.answering import finished, one_segment, tell
 from kvcustody.console.api.asking import Answer, Asker, Where, asking
-from kvcustody.console.api.printing import show
-from kvcustody.console.command import Json, print_json
+from kvcustody.console.command import Json
 from kvcustody.console.remote import Authority, KeyFile, Server
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
 
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
-_KEEP = 0.2
 As = Annotated[
     str | None,
     typer.Option("--as", help="On the ledger itself: act as this enrolled principal.", metavar="NAME"),
@@ -104,10 +102,10 @@ def function_of(command: Command) -> Callable[..., None]:
         with asking(where) as asker:
             answer = _ask(asker, command, given)
             if command.job and (follow["wait"] or not asker.lasting):
-                answer = _finished(asker, answer, out)
+                answer = finished(asker, answer, out)
             elif command.paged and follow["all_pages"]:
                 answer = _whole(asker, command, given, answer)
-        _tell(answer, as_json, None if command.job else out)
+        tell(answer, as_json, None if command.job else out)
 
     run.__name__ = command.name.replace("-", "_")
     run.__doc__ = command.says
@@ -200,7 +198,7 @@ def _ask(asker: Asker, command: Command, given: dict[str, Any]) -> Answer:
         if value is None or value == []:
             continue
         if part.place == "path":
-            path = path.replace("{" + part.name + "}", _segment(str(value)))
+            path = path.replace("{" + part.name + "}", one_segment(str(value)))
         elif part.place == "query":
             query[part.name] = str(value).lower() if isinstance(value, bool) else str(value)
         elif part.place == "header":
@@ -213,12 +211,6 @@ def _ask(asker: Asker, command: Command, given: dict[str, Any]) -> Answer:
     if command.keyed:
         headers["Idempotency-Key"] = given.get("key") or uuid.uuid4().hex
     return asker.ask(command.method, path, query=query, headers=headers, body=content)
-
-
-def _segment(text: str) -> str:
-    if not text or "/" in text or "?" in text or "#" in text or text in (".", ".."):
-        raise ConfigError(f"`{text}` is no name of one thing")
-    return text
 
 
 def _body(command: Command, whole: Path | None, parts: dict[str, Any]) -> bytes | None:
@@ -254,24 +246,6 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
 
 
-def _finished(asker: Asker, answer: Answer, out: Path | None) -> Answer:
-    """A job at its end, its files in the folder `out` (M3)."""
-    job = orjson.loads(answer.body)["job"]
-    while (found := orjson.loads(_get(asker, f"/v1/jobs/{job}").body))["ended_us"] is None:
-        time.sleep(_KEEP)
-    files = (found["result"] or {}).get("files", [])
-    if out is None and files and not asker.lasting:
-        raise ConfigError("--out is needed: what this job makes is gone when the command has ended")
-    for item in files if out is not None else ():
-        name = _segment(item["name"])  # an answer never says where in the file system it goes
-        _write(Path(str(out)) / name, _get(asker, f"/v1/jobs/{job}/files/{name}").body)
-    return answer._replace(body=orjson.dumps(found))
-
-
-def _get(asker: Asker, path: str) -> Answer:
-    return asker.ask("GET", path, query={}, headers={}, body=None)
-
-
 def _whole(asker: Asker, command: Command, given: dict[str, Any], answer: Answer) -> Answer:
     """Every page as one."""
     page = orjson.loads(answer.body)
@@ -280,26 +254,3 @@ def _whole(asker: Asker, command: Command, given: dict[str, Any], answer: Answer
         page = orjson.loads(_ask(asker, command, {**given, _here("cursor"): page["next"]}).body)
         items += page["items"]
     return answer._replace(body=orjson.dumps(page | {"items": items}))
-
-
-def _tell(answer: Answer, as_json: bool, out: Path | None) -> None:
-    is_json = answer.media.startswith("application/json")
-    if out is not None:
-        _write(out, answer.body)
-        if as_json:
-            print_json({"path": str(out), "bytes": len(answer.body), "etag": answer.etag})
-    elif as_json:
-        text = None if not answer.body else answer.body.decode("utf-8", "replace")
-        print_json(orjson.loads(answer.body) if is_json else {"content": text})
-    elif is_json:
-        show(orjson.loads(answer.body))
-    else:
-        typer.echo(answer.body, nl=False)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
