@@ -120,6 +120,13 @@ def covered(
     tenant: Tenant = None,
     since: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")] = None,
     until: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: now.")] = None,
+    classification: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+    model: Annotated[
+        str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")
+    ] = None,
+    tier: Annotated[
+        str | None, Query(pattern=r"^device$", description="The only one on record today.")
+    ] = None,
 ) -> dict[str, Any]:
     """Deletion coverage of the custody that was due in a period, by tenant and classification."""
     mine = caller.tenant_of(READ, tenant)
@@ -128,7 +135,15 @@ def covered(
     if since_us >= until_us:
         raise ProblemError("invalid", "`since` must be before `until`")
     with service.reading(mine) as connection:
-        found = coverage(connection, since_us=since_us, until_us=until_us, tenant=mine)
+        found = coverage(
+            connection,
+            since_us=since_us,
+            until_us=until_us,
+            tenant=mine,
+            classification=classification,
+            model=model,
+            tier=tier,
+        )
     period = {"since_us": since_us, "until_us": until_us}
     lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
     return {"rows": facts(found.rows), "total": found.total._asdict(), **lag, **period}

@@ -76,7 +76,8 @@ def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str,
         if value is not None:
             check_identifier(name, value)
     model = None if what.model is None else bytes.fromhex(what.model)
-    selector = Selector(tenant=mine, model=model, **parts)
+    labels = tuple(sorted(what.labels.items()))
+    selector = Selector(tenant=mine, model=model, key_epoch=what.key_epoch, labels=labels, **parts)
     check_selector(selector)
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000

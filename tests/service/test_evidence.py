@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 from service_world import Worker, register, ship
 
@@ -139,3 +140,27 @@ def test_what_is_asked_for_as_a_job_is_on_record(client, people, worker) -> None
     assert job.status_code == 202
     found = client("GET", "/v1/audit/events?kind=access&actor=dpo&limit=1000", people["auditor"]).json()
     assert "checkLedger" in [item["leaf"]["operation"] for item in found["items"]]
+
+
+def test_an_erasure_names_every_part_of_a_domain(client, people) -> None:
+    body = {"tenant": "acme", "classification": "internal", "key_epoch": 3, "labels": {"region": "eu"}}
+    asked = client("POST", "/v1/erasures", people["dpo"], json=body).json()
+    assert asked["selector"] == "domain"
+    opening = client("GET", f"/v1/erasures/{asked['erasure']}/opening", people["dpo"]).json()
+    assert orjson.loads(opening["selector"]) == body
+
+
+def test_coverage_is_cut_as_asked(client, people, service) -> None:
+    worker = Worker("worker")
+    register(client, people["worker"], worker)
+    ship(client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme")]))
+
+    def due(cut: str) -> int:
+        path = f"/v1/custody/coverage?tenant=acme&since=1&until=9000000000000000{cut}"
+        answer = client("GET", path, people["dpo"])
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["total"]["due"])
+
+    whole = due("")
+    assert whole == due("&classification=internal") == due("&model=unknown") == due("&tier=device") > 0
+    assert due("&classification=secret") == due("&model=0123456789abcdef") == 0

@@ -34,6 +34,12 @@ class ErasureRequest(Model):
     ] = None
     classification: Name | None = None
     segment: Name | None = None
+    key_epoch: Annotated[
+        int | None, Field(strict=True, ge=0, lt=1 << 31, description="Domains of this key epoch.")
+    ] = None
+    labels: dict[Name, Name] = Field(
+        default_factory=dict, max_length=16, description="Domains with these labels, as region: eu."
+    )
     deadline_seconds: Annotated[int, Field(strict=True, ge=1, le=30 * 86_400)] = 3600
 
 
