@@ -35,6 +35,7 @@ from kvcustody.audit.events import Context, ReceiptRecorded, leaf, log_of
 from kvcustody.audit.events.batch import Batch
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.merkle import leaf_hashes
+from kvcustody.audit.partitions import make_ahead
 from kvcustody.audit.root_log import check_leaf
 from kvcustody.audit.runs import Run
 from kvcustody.audit.schema import events
@@ -46,6 +47,7 @@ TOGETHER = 20_000
 OTHERS = 100
 DAY_US = 86_400_000_000
 DAYS = 30
+MONTHS = 12  # of leaves on PostgreSQL, most of them empty: a lookup by place asks all of them
 START_US = 1_700_000_000_000_000
 INCARNATION = "5" * 32
 LARGE = "tenant-large"
@@ -92,6 +94,7 @@ def fill(engine: Engine, leaves: int) -> float:
             connection.exec_driver_sql("SET synchronous_commit=off")
             connection.commit()
         with connection.begin():
+            make_ahead(connection, START_US, MONTHS)
             register(connection, INCARNATION, "scale", 0, START_US)
         for first in range(0, leaves, TOGETHER):
             with connection.begin():
