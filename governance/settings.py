@@ -34,7 +34,23 @@ _FILE_BYTES_MAX = 1 << 20
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class Settings(BaseSettings):
+class LayeredSettings(BaseSettings):
+    """Settings from arguments and environment; whoever loads them reads the file."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments and environment; no `.env` is picked up by chance."""
+        return init_settings, env_settings
+
+
+class Settings(LayeredSettings):
     """The settings of one worker, checked; build it with `load_settings`."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True)
@@ -325,18 +341,6 @@ class Settings(BaseSettings):
         shown = {name: str(getattr(self, name)) for name in type(self).model_fields}
         shown["database_url"] = make_url(self.database_url).render_as_string(hide_password=True)
         return shown
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments and environment; `load_settings` reads the file, and no `.env` is picked up by chance."""
-        return init_settings, env_settings
 
 
 def load_settings(path: Path | None = None, **explicit: Any) -> Settings:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from kvcustody.audit.note import check_name
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.roles import Role
-from kvcustody.governance.settings import SERVICE_PREFIX, read_settings_file
+from kvcustody.governance.settings import SERVICE_PREFIX, LayeredSettings, read_settings_file
 
 PREFIX = SERVICE_PREFIX
 Algorithm = Literal["RS256", "PS256", "ES256", "EdDSA"]
@@ -66,7 +66,7 @@ class Webhook(BaseModel):
     shape: Literal["ocsf", "cloudevents", "leaf"] = "cloudevents"
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(LayeredSettings):
     """The settings of one service process; build it with `load_service_settings`."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=True)
@@ -199,18 +199,6 @@ class ServiceSettings(BaseSettings):
     def tls(self) -> bool:
         """Whether the service speaks TLS."""
         return self.tls_key_path is not None
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments and environment; the file is read by `load_service_settings`."""
-        return init_settings, env_settings
 
 
 def address(listen: str) -> tuple[str | None, str | int]:
