@@ -12,7 +12,8 @@ C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one
 C3 decode: 256 sequences, one token each per step. The figure is per step.
 C4 Worker scrubs are timed apart: they run in the workers, on the device's memory.
 C5 Tokens per second are of whole engines with a real (tiny) model, wall time, in turns. On a model this small all
-   that is not arithmetic shows, so this bounds what a real model would see.
+   that is not arithmetic shows, so this bounds what a real model would see. `engine_cpu` is the CPU time of the
+   EngineCore's process beside it, the ledger's threads included.
 """
 
 from __future__ import annotations
@@ -243,20 +244,22 @@ def record(samples: dict[str, dict[str, list[int]]], per: int, goal: float) -> d
 
 def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str, Any]:
     """Output tokens per second of two whole engines in turns: 24 requests of four tenants, half of them seen before."""
-    from deployment import Deployment
     from engine_site import enter_site, make_site
     from local_engine import LocalEngine
 
     site = make_site(folder / "site")
     enter_site(site)
-    deployment = None if twin else Deployment(folder / "whole")
+    deployment = None if twin else served(folder / "whole")
     engines = {"plain": LocalEngine(model, site), "governed": LocalEngine(model, site, deployment=deployment)}
     rates: dict[str, list[float]] = {name: [] for name in engines}
+    spent: dict[str, list[int]] = {name: [] for name in engines}
     for number in range(pairs + 1):
         for name in sorted(engines, reverse=bool(number % 2)):
+            before = cpu_ticks(engines[name].core_pid)
             rate = burst(engines[name], number // 2)
             if number:
                 rates[name].append(rate)
+                spent[name].append(cpu_ticks(engines[name].core_pid) - before)
     for engine in engines.values():
         engine.close()
     paired = np.array(rates["governed"]) / np.array(rates["plain"])
@@ -266,12 +269,30 @@ def throughput(model: Path, folder: Path, pairs: int, *, twin: bool) -> dict[str
         "pairs": pairs,
         "plain_tokens_per_second": round(float(np.median(rates["plain"])), 1),
         "governed_tokens_per_second": round(float(np.median(rates["governed"])), 1),
+        "engine_cpu": round(sum(spent["governed"]) / max(1, sum(spent["plain"])), 4),
         "ratio": {
             "value": round(float(np.median(paired)), 4),
             "low": round(float(low), 4),
             "high": round(float(high), 4),
         },
     }
+
+
+def served(folder: Path) -> Any:
+    """A deployment with the settings of the other workloads: scrubs are sampled, and only errors are logged."""
+    from deployment import POLICY, Deployment
+
+    class Served(Deployment):
+        def environment(self, worker: str = "engine-0") -> dict[str, str]:
+            return super().environment(worker) | {"KVCUSTODY_LOG_LEVEL": "error"}
+
+    return Served(folder, POLICY.replace("verify: all", "verify: 1/64"))
+
+
+def cpu_ticks(pid: int) -> int:
+    """CPU time of a process, all its threads, in the kernel's ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def burst(engine: Any, seed: int) -> float:

@@ -189,8 +189,9 @@ class Books:
             return
         self.journal.running.pop(request.request_id, None)
         residency = mine.residency
-        mine.forget_tables()
+        mine.end()
         if not request.is_finished():
+            mine.forget_tables()
             request._block_hasher = None
             self._resume(mine, residency)
             return

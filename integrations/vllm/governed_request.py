@@ -89,14 +89,17 @@ class GovernedRequest:
         self.tables: list[KnownTable] = [KnownTable() for _ in range(groups)]
         self.notes: list[Published] = []
 
-    def forget_tables(self) -> None:
-        """Its blocks were given back: it starts again from nothing."""
+    def end(self) -> None:
+        """Its blocks were given back: nothing more is told of it."""
         self.residency = None
         self.publishes = self.fills_one_by_one = self.goes_on = False
+        self.notes = []
+
+    def forget_tables(self) -> None:
+        """It was preempted, and starts again from nothing."""
         self.keyed_tokens = 0
         self.hit_blocks = (0,) * len(self.tables)
         self.tables = [KnownTable() for _ in self.tables]
-        self.notes = []
 
 
 def governed(request: Request) -> GovernedRequest | None:
