@@ -12,6 +12,7 @@ from typing import NamedTuple
 WIDTH = 960.0
 _LEFT, _RIGHT = 150.0, 90.0
 _ROW = 24.0
+_LETTER = 8.0  # width of a letter, rather more than it takes
 
 
 class Bar(NamedTuple):
@@ -72,10 +73,17 @@ def columns(
                     Bar(x + gap, y, step - 2 * gap, height, series, f"{labels[place]}, {name}: {value:,}")
                 )
         if place % every == 0:
-            texts.append(Word(x + step / 2, base + 16, labels[place], "middle"))
+            texts.append(_label(x + step / 2, base + 16, labels[place]))
     texts.append(Word(WIDTH, base + 36, unit, "end"))
     axis = ((left, base, WIDTH, base), (left, 12.0, WIDTH, 12.0))
     return Figure(title, base + 42, tuple(bars), tuple(texts), axis, tuple(legend))
+
+
+def _label(x: float, y: float, text: str) -> Word:
+    """A word below its column, or as near as the right edge lets it be."""
+    if x + len(text) * _LETTER / 2 > WIDTH:
+        return Word(WIDTH, y, text, "end")
+    return Word(x, y, text, "middle")
 
 
 def rows(
