@@ -103,7 +103,8 @@ class _Judge:
         ends = segment.of(End)
         mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
         if mine:
-            found = self._ended(min(mine, key=lambda span: span.fact.order), segment)
+            first = mine[0] if len(mine) == 1 else min(mine, key=lambda span: span.fact.order)
+            found = self._ended(first, segment)
         else:
             found = None if ends else self._unended(segment)
         if found is not None:

@@ -76,18 +76,18 @@ def spans_of(items: Sequence[Sequence[Any]], fact: Any) -> list[Span]:
             if first == 0:
                 continue
             pool = int(item[3]) if len(item) > 3 else 0
-            blocks = _blocks(item[1], item[2])
-            if first < 0 or pool < 0 or not blocks or _lowest(blocks) < 0:
-                raise ValueError("a negative number, or no block")
+            blocks = _repeated(item[1], item[2]) if item[2] else list(accumulate(item[1]))
+            lowest = min(blocks[:1] if isinstance(blocks, range) else blocks)
+            if first < 0 or pool < 0 or lowest < 0:
+                raise ValueError("a negative number")
             made.append(Span(pool, first, first + len(blocks), blocks, fact))
     except (ValueError, TypeError, IndexError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from None
     return made
 
 
-def _blocks(deltas: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
-    if not counts:
-        return list(accumulate(deltas))
+def _repeated(deltas: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
+    """The blocks behind deltas of which some occur more than once."""
     if len(deltas) == 2 and deltas[1] == 1 and counts[0] == 1:  # the rule: blocks in a row
         return range(deltas[0], deltas[0] + 1 + counts[1])
     if len(deltas) == 1 and deltas[0] == 1:
@@ -95,10 +95,6 @@ def _blocks(deltas: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
     if len(counts) != len(deltas):
         raise ValueError("counts do not match deltas")
     return list(accumulate(chain.from_iterable(map(repeat, deltas, counts))))
-
-
-def _lowest(blocks: Sequence[int]) -> int:
-    return blocks[0] if isinstance(blocks, range) else min(blocks)
 
 
 def segments(spans: Sequence[Span]) -> Iterator[Segment]:
