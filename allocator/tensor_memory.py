@@ -181,7 +181,7 @@ class TensorMemory:
         words = self.tables[shard].words[-1]
         for block in set(np.asarray(blocks).tolist()):
             if (shard, block) in self.stuck:
-                words[block, -1] = 1
+                words.view(torch.uint8)[block, -1] = 1
 
 
 def _retire(device: torch.device) -> None:

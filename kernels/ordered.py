@@ -193,7 +193,7 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, 
         blocks = blocks_of(entry)
         scrub_reference(table, blocks)
         if faulty and entry & FAULT:
-            table.words[-1][int(blocks[0]), -1] = 1
+            table.words[-1].view(torch.uint8)[int(blocks[0]), -1] = 1
         if read_back and entry & READ_BACK and verify_reference(table, blocks).any():
             slot.flags[position] = 1
 

@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 
 from kvcustody.kernels.entry import entries_of
 from kvcustody.kernels.launch import HAS_TRITON, PROGRAMS_MAX, on_device, uses_triton
-from kvcustody.kernels.segment import SegmentTable, ascending, block_list, runs_of
+from kvcustody.kernels.segment import SegmentTable, ascending, block_list
 from kvcustody.kernels.strategy import Strategy, strategy_of
 
-RUN_BLOCKS_MIN = 8  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
+RUN_BYTES_MIN = (
+    1 << 20
+)  # from here a run of adjacent blocks is one slice; shorter ones share one indexed fill
+SMALL_BYTES = 1 << 20  # less is not worth waking another core
 
 
 def scrub(table: SegmentTable, blocks: Any, *, strategy: Strategy | None = None) -> int:
@@ -85,29 +88,41 @@ def launch_scrub(
 
 
 def scrub_reference(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
-    """Without Triton: `ordered` ascending. On the host, rows and runs of memory on every core."""
-    if table.device.type == "cpu":
-        table.counter += table.rows.zero(ordered)
-    else:
-        scrub_torch(table, ordered)
-        table.counter += len(ordered) * table.bytes_per_block
+    """Without Triton: `ordered` ascending."""
+    small = table.device.type == "cpu" and len(ordered) * table.bytes_per_block < SMALL_BYTES
+    table.counter += table.rows.zero(ordered) if small else scrub_torch(table, ordered)
 
 
-def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> None:
-    """A device without Triton: long runs are slices, the rest one indexed fill a segment."""
-    if len(ordered) < RUN_BLOCKS_MIN:
-        runs, loose = [], ordered
-    else:
-        every = runs_of(ordered)
-        runs = [run for run in every if run[1] - run[0] >= RUN_BLOCKS_MIN]
-        short = [np.arange(first, last) for first, last in every if last - first < RUN_BLOCKS_MIN]
-        loose = np.concatenate(short) if short else ordered[:0]
-    index = torch.from_numpy(loose).to(table.device)
+def scrub_torch(table: SegmentTable, ordered: NDArray[np.int64]) -> int:
+    """Long runs are slices, the rest one indexed fill a segment, on every core and without the GIL.
+
+    Returns the bytes written.
+    """
+    runs, loose = _split(ordered, -(-RUN_BYTES_MIN // max(one.piece_bytes for one in table.segments)))
+    index, written = torch.from_numpy(loose).to(table.device), 0
     for words in table.words:
-        for first, last in runs:
-            words[first:last].zero_()
+        for first, count in runs:
+            words[first : first + count].zero_()
+            written += count * words[0].nbytes
         if len(loose):
             words.index_fill_(0, index, 0)
+            written += len(loose) * words[0].nbytes
+    return written
+
+
+def _split(
+    ordered: NDArray[np.int64], run_blocks_min: int
+) -> tuple[list[tuple[int, int]], NDArray[np.int64]]:
+    """(first, count) of the long runs of adjacent blocks, and the blocks outside them."""
+    if len(ordered) < run_blocks_min:
+        return [], ordered
+    starts = np.concatenate(([0], np.flatnonzero(ordered[1:] - ordered[:-1] != 1) + 1))
+    counts = np.diff(starts, append=len(ordered))
+    long = counts >= run_blocks_min
+    if not long.any():
+        return [], ordered
+    runs = list(zip(ordered[starts[long]].tolist(), counts[long].tolist(), strict=True))
+    return runs, ordered[np.repeat(~long, counts)]
 
 
 if HAS_TRITON:

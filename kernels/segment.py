@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ TILE_BYTES_WORDS = 16384  # bytes that one kernel program handles in 4-byte word
 TILE_BYTES_NARROW = 2048  # the same, byte by byte: more would spill registers
 PIECES_PER_TENSOR_MAX = 64  # more means that the tensor is not stored block by block at all
 
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_WORDS = {16: torch.complex128, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _WHOLE_BYTE = (
     torch.float64,
     torch.float32,
@@ -134,12 +134,12 @@ class SegmentTable:
 
     @cached_property
     def rows(self) -> HostRows:
-        """The rows of these tensors, which are in host memory: what a scrub writes through."""
+        """The rows of these tensors, which are in host memory: what a small scrub writes through."""
         return HostRows(self.words)
 
     def _view(self, segment: Segment) -> torch.Tensor:
         """[blocks, words of a piece] over the segment's storage; the widest word that divides everything."""
-        unit = min(8, alignment_of((segment,)))
+        unit = alignment_of((segment,))
         tensor = self.tensors[segment.tensor_index].detach()
         offset = segment.address - tensor.untyped_storage().data_ptr()
         if offset % unit:
@@ -341,10 +341,3 @@ def _interleaved(first: Segment, second: Segment) -> bool:
         return False
     gap = (second.address - first.address) % stride
     return gap >= first.piece_bytes and gap + second.piece_bytes <= stride
-
-
-def runs_of(ordered: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Half-open [first, last) runs of adjacent blocks in an ascending list."""
-    edges = np.flatnonzero(np.diff(ordered) != 1) + 1
-    bounds = [0, *edges.tolist(), len(ordered)]
-    return [(int(ordered[start]), int(ordered[end - 1]) + 1) for start, end in pairwise(bounds)]

@@ -1,14 +1,13 @@
-"""Host memory written row by row: exact bytes, however the list is cut, and a failed thread is heard (H1, H2)."""
+"""Host memory: exact bytes however the list is cut, and a count of what was written (H1, H2)."""
 
 from __future__ import annotations
-
-import threading
 
 import numpy as np
 import pytest
 import torch
 
 from kvcustody.kernels import host
+from kvcustody.kernels import scrub as zeroing
 from kvcustody.kernels.scrub import scrub, scrub_torch
 from kvcustody.kernels.segment import SegmentTable
 
@@ -45,55 +44,38 @@ LISTS = {
 
 @pytest.mark.parametrize("name", sorted(LISTS))
 @pytest.mark.parametrize("run_bytes", [1, 4096, 1 << 20])
+@pytest.mark.parametrize("small_bytes", [0, 1 << 30])
 @pytest.mark.parametrize("row_bytes", [7, 100, 512, 1 << 15])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_every_listed_byte_and_no_other(monkeypatch, name, run_bytes, row_bytes, threads):
-    monkeypatch.setattr(host, "RUN_BYTES_MIN", run_bytes)
+def test_every_listed_byte_and_no_other(monkeypatch, name, run_bytes, small_bytes, row_bytes):
+    """However a list is cut: rows for a small one, slices and indexed fills for a large one."""
+    monkeypatch.setattr(zeroing, "RUN_BYTES_MIN", run_bytes)
+    monkeypatch.setattr(zeroing, "SMALL_BYTES", small_bytes)
     monkeypatch.setattr(host, "ROW_BYTES_MAX", row_bytes)
-    monkeypatch.setattr(host, "BYTES_PER_THREAD_MIN", 1000)  # several threads share this small list
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     table, raw, wide = pool()
     assert scrub(table, LISTS[name]) == len(LISTS[name]) * table.bytes_per_block
     assert table.scrubbed() == len(LISTS[name])
     exactly(LISTS[name], raw, wide)
 
 
-def test_long_runs_are_one_memset_a_segment(monkeypatch):
-    calls = []
-    real = host.ctypes.memset
-    monkeypatch.setattr(host.ctypes, "memset", lambda *call: calls.append(call) or real(*call))
-    monkeypatch.setattr(host, "RUN_BYTES_MIN", 10 * 512)
-    table, raw, wide = pool()
-    listed = np.array([*range(4, 14), 20, 21])
-    scrub(table, listed)
-    assert sorted(calls) == sorted((half.data_ptr() + 4 * 512, 0, 5120) for one in raw for half in one)
-    exactly(listed, raw, wide)
-
-
-def test_the_count_is_of_what_was_written(monkeypatch):
-    """A thread that wrote half its rows may not claim the rest (H2)."""
+@pytest.mark.parametrize("small_bytes", [0, 1 << 30])
+def test_the_count_is_of_what_was_written(monkeypatch, small_bytes):
+    """A writer that forgot a segment may not claim it (H2)."""
+    monkeypatch.setattr(zeroing, "SMALL_BYTES", small_bytes)
     table, _, _ = pool()
-    del table.rows._rows[1:]  # the writer forgets two of three segments that lie apart
+    forgotten = table.words[-1][0].nbytes
+    del table.rows._rows[-1]
+    table.words = table.words[:-1]
     scrub(table, np.arange(96))
-    assert int(table.counter) == 96 * (6 * 512 + 637)
+    assert int(table.counter) == 96 * (table.bytes_per_block - forgotten)
 
 
-def test_a_failure_in_another_thread_is_raised_here_after_all_have_stopped(monkeypatch):
-    monkeypatch.setattr(host, "BYTES_PER_THREAD_MIN", 1000)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    table, raw, wide = pool()
-    real, here = host._assign, threading.get_ident()
-
-    def failing(rows, blocks):
-        if threading.get_ident() != here:
-            raise MemoryError("no room")
-        return real(rows, blocks)
-
-    monkeypatch.setattr(host, "_assign", failing)
-    with pytest.raises(MemoryError, match="no room"):
-        scrub(table, np.arange(96))
+def test_a_failure_counts_nothing(monkeypatch):
+    monkeypatch.setattr(zeroing, "SMALL_BYTES", 0)
+    table, _, _ = pool()
+    table.words = (*table.words[:-1], None)
+    with pytest.raises(AttributeError):
+        scrub(table, np.arange(90))
     assert table.scrubbed() == 0  # nothing is counted that is not known to be zero
-    exactly(np.arange(48), raw, wide)
 
 
 def test_a_device_without_triton_writes_the_same():
