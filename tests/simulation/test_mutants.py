@@ -118,7 +118,7 @@ MUTANTS = [
         "duplicates never end",
         Publication,
         "end_private",
-        '(blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates',
+        '(blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates',
         "",
     ),
     Mutant("canonical block not referred to", Publication, "_join", "tree.refer(node, now_us)", "pass"),
