@@ -114,8 +114,8 @@ def sources(base):
 
 
 def test_no_crash_and_no_half_acceptance(sources):
-    outcomes = fuzz(sources, seed=11, count=2_000, laid_out=0.05)
-    assert outcomes["rejected"] > 1_000 and outcomes["accepted"] > 50
+    outcomes = fuzz(sources, seed=11, count=1_000, laid_out=0.05)
+    assert outcomes["rejected"] > 500 and outcomes["accepted"] > 25
     assert outcomes["left"] <= 0.05 * outcomes["accepted"], (
         "almost everything that is accepted can be laid out"
     )
