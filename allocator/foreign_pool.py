@@ -40,9 +40,8 @@ class ForeignPool(ForeignHolds):
         self.generation[blocks] = np.arange(first, first + count)
         self.refs[blocks] = 1
         self.tag[blocks] = domain.tag
-        residency.ceiling_us = min(
-            now_us + domain.absolute_us, residency.ceiling_us
-        )  # of what follows, too (L8)
+        # the ceiling of what follows, too (L8)
+        residency.ceiling_us = min(now_us + domain.absolute_us, residency.ceiling_us)
         self.ceiling_us[blocks] = residency.ceiling_us
         self.born_us[blocks] = now_us
         self._enter(domain)
