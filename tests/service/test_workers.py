@@ -468,6 +468,7 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
         for incarnation, sequences in acknowledged.items():
             life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
             rows = connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)).all()
-            assert len(rows) == len(set(rows)) and sequences == set(rows) and len(rows) > 20
+            assert len(rows) == len(set(rows)) and sequences == set(rows) and rows
+        assert sum(map(len, acknowledged.values())) >= 60 * KILLS, "void: little was handed in"
         assert [gap for gap in gaps(connection) if gap.incarnation in acknowledged] == []
     engine.dispose()
