@@ -71,8 +71,8 @@ def serve(worker: Worker, subject: str) -> int:
 
 def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, tmp_path: Path) -> None:
     ledger = ("--ledger", f"sqlite:///{tmp_path}/ledger.db")
-    assert [serve(worker, who) for who in ("ada", "ada", "robert")] == [0, 80, 0]
-    words = ("erasure", "request", "--tenant", "org", "--subject", "ada", "--actor", "dpo", "--json")
+    assert [serve(worker, who) for who in ("ada-l", "ada-l", "robert")] == [0, 80, 0]
+    words = ("erasure", "request", "--tenant", "org", "--subject", "ada-l", "--actor", "dpo", "--json")
     erasure = json.loads(run(*words, *ledger))["erasure"]
     assert json.loads(run("erasure", "status", erasure, "--json", *ledger))["waiting"] == ["worker-0"]
     until = time.monotonic() + 20
@@ -83,7 +83,7 @@ def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, 
             break
         time.sleep(0.05)
     assert "complete" in run("erasure", "status", erasure, *ledger)
-    assert serve(worker, "ada") == 0 and serve(worker, "robert") == 80
+    assert serve(worker, "ada-l") == 0 and serve(worker, "robert") == 80
     time.sleep(0.5)  # a checkpoint is signed
     certificate, page, opening = (tmp_path / name for name in ("c.json", "c.html", "o.json"))
     places = ("--out", str(certificate), "--html", str(page), "--opening", str(opening))
@@ -96,8 +96,8 @@ def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, 
     shown = json.loads(run(*check, "--opening", str(opening), "--json"))
     assert shown["ok"] and shown["opened"] and shown["figures"]["destroyed"] >= 5
     text = page.read_text()
-    assert erasure in text and "ada" not in text and "Complete" in text and "http" not in text
-    assert json.loads(opening.read_text())["selector"] == '{"subject":"ada","tenant":"org"}'
+    assert erasure in text and "ada-l" not in text and "Complete" in text and "http" not in text
+    assert json.loads(opening.read_text())["selector"] == '{"subject":"ada-l","tenant":"org"}'
     certificate.write_bytes(certificate.read_bytes().replace(b'"complete"', b'"partial"', 1))
     assert "problem" in run(*check, code=2)
     assert erasure in run("erasure", "list", *ledger)
@@ -106,7 +106,7 @@ def test_from_a_request_to_a_certificate_that_anybody_can_check(worker: Worker, 
 
 
 def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) -> None:
-    serve(worker, "ada")
+    serve(worker, "ada-l")
     assert worker.recover().findings == ()
     next(iter(worker.governor.managers[0].tree.nodes())).holds += 1
     assert [one.outcome for one in worker.recover().findings] == ["recovered"]
@@ -117,7 +117,7 @@ def test_a_worker_repairs_its_books_and_says_so(worker: Worker, tmp_path: Path) 
 
 
 def test_a_malformed_request_is_one_line(tmp_path: Path) -> None:
-    run("erasure", "request", "--subject", "ada", "--actor", "dpo", code=2)
+    run("erasure", "request", "--subject", "ada-l", "--actor", "dpo", code=2)
     run("erasure", "request", "--tenant", "a", "--label", "region", "--actor", "dpo", code=2)
     run("erasure", "verify", str(tmp_path / "none.json"), "--key", "x", code=2)
 
