@@ -7,6 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr != "soak":
+        settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
