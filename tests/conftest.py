@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.markexpr != "soak":
+    """The same examples every time, and none judged by the clock: a failure is the change's. A soak draws anew."""
+    if config.option.markexpr != "soak" and find_spec("hypothesis"):  # which an engine's environment has not
+        from hypothesis import settings
+
+        settings.register_profile("repeatable", derandomize=True, deadline=None)
         settings.load_profile("repeatable")
 
 
