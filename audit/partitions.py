@@ -11,7 +11,8 @@ P4 Months are made ahead and attached: that waits for no writer, and none waits 
 P5 No role has rights on a partition by itself; row-level security without a policy stands behind that, and triggers
 refuse TRUNCATE of it outside retention.
 
-docs/adr/0008 has the measurements and what else was considered. A SQLite ledger is one table.
+Migration 0012 makes the partitioned table and its triggers; docs/adr/0008 has the measurements and what else was
+considered. A SQLite ledger is one table.
 """
 
 from __future__ import annotations
@@ -28,59 +29,10 @@ from kvcustody.audit.store import WRITE
 
 MONTHS_AHEAD = 3
 REST = "events_rest"
-FIRST = "events_first"  # what was there before the table was partitioned, whatever its time
 _MICROSECONDS = 1_000_000
 _WAIT_MS = 500
 _MAKING = 7215410  # advisory lock: one process makes partitions at a time
 _BOUNDS = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \((MAXVALUE|'?-?\d+'?)\)")
-
-_PLACES = """
-CREATE FUNCTION kvcustody_places() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE wrong text;
-BEGIN
-    WITH touched AS (
-        SELECT log, min(idx) AS first, max(idx) + 1 AS past, count(*) AS leaves, count(DISTINCT idx) AS places
-        FROM added GROUP BY log
-    ), grown AS (
-        UPDATE logs SET size = past FROM touched
-        WHERE logs.id = log AND size = first AND leaves = past - first AND places = leaves
-        RETURNING log
-    )
-    SELECT min(format('log %%s, leaves %%s to %%s', log, first, past - 1)) INTO wrong
-    FROM touched WHERE log NOT IN (SELECT log FROM grown);
-    IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'leaves are appended at the end of their log, each at its own place: %%', wrong
-            USING ERRCODE = 'integrity_constraint_violation';
-    END IF;
-    RETURN NULL;
-END $$
-"""
-_APPEND_ONLY = """
-CREATE OR REPLACE FUNCTION kvcustody_append_only() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('kvcustody.retention', true) = 'on'
-       AND (TG_OP = 'DELETE' AND TG_TABLE_NAME LIKE 'events%%'
-            OR TG_OP = 'TRUNCATE' AND TG_TABLE_NAME LIKE 'events\\_%%') THEN
-        RETURN OLD;
-    END IF;
-    RAISE EXCEPTION 'rows of %% are never changed or deleted', TG_TABLE_NAME
-        USING ERRCODE = 'integrity_constraint_violation';
-END $$
-"""
-_KEYS = (
-    "ALTER TABLE events ADD CONSTRAINT pk_events PRIMARY KEY (log, idx, at_us)",
-    "ALTER TABLE events ADD CONSTRAINT uq_events_incarnation UNIQUE (incarnation, sequence, part, log, at_us)",
-    "CREATE INDEX ix_events_log_at ON events (log, at_us)",
-    "CREATE INDEX ix_events_kind ON events (kind, incarnation)",
-)
-_TRIGGERS = (
-    "CREATE TRIGGER append_only BEFORE UPDATE OR DELETE ON events"
-    " FOR EACH ROW EXECUTE FUNCTION kvcustody_append_only()",
-    "CREATE TRIGGER no_truncate BEFORE TRUNCATE ON events"
-    " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()",
-    "CREATE TRIGGER places AFTER INSERT ON events REFERENCING NEW TABLE AS added"
-    " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_places()",
-)
 
 
 class Partition(NamedTuple):
@@ -160,38 +112,6 @@ def keep_ahead(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -> tuple
         return ()
 
 
-def make_partitioned(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> None:
-    """Turn the plain table into a partitioned one, with all its rows, rights and policies.
-
-    What is there becomes one partition as it stands, up to the end of this month: rows are read to build the two wider
-    indexes, and none is copied. Leaves of later times than that go to the rest.
-    """
-    run = connection.exec_driver_sql
-    run(f"ALTER TABLE events RENAME TO {FIRST}")
-    for constraint in ("pk_events", "uq_events_incarnation"):
-        run(f"ALTER TABLE {FIRST} DROP CONSTRAINT {constraint}")
-    for index in ("ix_events_log_at", "ix_events_kind"):
-        run(f"ALTER INDEX {index} RENAME TO {index.replace('events', FIRST)}")
-    for trigger in ("append_only", "no_truncate"):
-        run(f"DROP TRIGGER {trigger} ON {FIRST}")
-    run(f"CREATE TABLE events (LIKE {FIRST}) PARTITION BY RANGE (at_us)")
-    for statement in (*_KEYS, _APPEND_ONLY, _PLACES, *_TRIGGERS):
-        run(statement)
-    run(f"CREATE TABLE {REST} (LIKE events)")
-    _settle(connection, REST, "DEFAULT")
-    _hand_over_rights(connection)
-    if run(f"SELECT 1 FROM {FIRST} LIMIT 1").first() is None:  # noqa: S608 - our own names
-        run(f"DROP TABLE {FIRST}")
-    else:
-        below = month_of(now_us).below_us
-        run(
-            f"WITH later AS (DELETE FROM {FIRST} WHERE at_us >= {below} RETURNING *)"  # noqa: S608 - our own names
-            f" INSERT INTO {REST} SELECT * FROM later"
-        )
-        _settle(connection, FIRST, f"FOR VALUES FROM (MINVALUE) TO ({below})")
-    make_ahead(connection, now_us, months)
-
-
 def _attach(connection: Connection, month: Partition) -> None:
     """A month's partition, with the leaves of it that the rest holds; beside the table first, for P4."""
     run = connection.exec_driver_sql
@@ -214,30 +134,6 @@ def _settle(connection: Connection, name: str, bound: str) -> None:
         " FOR EACH STATEMENT EXECUTE FUNCTION kvcustody_append_only()"
     )
     run(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
-
-
-def _hand_over_rights(connection: Connection) -> None:
-    """The rights and policies of the table that was `events` go to the one that is."""
-    run = connection.exec_driver_sql
-    owner = run(f"SELECT tableowner FROM pg_tables WHERE tablename = '{FIRST}'").scalar()  # noqa: S608 - our own names
-    for table in ("events", REST):
-        run(f'ALTER TABLE {table} OWNER TO "{owner}"')
-    granted = run(
-        "SELECT grantee, string_agg(privilege_type, ', ') AS rights FROM information_schema.role_table_grants"
-        " WHERE table_name = %s AND grantee NOT IN (%s, 'PUBLIC') GROUP BY grantee",
-        (FIRST, owner),
-    ).all()
-    for row in granted:
-        run(f'GRANT {row.rights} ON events TO "{row.grantee}"')
-        run(f'REVOKE ALL ON {FIRST} FROM "{row.grantee}"')
-    policies = run(
-        f"SELECT policyname, cmd, roles, qual FROM pg_policies WHERE tablename = '{FIRST}'"  # noqa: S608 - our own names
-    ).all()
-    for policy in policies:
-        run("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
-        roles = ", ".join(f'"{role}"' for role in policy.roles)
-        run(f"CREATE POLICY {policy.policyname} ON events FOR {policy.cmd} TO {roles} USING ({policy.qual})")
-        run(f"DROP POLICY {policy.policyname} ON {FIRST}")
 
 
 def owned(connection: Connection) -> bool:
