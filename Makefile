@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := $(VENV)/.ready
 
+unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
+
 .PHONY: setup run test test-engines check bench soak clean
 
 $(READY): pyproject.toml constraints.txt

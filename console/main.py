@@ -1,33 +1,93 @@
-"""The `kvcustody` command."""
+"""The `kvcustody` command: its name for each room, and what the room does in one sentence."""
 
 from __future__ import annotations
 
-import platform
-from typing import Any
-
 import typer
 
-import kvcustody
-from kvcustody.console import keys as keys_command
-from kvcustody.console import size as size_command
-from kvcustody.console.api import group as api_group
-from kvcustody.console.audit import command as audit_command
-from kvcustody.console.command import CustodyGroup, Json, print_json
-from kvcustody.console.coverage import command as coverage_command
-from kvcustody.console.db import command as db_command
-from kvcustody.console.erasure import command as erasure_command
-from kvcustody.console.plugins import add_commands
-from kvcustody.console.policy import command as policy_command
-from kvcustody.console.principal import command as principal_command
-from kvcustody.console.replay import command as replay_command
-from kvcustody.console.report import command as report_command
-from kvcustody.console.scan import command as scan_command
-from kvcustody.console.serve import command as serve_command
-from kvcustody.console.subject import command as subject_command
-from kvcustody.console.witness import command as witness_command
+from kvcustody.console.lazy import Lazy, LazyGroup
+
+COMMANDS = {
+    "replay": Lazy(
+        "kvcustody.console.replay.command:replay",
+        "Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.",
+    ),
+    "size": Lazy(
+        "kvcustody.console.size:size",
+        "Size the KV cache of a model on a device: exact bytes per token, blocks, tokens and sequences.",
+    ),
+    "init": Lazy(
+        "kvcustody.console.serve.command:init",
+        "Prepare a ledger for a control plane, and print a bootstrap key that can only enrol principals.",
+        "INIT_EPILOG",
+    ),
+    "serve": Lazy(
+        "kvcustody.console.serve.command:serve",
+        "Serve the control plane of one ledger until a signal ends it.",
+        "SERVE_EPILOG",
+    ),
+    "keys": Lazy(
+        "kvcustody.console.keys:app",
+        "Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
+    ),
+    "db": Lazy(
+        "kvcustody.console.db.command:app",
+        "The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
+    ),
+    "policy": Lazy(
+        "kvcustody.console.policy.command:app",
+        "Write, check, review, prove and release the policy: who may reuse whose cached blocks, and for how long.",
+    ),
+    "principal": Lazy(
+        "kvcustody.console.principal.command:principals",
+        "Enrol, list and disable the people and machines that may ask a control plane.",
+    ),
+    "apikey": Lazy(
+        "kvcustody.console.principal.command:keys", "Issue, list and revoke the API keys of principals."
+    ),
+    "api": Lazy(
+        "kvcustody.console.api.group:app",
+        "Every operation of the API: of a control plane with --server, else of the ledger that the settings name.",
+    ),
+    "audit": Lazy(
+        "kvcustody.console.audit.command:app",
+        "Look into the ledger, prove what it says, export it and check it.",
+    ),
+    "witness": Lazy(
+        "kvcustody.console.witness.command:app",
+        "Run a witness (C2SP tlog-witness): somebody else who signs that a ledger only grew.",
+    ),
+    "coverage": Lazy(
+        "kvcustody.console.coverage.command:app",
+        "Deletion coverage: of all custody due to end, how much has evidence of its end, in time.",
+    ),
+    "report": Lazy(
+        "kvcustody.console.report.command:app",
+        "Evidence reports for auditors: the same ledger and arguments give the same bytes.",
+    ),
+    "subject": Lazy(
+        "kvcustody.console.subject.command:app",
+        "One subject's page for a data-protection officer: what is held, why, until when, and what was erased.",
+    ),
+    "erasure": Lazy(
+        "kvcustody.console.erasure.command:app",
+        "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
+    ),
+    "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
+    "version": Lazy(
+        "kvcustody.console.version:version",
+        "Print the versions that decide how this installation behaves.",
+    ),
+}
+
+
+class Kvcustody(LazyGroup):
+    """Every command of this package."""
+
+    table = COMMANDS
+
 
 app = typer.Typer(
-    cls=CustodyGroup,
+    cls=Kvcustody,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -36,57 +96,12 @@ app = typer.Typer(
     "and proof that it is gone.",
     epilog="Start with `kvcustody replay`: it needs no file, no GPU and no configuration.",
 )
-app.command(name="replay", epilog=replay_command.EPILOG)(replay_command.replay)
-app.command(name="size", epilog=size_command.EPILOG)(size_command.size)
-
-app.add_typer(keys_command.app, name="keys")
-app.add_typer(db_command.app, name="db")
-app.add_typer(policy_command.app, name="policy")
-app.command(name="init", epilog=serve_command.INIT_EPILOG)(serve_command.init)
-app.command(name="serve", epilog=serve_command.SERVE_EPILOG)(serve_command.serve)
-app.add_typer(principal_command.principals, name="principal")
-app.add_typer(principal_command.keys, name="apikey")
-app.add_typer(api_group.app, name="api")
-app.add_typer(audit_command.app, name="audit")
-app.add_typer(witness_command.app, name="witness")
-audit_command.app.command(name="recompute", epilog=coverage_command.RECOMPUTE)(coverage_command.recompute)
-app.add_typer(coverage_command.app, name="coverage")
-app.add_typer(report_command.app, name="report")
-app.add_typer(subject_command.app, name="subject")
-app.add_typer(erasure_command.app, name="erasure")
-app.add_typer(scan_command.app, name="scan")
 
 
-@app.command(epilog="Example: `kvcustody version --json`")
-def version(as_json: Json = False) -> None:
-    """Print the versions that decide how this installation behaves."""
-    found = versions()
-    if as_json:
-        print_json(found)
-    else:
-        for name, value in found.items():
-            print(f"{name} {value if value is not None else 'not installed'}")
+@app.callback()
+def _kvcustody() -> None:
+    pass
 
-
-def versions() -> dict[str, Any]:
-    """kvcustody, Python and the libraries that touch memory or the ledger."""
-    from importlib import metadata
-
-    def installed(name: str) -> str | None:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-
-    names = ("numpy", "torch", "triton", "SQLAlchemy", "cryptography")
-    return {
-        "kvcustody": kvcustody.__version__,
-        "python": platform.python_version(),
-        **{name: installed(name) for name in names},
-    }
-
-
-add_commands(app)
 
 if __name__ == "__main__":
     app()

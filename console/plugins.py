@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
@@ -18,11 +19,17 @@ from kvcustody.errors import ConfigError
 GROUP = "kvcustody.commands"
 
 
-def add_commands(app: typer.Typer, found: Iterable[EntryPoint] | None = None) -> None:
-    """Add every command of the group; `found` stands in for those that are installed."""
+@cache
+def installed() -> tuple[EntryPoint, ...]:
+    """The entry points of the group in order of name, of each name one."""
+    return tuple({entry.name: entry for entry in sorted(entry_points(group=GROUP))}.values())
+
+
+def add_commands(app: typer.Typer, found: Iterable[EntryPoint]) -> None:
+    """Add every command of `found` whose name is free."""
     taken = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     taken |= {group.name or "" for group in app.registered_groups}
-    for entry in sorted(entry_points(group=GROUP) if found is None else found):
+    for entry in sorted(found):
         if entry.name in taken:
             continue  # ours stay ours
         taken.add(entry.name)

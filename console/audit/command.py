@@ -7,6 +7,7 @@ from collections.abc import Callable
 import typer
 
 from kvcustody.console.audit import anchor, check, export, find, keep, ship, signing, tiles
+from kvcustody.console.coverage import command as coverage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -40,3 +41,4 @@ for _name, (_call, _example) in _COMMANDS.items():
     app.command(_name, epilog=f"Example: `kvcustody audit {_example}`")(_call)
 app.add_typer(keep.hold, name="hold")
 app.add_typer(ship.sink, name="sink")
+app.command(name="recompute", epilog=coverage.RECOMPUTE)(coverage.recompute)

@@ -1,0 +1,40 @@
+"""`kvcustody version`: what decides how this installation behaves."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+import kvcustody
+from kvcustody.console.command import Json, print_json
+
+EPILOG = "Example: `kvcustody version --json`"
+
+LIBRARIES = ("numpy", "torch", "triton", "SQLAlchemy", "cryptography")
+
+
+def version(as_json: Json = False) -> None:
+    """Print the versions that decide how this installation behaves."""
+    found = versions()
+    if as_json:
+        print_json(found)
+    else:
+        for name, value in found.items():
+            print(f"{name} {value if value is not None else 'not installed'}")
+
+
+def versions() -> dict[str, Any]:
+    """kvcustody, Python and the libraries that touch memory or the ledger."""
+    return {
+        "kvcustody": kvcustody.__version__,
+        "python": platform.python_version(),
+        **{name: _installed(name) for name in LIBRARIES},
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
