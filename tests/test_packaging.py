@@ -56,27 +56,17 @@ def test_wheel_holds_every_room_once_under_one_namespace(wheel: Path) -> None:
 
 def test_wheel_installs_clean_without_extras_and_imports(wheel: Path, tmp_path: Path) -> None:
     place = tmp_path / "venv"
-    venv.create(place, with_pip=True)
+    venv.create(place)
     python = str(place / "bin" / "python")
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
     constraints = str(ROOT / "constraints.txt")
-    run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "-c",
-        constraints,
-        str(wheel),
-        env=env,
-    )
+    run(*pip, "install", "--quiet", "--no-compile", "-c", constraints, str(wheel), env=env)
     program = (
         "import kvcustody, kvcustody.governance.governor, kvcustody.audit.writer, kvcustody.console.main, sys;"
         "assert 'torch' not in sys.modules; print(kvcustody.__version__)"
     )
     assert run(python, "-c", program, cwd=tmp_path, env=env).strip()
     assert "replay" in run(str(place / "bin" / "kvcustody"), "--help", cwd=tmp_path, env=env)
-    listed = run(python, "-m", "pip", "list", "--format=freeze", env=env).lower()
+    listed = run(*pip, "list", "--format=freeze", env=env).lower()
     assert "torch==" not in listed and "triton==" not in listed
