@@ -45,6 +45,7 @@ service_keys = Table(
     Column("expires_us", BigInteger, nullable=False),
     Column("used_us", BigInteger, nullable=True),
     Column("revoked_us", BigInteger, nullable=True),
+    Column("certificate", String(43), nullable=True),
     Index("ix_service_keys_principal", "principal"),
 )
 
@@ -100,5 +101,23 @@ service_workers = Table(
     Column("received_sequence", BigInteger, nullable=False),
     Column("policy_revision", BigInteger, nullable=False),
     Column("status", Text, nullable=False),
+    Column("charged", Text, nullable=True),
     Index("ix_service_workers_worker", "worker"),
+)
+
+service_scan_orders = Table(
+    "service_scan_orders",
+    metadata,
+    Column("scan_order", String(32), primary_key=True),
+    Column("worker", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    Column("deadline_us", BigInteger, nullable=False),
+    Column("taken_us", BigInteger, nullable=True),
+    Column("answered_us", BigInteger, nullable=True),
+    Column("incarnation", String(32), nullable=True),
+    Column("scan", BigInteger, nullable=True),
+    Column("findings", BigInteger, nullable=True),
+    Column("reason", Text, nullable=True),
+    Index("ix_service_scan_orders_worker", "worker"),
 )

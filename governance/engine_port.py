@@ -47,7 +47,7 @@ from kvcustody.governance.port_moves import PortMoves
 from kvcustody.governance.port_stats import pool_counts, port_stats
 from kvcustody.governance.release.staged import quotas_of
 from kvcustody.governance.selector import Selector
-from kvcustody.governance.stats import Stats
+from kvcustody.governance.stats import Stats, charged_blocks
 from kvcustody.policies.ir import Profile
 from kvcustody.policies.table import DecisionTable
 
@@ -230,7 +230,9 @@ class EnginePort(PortMoves):
         """A snapshot of counters; consistent between steps."""
         self._catch_up()
         pools = (port_stats(self.pool, self._clock.now_us()),)
-        return Stats(dict(self.tallies), pools, len(self._running), self._orphans.drift_blocks)
+        charged = charged_blocks(self.pool.accounts.values())
+        charged.pop(ANONYMOUS, None)
+        return Stats(dict(self.tallies), pools, len(self._running), self._orphans.drift_blocks, charged)
 
     def counts(self) -> PoolCounts:
         """The pool's own counters for conservation, after everything that happened went to the ledger."""

@@ -21,6 +21,7 @@ from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.control_plane.agent import attend
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.engine_port import EngineControl, EnginePort
 from kvcustody.governance.foundation import open_foundation
@@ -112,7 +113,7 @@ def open_engine_worker(
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        standing, keyring, writer, signer, inbox = open_foundation(
+        standing, keyring, writer, signer, inbox, connection = open_foundation(
             settings,
             clock,
             stack,
@@ -144,6 +145,7 @@ def open_engine_worker(
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
         follow(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
+        attend(connection, port, writer, stack, bytes_per_block=plan.bytes_per_block)
         worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
         _log.info(
             "worker started",

@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 import kvcustody
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.note import KeyKind
 from kvcustody.audit.store import open_store
 from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.audit.witness.client import read_addresses
@@ -25,6 +26,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.governance import core_dumps
 from kvcustody.governance.checkpoint_keys import open_signing_key
+from kvcustody.governance.control_plane.connection import Connection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_standing
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
@@ -46,6 +48,7 @@ class Foundation(NamedTuple):
     writer: EventWriter | RemoteLedger
     signer: CheckpointSigner | None
     inbox: ErasureInbox
+    connection: Connection | None = None  # to the control plane, where there is one
 
 
 def open_foundation(
@@ -98,7 +101,7 @@ def _behind_control_plane(
             raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
     else:
         _announce(writer, settings, standing.table, started)
-    return Foundation(standing, keyring, writer, None, RemoteInbox(connection, writer.offset_us))
+    return Foundation(standing, keyring, writer, None, RemoteInbox(connection, writer.offset_us), connection)
 
 
 def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
@@ -127,7 +130,9 @@ def _started(
 def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:
     """The signer of this ledger's checkpoints, its key on record; None where another process signs."""
     path = settings.signing_key_file
-    key = open_signing_key(path, settings.ledger_origin, engine, writer, clock)
+    key = open_signing_key(
+        path, settings.ledger_origin, engine, writer, clock, KeyKind.named(settings.signing_key_kind)
+    )
     if key is None:
         return None
     memory = path.with_name(path.name + ".last")

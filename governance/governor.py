@@ -46,7 +46,7 @@ from kvcustody.governance.pools import Pools
 from kvcustody.governance.release.staged import quotas_of
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment, via_reasons
-from kvcustody.governance.stats import Stats, pool_stats
+from kvcustody.governance.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.tally import Tally
 from kvcustody.policies.table import DecisionTable
 
@@ -409,7 +409,10 @@ class Governor(Authority):
         """A snapshot of counters; consistent between steps."""
         now_us = self._clock.now_us()
         pools = tuple(pool_stats(manager, now_us) for manager in self._pools.managers)
-        return Stats(dict(self.tallies), pools, len(self._live), self._orphans.drift_blocks)
+        charged = charged_blocks(
+            account for manager in self._pools.managers for account in manager.accounts.values()
+        )
+        return Stats(dict(self.tallies), pools, len(self._live), self._orphans.drift_blocks, charged)
 
     def counts(self) -> PoolCounts:
         """The pools' own counters for conservation, after everything that happened has been handed to the ledger.

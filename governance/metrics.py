@@ -38,6 +38,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("kv_cache_capacity_blocks", "gauge", "Blocks that a worker governs.", _WORKER, "blocks.total"),
     Measure("kv_cache_allocated_blocks_total", "counter", "Blocks handed out.", _WORKER, "allocated"),
     Measure("kv_cache_bytes_per_block", "gauge", "Bytes of a block, measured.", _WORKER, "bytes_per_block"),
+    Measure("kv_cache_charged_blocks", "gauge", "Blocks that tenants are charged for, on all workers, as these said.",
+            _TENANT),
     Measure("kv_cache_active_tokens", "gauge", "Tokens of running requests.", _WORKER, "active_tokens"),
     Measure("requests_running", "gauge", "Requests that hold blocks.", _WORKER, "running"),
     Measure("requests_deferred_total", "counter", "Requests that had to wait, by reason.", ("worker", "reason"),
@@ -62,6 +64,8 @@ MEASURES: tuple[Measure, ...] = (
     # retention and deletion (RET-1 to RET-4)
     Measure("residencies", "gauge", "Residencies that are held.", _WORKER, "residencies"),
     Measure("residencies_overdue", "gauge", "Residencies past their deadline.", _WORKER, "overdue"),
+    Measure("residencies_overdue_seconds_max", "gauge", "For how long the oldest of them has been.", _WORKER,
+            "overdue_seconds"),
     Measure("residencies_expired_total", "counter", "Residencies that lapsed at their deadline.", _WORKER, "expired"),
     Measure("scrubbed_blocks_total", "counter", "Blocks overwritten, counted on the device.", ("worker", "shard"),
             "scrubbed.{shard}"),
@@ -85,6 +89,11 @@ MEASURES: tuple[Measure, ...] = (
     # the fleet (FLE-3)
     Measure("worker_up", "gauge", "1 while an open incarnation was heard in the last minute.", _WORKER),
     Measure("worker_policy_revision", "gauge", "Policy revision that a worker enforces.", _WORKER),
+    Measure("worker_status_age_seconds", "gauge", "Age of a worker's counters when it sent them; an idle engine counts "
+            "nothing.", _WORKER, "status_age_seconds"),
+    Measure("worker_ledger_backlog_events", "gauge", "Events of a worker that are not handed in.", _WORKER,
+            "ledger.backlog"),
+    Measure("worker_ledger_spilled_bytes", "gauge", "Bytes in a worker's spill.", _WORKER, "ledger.spilled_bytes"),
     Measure("worker_received_sequence", "gauge", "Highest sequence that a worker handed in.", _WORKER),
     # the service itself
     Measure("http_requests_total", "counter", "Requests answered.", ("operation", "status")),
@@ -171,6 +180,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             ("overdue", pool.overdue_residencies),
         ):
             add(name, value)
+        found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
     for tally in stats.tenants.values():
         for name in ("requests", "hit_requests", "prompt_tokens", "first_request_hits", "granted_hit_blocks"):
             add(name, getattr(tally, name))

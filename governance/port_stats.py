@@ -14,6 +14,7 @@ from kvcustody.governance.stats import PoolStats
 def port_stats(pool: ForeignPool, now_us: int) -> PoolStats:
     """The snapshot of one pool; `nodes` counts the domains that have blocks."""
     wheel = pool.partition.wheel
+    due_us = wheel.next_due_us()
     return PoolStats(
         pool.partition.size,
         pool.counts(),
@@ -24,6 +25,7 @@ def port_stats(pool: ForeignPool, now_us: int) -> PoolStats:
         dict(pool.evicted),
         pool.expired_residencies,
         wheel.overdue(now_us),
+        0 if due_us is None else max(0, now_us - due_us),
     )
 
 

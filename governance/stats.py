@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvcustody.allocator.block import BlockState
 from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.quota import Account
 from kvcustody.governance.tally import Tally
 
 
@@ -31,6 +34,7 @@ class Stats(NamedTuple):
     pools: tuple[PoolStats, ...]
     running: int
     drift_blocks: int = 0  # found by scans and not repaired: in custody, and nothing accounts for them
+    charged: Mapping[str, int] = MappingProxyType({})  # blocks by the tenant that pays for them
 
 
 def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
@@ -48,6 +52,15 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         manager.tree.wheel.overdue(now_us),
         overdue_us(manager, now_us),
     )
+
+
+def charged_blocks(accounts: Iterable[Account]) -> dict[str, int]:
+    """What each tenant is charged for, over all of its accounts; those that are charged for nothing are left out."""
+    found: dict[str, int] = {}
+    for account in accounts:
+        if account.used_blocks:
+            found[account.name] = found.get(account.name, 0) + account.used_blocks
+    return found
 
 
 def overdue_us(manager: BlockManager, now_us: int) -> int:

@@ -21,6 +21,7 @@ from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.control_plane.agent import attend
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.foundation import open_foundation
 from kvcustody.governance.governor import Governor
@@ -96,7 +97,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        standing, keyring, writer, signer, inbox = open_foundation(
+        standing, keyring, writer, signer, inbox, connection = open_foundation(
             settings,
             clock,
             stack,
@@ -123,6 +124,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         inbox.start(governor, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
         follow(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)
+        attend(connection, governor, writer, stack, bytes_per_block=memory.bytes_per_block)
         worker._stack = stack.pop_all()
         _log.info(
             "worker started",

@@ -5,6 +5,7 @@ T1 They show what a fleet needs to be run, by tenant's name and in blocks: never
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -36,7 +37,6 @@ from kvcustody.governance.service.roles import Action
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.ir import Policy
 
-_WORKERS_MAX = 10_000
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
@@ -99,14 +99,17 @@ def one_scan(service: Serving, incarnation: Incarnation, scan: Number) -> dict[s
 def quotas(
     caller: Asking, service: Serving, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
-    """What each tenant may hold by the active policy, and what it holds."""
+    """What each tenant may hold by the active policy, what it holds by the ledger, what its workers charge it for."""
     with service.reading() as connection:
         totals = queries.tenant_totals(connection)
     held = {row.tenant: max(0, row.written_blocks - row.ended_blocks) for row in totals}
+    charged: Counter[str] = Counter()
+    for worker in service.fleet.running():
+        charged.update(worker.charged)
     revision, policy = _active(service)
     named = {} if policy is None else {found.id: found for found in policy.tenants}
     rows = []
-    for name in sorted(held.keys() | named.keys()):
+    for name in sorted(held.keys() | named.keys() | charged.keys()):
         if tenant in (None, name):
             found = named.get(name)
             rows.append(
@@ -116,6 +119,7 @@ def quotas(
                     "guaranteed": None if found is None else _percent(found.guaranteed),
                     "cap": None if found is None else _percent(found.cap),
                     "held_blocks": held.get(name, 0),
+                    "charged_blocks": charged[name],
                 }
             )
     question = Question("listQuotas", caller.name, {"tenant": tenant})
@@ -124,9 +128,7 @@ def quotas(
 
 def capacity(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """The blocks of every running worker by state, as it last said."""
-    running = [worker for _, worker in service.fleet.listed(limit=_WORKERS_MAX) if worker.ended_us is None]
-    latest = {worker.worker: worker for worker in running}
-    rows = [_capacity(latest[name]) for name in sorted(latest)]
+    rows = [_capacity(worker) for worker in service.fleet.running()]
     found = page(service, Question("getCapacity", caller.name, {}), rows, cursor, limit)
     return found | {"blocks": sum(row["blocks"] for row in rows)}
 

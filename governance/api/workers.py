@@ -106,9 +106,11 @@ def register(caller: Asking, service: Serving, incarnation: Uuid, what: Incarnat
 
 
 def report(caller: Asking, service: Serving, incarnation: Uuid, what: Report) -> dict[str, Any]:
-    """What the worker says of itself: counters by name, and the policy revision that it enforces."""
+    """What the worker says of itself: counters by name, the policy revision that it enforces, blocks by tenant."""
     service.fleet.sender(caller.name, incarnation)
-    service.fleet.heard(caller.name, incarnation, revision=what.policy_revision, status=what.status)
+    service.fleet.heard(
+        caller.name, incarnation, revision=what.policy_revision, status=what.status, charged=what.charged
+    )
     return {"at_us": service.clock.utc_us()}
 
 

@@ -27,6 +27,7 @@ from kvcustody.governance.service.leaf_columns import Sender
 from kvcustody.governance.service.problems import ProblemError, not_found
 
 _FLUSH_SECONDS = 1.0
+_RUNNING_MAX = 10_000
 LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
 
 
@@ -43,6 +44,7 @@ class Worker(NamedTuple):
     received_sequence: int
     policy_revision: int
     status: dict[str, Any]
+    charged: dict[str, int]
 
 
 class Fleet:
@@ -130,17 +132,26 @@ class Fleet:
                 self._received = {**noted, **self._received}
 
     def heard(
-        self, worker: str, incarnation: str, *, revision: int = 0, status: dict[str, Any] | None = None
+        self,
+        worker: str,
+        incarnation: str,
+        *,
+        revision: int = 0,
+        status: dict[str, Any] | None = None,
+        charged: dict[str, int] | None = None,
     ) -> None:
         """Note what an incarnation says of itself; raises `not-found` where it is not this worker's."""
         values: dict[str, Any] = {"seen_us": self._clock.utc_us(), "policy_revision": revision}
         values["status"] = orjson.dumps(status or {}).decode()
+        values["charged"] = orjson.dumps(charged or {}).decode()
         where = (service_workers.c.incarnation == incarnation) & (service_workers.c.worker == worker)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if not connection.execute(update(service_workers).where(where).values(**values)).rowcount:
                 raise not_found()
 
-    def listed(self, *, after: int = 0, limit: int = 100) -> list[tuple[int, Worker]]:
+    def listed(
+        self, *, after: int = 0, limit: int = 100, only_open: bool = False
+    ) -> list[tuple[int, Worker]]:
         """Incarnations in the order of their registration, each with its position."""
         query = (
             select(incarnations, workers.c.name, service_workers)
@@ -150,6 +161,8 @@ class Fleet:
             .order_by(incarnations.c.id)
             .limit(limit)
         )
+        if only_open:
+            query = query.where(incarnations.c.ended_us.is_(None))
         now_us = self._clock.utc_us()
         found = []
         with self._engine.connect() as connection:
@@ -166,9 +179,15 @@ class Fleet:
                     row["received_sequence"] or 0,
                     row["policy_revision"] or 0,
                     orjson.loads(row["status"] or "{}"),
+                    orjson.loads(row["charged"] or "{}"),
                 )
                 found.append((row["id"], worker))
         return found
+
+    def running(self) -> list[Worker]:
+        """The newest incarnation of every worker that has not ended, by the worker's name."""
+        latest = {worker.worker: worker for _, worker in self.listed(limit=_RUNNING_MAX, only_open=True)}
+        return [latest[name] for name in sorted(latest)]
 
     @staticmethod
     def _find(connection: Connection, incarnation: str) -> Any:

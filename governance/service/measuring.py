@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _DAY_US = 86_400 * MICROSECONDS
 _FRESH_SECONDS = 10.0
-_WORKERS_MAX = 1000
 
 
 class Measuring:
@@ -64,9 +63,9 @@ class Measuring:
                 yield "ledger_checkpoint_age_seconds", (), age_us / MICROSECONDS
 
     def _workers(self) -> Iterator[Sample]:
-        latest = {worker.worker: worker for _, worker in self._service.fleet.listed(limit=_WORKERS_MAX)}
-        for name, worker in sorted(latest.items()):
-            if worker.ended_us is None and (worker.received_sequence or worker.status):
+        for worker in self._service.fleet.running():
+            name = worker.worker
+            if worker.received_sequence or worker.status:
                 yield "worker_up", (name,), float(not worker.silent)
                 yield "worker_policy_revision", (name,), worker.policy_revision
                 yield "worker_received_sequence", (name,), worker.received_sequence
@@ -84,6 +83,9 @@ class Measuring:
         added: Counter[tuple[str, tuple[str, ...]]] = Counter()
         for row in totals:
             added["ledger_leaves", (self._label(row.tenant, shown),)] += row.leaves
+        for worker in self._service.fleet.running():
+            for tenant, blocks in worker.charged.items():
+                added["kv_cache_charged_blocks", (self._label(tenant, shown),)] += blocks
         due: Counter[str] = Counter()
         covered: Counter[str] = Counter()
         for unit in found.rows:

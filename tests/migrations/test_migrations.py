@@ -108,7 +108,8 @@ def test_a_populated_ledger_moves_forward_without_loss(empty: Engine) -> None:
     after = every_row(empty)
     trees = {"tree_nodes", "root_log", "root_leaves", "checkpoints", "signed_checkpoints"}
     erasures = {"erasure_effects", "erasure_remains", "erasure_rereads"}
-    service = {f"service_{noun}" for noun in ("principals", "keys", "sessions", "answers", "jobs", "workers")}
+    nouns = ("principals", "keys", "sessions", "answers", "jobs", "workers", "scan_orders")
+    service = {f"service_{noun}" for noun in nouns}
     keeping = {"cosignatures", "timestamps", "retention_purges", "legal_holds"}
     assert (
         after.keys() - before.keys()

@@ -147,3 +147,14 @@ def client(service: Service) -> Iterator[Client]:
     made = Client(create_app(service))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One control plane for all that real workers are tried on; every test leaves it serving, with READS in effect."""
+    from control_plane_world import READS, ControlPlane
+
+    made = ControlPlane(tmp_path_factory.mktemp("cp"))
+    made.release(READS)
+    yield made
+    made.end()

@@ -259,6 +259,14 @@ def glance(worker: Worker) -> int:
     return hits
 
 
+def known(plane: ControlPlane, incarnation: str) -> dict[str, Any]:
+    """What the control plane knows of a process."""
+    with plane.connect("olive") as operator:
+        items = operator.get("/v1/workers", limit=1000)["items"]
+    [found] = [item for item in items if item["incarnation"] == incarnation]
+    return dict(found)
+
+
 def until(holds: Callable[[], bool], worker: Worker | None = None, seconds: float = 90.0) -> None:
     """Wait, stepping the engine, until something holds."""
     deadline = time.monotonic() + seconds

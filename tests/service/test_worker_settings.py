@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane_world import APART, READS, ControlPlane, MovedClock, ask, glance, opened, until
+from control_plane_world import APART, READS, ControlPlane, MovedClock, ask, glance, known, opened, until
 from sqlalchemy import select
 
 from kvcustody.audit.queries import gaps
@@ -17,7 +16,7 @@ from kvcustody.audit.schema import events, incarnations
 from kvcustody.audit.store import open_store
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, CustodyError, ServiceError
-from kvcustody.governance.control_plane import remote_ledger
+from kvcustody.governance.control_plane import agent, remote_ledger
 from kvcustody.governance.settings import load_settings
 
 HOUR_US = 3600 * MICROSECONDS
@@ -29,15 +28,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.upper().startswith("KVCUSTODY_"):
             monkeypatch.delenv(name)
     monkeypatch.setattr(remote_ledger, "_WAIT_SECONDS_MAX", 1.0)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """One control plane for this file; every test leaves it serving, with READS in effect."""
-    made = ControlPlane(tmp_path_factory.mktemp("cp"))
-    made.release(READS)
-    yield made
-    made.end()
+    monkeypatch.setattr(agent, "_WAIT_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(agent, "REPORT_SECONDS", 0.5)
 
 
 def leaves_of(plane: ControlPlane, incarnation: str) -> list[tuple[int, str]]:
@@ -78,6 +70,7 @@ def test_every_event_is_in_the_ledger_once_across_a_kill_of_the_server(plane: Co
             ask(worker, "holder")
         plane.start()
         until(lambda: worker.writer.status().healthy)
+        until(lambda: known(plane, life)["status"].get("requests") == 60, worker)  # and its status, as before
     rows = leaves_of(plane, life)
     sequences = [sequence for sequence, _ in rows]
     kinds = [kind for _, kind in rows]

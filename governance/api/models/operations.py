@@ -24,7 +24,10 @@ _FINDING = {
 _SINK = {
     "name": "siem", "attached": True, "delivered": 4096, "dead": 0, "failures": 0, "problem": "",
 }  # fmt: skip
-_QUOTA = {"tenant": "acme", "group": "acme-family", "guaranteed": "20%", "cap": "60%", "held_blocks": 4096}
+_QUOTA = {
+    "tenant": "acme", "group": "acme-family", "guaranteed": "20%", "cap": "60%", "held_blocks": 4096,
+    "charged_blocks": 4100,
+}  # fmt: skip
 _CAPACITY = {
     "worker": "gpu-0", "incarnation": _LIFE, "silent": False, "blocks": 65_536, "bytes_per_block": 2_097_152,
     "by_state": {"clean": 61_000, "active": 4_536},
@@ -65,6 +68,8 @@ class SinkReason(Model):
 class Quota(Model):
     """A tenant's shares of a worker's blocks by the active policy, and what it holds on all workers together.
 
+    `held_blocks` is computed from the ledger; `charged_blocks` is what running workers last said, shards not counted,
+    blocks included that are on their way to be overwritten.
     `guaranteed` and `cap` are null for a tenant that the policy does not name, and where none is active.
     """
 
@@ -75,6 +80,7 @@ class Quota(Model):
     guaranteed: str | None
     cap: str | None
     held_blocks: Whole
+    charged_blocks: Whole
 
 
 class Quotas(Model):

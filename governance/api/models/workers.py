@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kvcustody.governance.api.models.base import LARGE, Model, Utc, Whole, example
+from kvcustody.governance.api.models.base import LARGE, Model, Name, Utc, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 from kvcustody.governance.service.fleet import Worker
 
@@ -24,6 +24,7 @@ Workers = page_of(
             "received_sequence": 4711,
             "policy_revision": 3,
             "status": {"running": 4},
+            "charged": {"acme": 900},
         },
     ),
     "Workers",
@@ -101,15 +102,22 @@ class Registered(Model):
 
 
 class Report(Model):
-    """What a worker says of itself."""
+    """What a worker says of itself: counters by name, and the blocks that each tenant is charged for there."""
 
-    model_config = example({"policy_revision": 3, "status": {"running": 4, "blocks.cached": 900}})
+    model_config = example(
+        {
+            "policy_revision": 3,
+            "status": {"running": 4, "blocks.cached": 900},
+            "charged": {"acme": 900},
+        }
+    )
 
     policy_revision: Whole = 0
     status: Annotated[
         dict[Counter, Annotated[float, Field(allow_inf_nan=False, strict=True)]],
         Field(max_length=512, default_factory=dict),
     ]
+    charged: Annotated[dict[Name, Whole], Field(max_length=1000, default_factory=dict)]
 
 
 class Heard(Model):

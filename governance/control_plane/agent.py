@@ -1,0 +1,143 @@
+"""The engine-side agent: tells the control plane how this worker is, again and again, on a thread of its own.
+
+G1 Counters are taken on the thread that owns the state, between steps. An engine that takes no step is reported with
+   the last ones and their age, so that being heard and counting anew are told apart.
+G2 What a worker says of itself decides nothing there: a report that is lost is followed by the next.
+G3 Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and never
+   disturbs the engine.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import structlog
+
+from kvcustody.errors import ServiceError
+from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.metrics import worker_status
+from kvcustody.governance.stats import Stats
+from kvcustody.policies.table import DecisionTable
+
+REPORT_SECONDS = 10.0
+CHARGED_MAX, STATUS_MAX = 1000, 512  # what a report may hold
+_SNAPSHOT_SECONDS, _END_SECONDS = 1.0, 0.5
+_WAIT_SECONDS, _WAIT_SECONDS_MAX = 1.0, 60.0
+_log = structlog.get_logger(__name__)
+
+
+class Attended(Protocol):
+    """A `Governor` or an `EnginePort`."""
+
+    table: DecisionTable
+    block_tokens: int
+
+    def call(self, command: Any) -> Future[Any]:
+        """Run a command on the owning thread."""
+
+    def stats(self) -> Stats:
+        """Counters, on the owning thread."""
+
+
+class Agent:
+    """Attends to one worker; `stop` ends its thread."""
+
+    def __init__(
+        self, connection: Connection, facade: Attended, ledger: RemoteLedger, *, bytes_per_block: int
+    ) -> None:
+        self._connection = connection
+        self._facade = facade
+        self._ledger = ledger
+        self._bytes_per_block = bytes_per_block
+        self._pending: Future[Stats] | None = None
+        self._stats: Stats | None = None
+        self._counted = 0.0
+        self._wait_seconds = _WAIT_SECONDS
+        self.problem = ""  # why the control plane was told nothing last time; empty when it was
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvcustody-agent", daemon=True)
+
+    def start(self) -> None:
+        """Report from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Report no more; a second time changes nothing. A request that is on its way is left to end by itself."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_END_SECONDS)
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stop.wait(pause):
+            try:
+                self._report()
+            except ServiceError as error:
+                pause = self._refused(error)
+            else:
+                self.problem, self._wait_seconds, pause = "", _WAIT_SECONDS, REPORT_SECONDS
+
+    def _refused(self, error: ServiceError) -> float:
+        """How long to say nothing (G3)."""
+        if not self.problem and not self._stop.is_set():
+            _log.warning("status is not taken", reason=error.message)
+        self.problem = error.message
+        wait = max(self._wait_seconds, float(error.operands.get("wait_seconds") or 0.0))
+        self._wait_seconds = min(2 * self._wait_seconds, _WAIT_SECONDS_MAX)
+        return wait * random.uniform(0.75, 1.25)  # noqa: S311 - spacing, no secret
+
+    def _report(self) -> None:
+        self._count()
+        stats = self._stats
+        report: dict[str, Any] = {
+            "policy_revision": self._facade.table.revision,
+            "status": self._status(stats),
+        }
+        if stats is not None:
+            most = sorted(stats.charged.items(), key=lambda item: (-item[1], item[0]))
+            report["charged"] = dict(most[:CHARGED_MAX])
+        self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
+
+    def _count(self) -> None:
+        """Take the counters anew, where the engine steps within a second (G1)."""
+        if self._pending is None:
+            self._pending = self._facade.call(lambda facade: facade.stats())
+        try:
+            self._stats = self._pending.result(_SNAPSHOT_SECONDS)
+        except NotYet:
+            return
+        self._pending, self._counted = None, time.monotonic()
+
+    def _status(self, stats: Stats | None) -> dict[str, float]:
+        ledger = self._ledger.status()
+        found: dict[str, float] = {
+            "ledger.backlog": float(ledger.backlog),
+            "ledger.spilled_bytes": float(ledger.spilled_bytes),
+        }
+        if stats is not None:
+            found["status_age_seconds"] = time.monotonic() - self._counted
+            counted = worker_status(stats, self._facade.block_tokens, self._bytes_per_block)
+            found |= {name: float(value) for name, value in counted.items()}
+        return dict(list(found.items())[:STATUS_MAX])
+
+
+def attend(
+    connection: Connection | None, facade: Attended, ledger: object, stack: ExitStack, *, bytes_per_block: int
+) -> Agent | None:
+    """Start an agent that `stack` ends; None where no control plane is there to be told."""
+    if connection is None:
+        return None
+    assert isinstance(ledger, RemoteLedger)
+    agent = Agent(connection, facade, ledger, bytes_per_block=bytes_per_block)
+    agent.start()
+    stack.callback(agent.stop)
+    return agent
