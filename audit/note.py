@@ -15,7 +15,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kvcustody.errors import LedgerError
 
@@ -35,12 +35,21 @@ class NoteError(LedgerError):
     code = "KVC622"
 
 
+SigningKind = Literal["ed25519", "ml-dsa-44"]
+"""What settings and commands call the kinds of key that may sign a ledger."""
+
+
 class KeyKind(IntEnum):
     """The signature type byte of a key, as signed-note assigns them."""
 
     ED25519 = 0x01
     COSIGNATURE = 0x04
     ML_DSA_44 = 0x06
+
+    @classmethod
+    def named(cls, name: SigningKind) -> KeyKind:
+        """The kind of key that a setting or a command names."""
+        return {"ed25519": cls.ED25519, "ml-dsa-44": cls.ML_DSA_44}[name]
 
 
 PUBLIC_BYTES = {KeyKind.ED25519: 32, KeyKind.COSIGNATURE: 32, KeyKind.ML_DSA_44: 1312}

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, select
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import SigningKeyRecorded
-from kvcustody.audit.note import parse_vkey
+from kvcustody.audit.note import KeyKind, parse_vkey
 from kvcustody.audit.rotation import KeyPeriod, key_periods, rotation_record
 from kvcustody.audit.schema import events
 from kvcustody.audit.signing import SigningKey, create_signing_key, read_signing_key
@@ -47,11 +47,17 @@ def recorded_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
 
 
 def open_signing_key(
-    path: Path, origin: str, engine: Engine, ledger: Ledger, clock: Clock
+    path: Path,
+    origin: str,
+    engine: Engine,
+    ledger: Ledger,
+    clock: Clock,
+    kind: KeyKind = KeyKind.ED25519,
 ) -> SigningKey | None:
     """The key that signs this ledger; None where another process holds it (H1).
 
-    Makes one for a ledger that has none. Raises `ConfigError` where the file holds a key that the ledger does not name.
+    Makes one of `kind` for a ledger that has none. Raises `ConfigError` where the file holds a key that the ledger
+    does not name.
     """
     periods = recorded_keys(engine)
     _finish(path, periods)
@@ -59,7 +65,7 @@ def open_signing_key(
         if periods:
             _log.warning("checkpoints are signed elsewhere", key=str(periods[-1].key), expected_at=str(path))
             return None
-        return _first(create_signing_key(path, origin), ledger, clock)
+        return _first(create_signing_key(path, origin, kind), ledger, clock)
     key = read_signing_key(path)
     if not periods:
         return _first(key, ledger, clock)
@@ -72,22 +78,29 @@ def open_signing_key(
 
 
 def rotate_signing_key(
-    path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str
+    path: Path,
+    signer: CheckpointSigner,
+    ledger: Ledger,
+    clock: Clock,
+    actor: str,
+    kind: KeyKind | None = None,
 ) -> SigningKey:
-    """Hand over to a new key, on record (H2); the old file stays beside it under its key id.
+    """Hand over to a new key of `kind` (None: of the old one's), on record (H2); the old file stays under its key id.
 
     Raises `LedgerUnavailable` where the handover could not be recorded; the old key then goes on. Raises
     `SigningKeyError` while a signer runs.
     """
     with signer.alone():
-        return _rotate(path, signer, ledger, clock, actor)
+        return _rotate(path, signer, ledger, clock, actor, kind)
 
 
-def _rotate(path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str) -> SigningKey:
+def _rotate(
+    path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str, kind: KeyKind | None
+) -> SigningKey:
     old = read_signing_key(path)
     fresh = _next(path)
     fresh.unlink(missing_ok=True)
-    new = create_signing_key(fresh, old.name, old.kind)
+    new = create_signing_key(fresh, old.name, kind or old.kind)
     signer.sign_once()
     head = signer.last_head()
     record = rotation_record(old, new, head, clock.utc_us() // 1_000_000)

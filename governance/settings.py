@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from kvcustody.audit.note import check_name
+from kvcustody.audit.note import SigningKind, check_name
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.wrapping import ROOT_KEY_VARIABLE
@@ -156,6 +156,11 @@ class Settings(LayeredSettings):
         Path("kvcustody-signing.key"),
         description="The key that signs the ledger's checkpoints, and nothing else: mode 0600, made at first start "
         "where the ledger has none; a relative path begins at the keyring's folder.",
+    )
+    signing_key_kind: SigningKind = Field(
+        "ed25519",
+        description="What kind of key is made for a ledger that has none: `ed25519`, or `ml-dsa-44` (post-quantum, "
+        "where `cryptography` offers it). An existing key is handed over by `kvcustody audit rotate-key --kind`.",
     )
     ledger_origin: str = Field(
         "kvcustody.example/ledger",

@@ -29,6 +29,7 @@ from kvcustody.audit.events.accounts import (
     Withdrawn,
 )
 from kvcustody.audit.events.canonical_leaf import (
+    HANDOVER_BYTES_MAX,
     LEAF_BYTES_MAX,
     SCHEMA,
     Context,
@@ -91,6 +92,7 @@ from kvcustody.audit.events.signing_keys import SigningKeyRecorded
 from kvcustody.audit.runs import Runs
 
 __all__ = [
+    "HANDOVER_BYTES_MAX",
     "KINDS",
     "LEAF_BYTES_MAX",
     "LEAF_KEYS",

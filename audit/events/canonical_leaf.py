@@ -12,11 +12,15 @@ import numpy as np
 import orjson
 
 from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, ROWS, TOTALS, Event, logs_of
+from kvcustody.audit.events.signing_keys import SigningKeyRecorded
 from kvcustody.audit.runs import EXACT, Runs, count, encode, split
 from kvcustody.errors import LedgerError
 
 SCHEMA = "kvcustody/event@1"
 LEAF_BYTES_MAX = 8192
+HANDOVER_BYTES_MAX = (
+    1 << 15
+)  # two post-quantum keys and a signature of each, in one leaf: a handover is not continued
 _PIECE_TOKENS = 96
 _PARTS_DIGITS = 10
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
@@ -61,7 +65,8 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
         whole = {**body, "log": log} if made else body
         whole["log"] = log
         data = canonical(whole)
-        if len(data) <= LEAF_BYTES_MAX:
+        handover = isinstance(event, SigningKeyRecorded)
+        if len(data) <= (HANDOVER_BYTES_MAX if handover else LEAF_BYTES_MAX):
             made.append(Leaf(log, whole, data))
         else:
             made += _continued(whole, lists, log)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvcustody.audit.checkpoint import SignedCheckpoint, open_checkpoint, parse_checkpoint
-from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.events import HANDOVER_BYTES_MAX, SYSTEM
 from kvcustody.audit.exports.enclosed import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.key_chain import follow, handed_over
 from kvcustody.audit.merkle import TreeHead
@@ -17,7 +17,7 @@ from kvcustody.audit.rotation import KeyPeriod, check_period
 from kvcustody.audit.tiles import ExportError, TileFolder
 from kvcustody.audit.timestamp import Authority, TimestampError, check
 
-_LEAF_BYTES_MAX = 1 << 13
+_LEAF_BYTES_MAX = HANDOVER_BYTES_MAX  # the longest of any kind
 _TOKEN_BYTES_MAX = 1 << 18
 
 

@@ -207,6 +207,7 @@ def parse_key(text: str) -> Key:
     parts = text.strip().split("+", 2)
     need(len(parts) == 3, "a key is not `name+id+base64`")
     data = unbase64(parts[2], "key")
+    need(data[:1] != b"\6", "this program cannot check ML-DSA-44 signatures; use `kvcustody audit verify`")
     need(data[:1] in (b"\1", b"\4") and len(data) == 33, "this program knows Ed25519 keys alone")
     identity = hashlib.sha256(parts[0].encode() + b"\n" + data).digest()[:4]
     need(identity.hex() == parts[1], f"key `{parts[0]}` does not have the id `{parts[1]}`")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.note import parse_vkey
+from kvcustody.audit.note import KeyKind, SigningKind, parse_vkey
 from kvcustody.audit.recording import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit.ledger import DEFAULT, Ledger, key_texts, reading, writing
@@ -21,6 +21,10 @@ def rotate(
     key_file: Annotated[Path, typer.Argument(help="The file of the key that signs this ledger now.")],
     actor: Annotated[str, typer.Option(help="Who does it, for the record.")],
     ledger: Ledger = DEFAULT,
+    kind: Annotated[
+        SigningKind | None,
+        typer.Option(help="The new key's kind: `ml-dsa-44` is post-quantum. Without it, the old key's."),
+    ] = None,
     *,
     as_json: Json = False,
 ) -> None:
@@ -44,7 +48,9 @@ def rotate(
                 raise ConfigError(f"`{key_file}` does not exist; give the file of key `{periods[-1].key}`")
             memory = key_file.with_name(key_file.name + ".last")
             signer = CheckpointSigner(engine, [old], memory=memory, clock=clock)
-            new = rotate_signing_key(key_file, signer, writer, clock, actor)
+            new = rotate_signing_key(
+                key_file, signer, writer, clock, actor, None if kind is None else KeyKind.named(kind)
+            )
             size = signer.last_head().size
         CheckpointSigner(engine, [new], memory=memory, clock=clock).sign_once()
     kept = key_file.with_name(f"{key_file.name}.{old.verifier.key_id.hex()}")

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import Event
+from kvcustody.audit.note import KeyKind
 from kvcustody.audit.pseudonyms import has_tags, names_of
 from kvcustody.audit.store import open_store
 from kvcustody.audit.subject_keys import SubjectKeys
@@ -123,7 +124,14 @@ class Service:
     def _signer(self, stack: ExitStack) -> CheckpointSigner | None:
         """The signer of this ledger's checkpoints; None where another process signs."""
         settings, path = self.settings, self.settings.signing_key_path
-        key = open_signing_key(path, settings.ledger_origin, self.engine, self.writer, self.clock)
+        key = open_signing_key(
+            path,
+            settings.ledger_origin,
+            self.engine,
+            self.writer,
+            self.clock,
+            KeyKind.named(settings.signing_key_kind),
+        )
         if key is None:
             return None
         memory = path.with_name(path.name + ".last")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from kvcustody.audit.note import check_name
+from kvcustody.audit.note import SigningKind, check_name
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.roles import Role
 from kvcustody.governance.settings import SERVICE_PREFIX, LayeredSettings, read_settings_file
@@ -101,6 +101,10 @@ class ServiceSettings(LayeredSettings):
     signing_key_path: Path = Field(
         Path("kvcustody-signing.key"),
         description="The key that signs the ledger's checkpoints: 0600, made where the ledger has none yet.",
+    )
+    signing_key_kind: SigningKind = Field(
+        "ed25519",
+        description="What kind is made where the ledger has none: `ed25519`, or `ml-dsa-44` (post-quantum).",
     )
     ledger_origin: str = Field(
         "kvcustody.example/ledger",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.note import KeyKind
 from kvcustody.audit.recording import recorder
 from kvcustody.audit.signing import SigningKey, create_signing_key, read_signing_key
 from kvcustody.audit.store import open_store
@@ -71,6 +74,28 @@ def test_a_handover_is_recorded_and_old_notes_still_verify(run: Run, place: Path
     run(f"audit verify after --key {old.verifier}")  # by the handover on record
     run(f"audit verify after --key {SigningKey.generate(old.verifier.name).verifier}", exits=1)
     assert answer(run(f"audit fsck --key {old.verifier} --key {new.verifier} --json"))["verified"] == 2
+
+
+def test_a_post_quantum_key_takes_over_and_hands_back(run: Run, place: Path) -> None:
+    old = read_signing_key(place / "signing.key").verifier
+    made = answer(run("audit rotate-key signing.key --actor custodian --kind ml-dsa-44 --json"))
+    lattice = read_signing_key(place / "signing.key").verifier
+    assert lattice.kind is KeyKind.ML_DSA_44 and made["new"] == str(lattice)
+    (place / "lattice.vkey").write_text(f"{lattice}\n")
+    run("audit export after")
+    run("audit verify after --key lattice.vkey")
+    run(f"audit verify after --key {old}")  # by the handover on record
+    run(f"audit verify after --key {SigningKey.generate(old.name, KeyKind.ML_DSA_44).verifier}", exits=1)
+    alone = [sys.executable, str(place / "after" / "verify_kvcustody.py"), str(place / "after"), "--key"]
+    told = subprocess.run([*alone, str(lattice)], capture_output=True, text=True, check=False)
+    assert told.returncode != 0 and "cannot check ML-DSA-44" in told.stdout + told.stderr
+    kept = answer(run("audit rotate-key signing.key --actor custodian --json"))["new"]
+    assert read_signing_key(place / "signing.key").verifier.kind is KeyKind.ML_DSA_44, (
+        "without --kind: the same"
+    )
+    back = answer(run("audit rotate-key signing.key --actor custodian --kind ed25519 --json"))
+    chain = [each["key"] for each in answer(run("audit keys --json"))["keys"]]
+    assert chain == [str(old), str(lattice), kept, back["new"]]
 
 
 def test_a_key_that_signs_or_is_another_ledgers_is_not_rotated(run: Run, place: Path) -> None:

@@ -14,9 +14,9 @@ from kvcustody.audit.checkpoint import open_checkpoint
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import GapRecorded
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.note import NoteError
+from kvcustody.audit.note import KeyKind, NoteError
 from kvcustody.audit.rotation import check_period, key_periods
-from kvcustody.audit.signing import create_signing_key, read_signing_key, sign_checkpoint
+from kvcustody.audit.signing import SigningKey, create_signing_key, read_signing_key, sign_checkpoint
 from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
@@ -43,6 +43,17 @@ def writer(engine: Engine, tmp_path: Path) -> Iterator[EventWriter]:
     spill.mkdir()
     with contextlib.closing(EventWriter(engine, worker="w", clock=CLOCK, spill_directory=spill)) as made:
         yield made
+
+
+def test_a_ledgers_first_key_may_be_post_quantum(engine: Engine, writer: EventWriter, tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+    key = open_signing_key(path, ORIGIN, engine, writer, CLOCK, KeyKind.named("ml-dsa-44"))
+    assert key is not None and key.verifier.kind is KeyKind.ML_DSA_44
+    assert open_signing_key(path, ORIGIN, engine, writer, CLOCK) == key, "an existing key keeps its kind"
+    note = CheckpointSigner(engine, [key], memory=path.with_suffix(".last"), clock=CLOCK).sign_once()
+    assert note is not None and open_checkpoint(note.note, [key.verifier]).checkpoint.head.size == note.size
+    with pytest.raises(NoteError):
+        open_checkpoint(note.note, [SigningKey.generate(ORIGIN, KeyKind.ML_DSA_44).verifier])
 
 
 def test_a_handover_is_on_record_and_both_keys_keep_to_their_trees(
