@@ -121,7 +121,7 @@ def test_the_thread_signs_and_a_lost_database_is_a_problem_not_an_end(
     signs, writer = signer(store, tmp_path, interval_seconds=0.02), make_writer(store)
     signs.start()
     write(writer)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while signs.status().size == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert signs.status().size == 1

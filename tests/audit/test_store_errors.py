@@ -171,7 +171,7 @@ DISK = """
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))  # no file may grow: database and spill both refuse
     last = writer.submit([event] * 50)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while writer.admitting and time.monotonic() < deadline:
         time.sleep(0.01)
     print(writer.admitting, writer.durable_sequence < last)

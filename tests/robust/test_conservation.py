@@ -222,12 +222,12 @@ def test_a_block_attached_every_minute_ends_at_its_ceiling(make: Make, store: En
             custody_ends.c.high > 0,
         )
         ceilings = {
-            ends.rows[row].ceiling_boot_us - begun_us
+            ends.row(row)["ceiling_boot_us"] - begun_us
             for row, generation in zip(ends.owner, ends.pairs.generations, strict=True)
             if generation <= 3
         }
         whole = [
-            (ends.rows[row].due_boot_us - begun_us, ends.rows[row].ended_boot_us - begun_us)
+            (ends.row(row)["due_boot_us"] - begun_us, ends.row(row)["ended_boot_us"] - begun_us)
             for row, generation in zip(ends.owner, ends.pairs.generations, strict=True)
             if generation <= 3
         ]

@@ -87,7 +87,7 @@ def kill_often(folder: Path, kills: int) -> Iterator[Kill | None]:
             progress = folder / f"progress-{number}"
             print("go", folder, number, file=server.stdin, flush=True)
             child = int(server.stdout.readline())
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while chance.random() > 0.001 and not progress.exists() and time.monotonic() < deadline:
                 time.sleep(0.001)  # now and then the kill falls into the start: replay, closing of the dead
             time.sleep(0.4 * chance.random())
@@ -98,7 +98,7 @@ def kill_often(folder: Path, kills: int) -> Iterator[Kill | None]:
             yield Kill(words[0], *map(int, words[1:])) if words else None
     finally:
         server.stdin.close()
-        server.wait(10)
+        server.wait(60)
 
 
 def missing(store: Engine, incarnation: str, upto: int) -> int:
@@ -189,7 +189,7 @@ def dead_are_closed(store: Engine, survivor: str) -> None:
             )
             keys = [unit_keys(found.pairs.pools, found.pairs.generations) for found in (handed, later, ends)]
             assert np.isin(np.concatenate(keys[:2]), keys[2]).all(), "a listed block has no end"
-            unproven += sum(row.cause == PROCESS_DEATH for row in ends.rows)
+            unproven += sum(cause == PROCESS_DEATH for cause in ends.texts("cause"))
         assert unproven > len(lives) // 2
         row = coverage(connection).total
         assert row.unproven and row.overdue == 0

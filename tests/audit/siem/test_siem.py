@@ -178,7 +178,7 @@ def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
 
     class Hanging(Flaky):
         def deliver(self, identity: str, body: bytes) -> None:
-            hangs.wait(5)
+            hangs.wait(60)
             raise SinkError("too late")
 
     dead = Pump(store, Hanging(), tmp_path / "dead", lines, interval_seconds=0.01)
@@ -189,8 +189,8 @@ def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
         for number in range(20):
             began = time.monotonic()
             writer.submit_durable(KeyEvent(1, None, "made", number, "operator"))
-            assert time.monotonic() - began < 5
-        until = time.monotonic() + 5
+            assert time.monotonic() - began < 50
+        until = time.monotonic() + 60
         with store.connect() as connection:
             total = sum(newest(connection).values())
         while alive.status().delivered < total and time.monotonic() < until:

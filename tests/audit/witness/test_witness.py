@@ -320,14 +320,14 @@ def test_a_dead_witness_delays_no_commit_and_is_seen(store: Engine, make_writer:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = WitnessAddress(f"http://127.0.0.1:{silent.getsockname()[1]}", key)
-        submitter = WitnessSubmitter(store, [address], interval_seconds=0.01, timeout_seconds=0.3)
+        submitter = WitnessSubmitter(store, [address], interval_seconds=0.01, timeout_seconds=120)
         submitter.start()
         for number in range(30):
-            began = time.monotonic()
             writer.submit_durable(KeyEvent(1, "acme", "made", number, "operator"))
             signer.sign_once()
-            assert time.monotonic() - began < 2
-        until = time.monotonic() + 5
+        assert not submitter.status()[0].failures, "whoever waited for the witness would have waited it out"
+        silent.close()  # its caller is told at once
+        until = time.monotonic() + 60
         while not submitter.status()[0].failures and time.monotonic() < until:
             time.sleep(0.01)
         submitter.close()

@@ -140,7 +140,7 @@ def test_the_timer_ends_an_idle_cache_with_no_call_arriving(tmp_path: Path) -> N
         cache.residency.idle_us = 200_000  # the policy's minute, shortened
         time.sleep(0.05)
         assert nonzero(slabs) > 0
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while nonzero(slabs) and time.monotonic() < until:
             time.sleep(0.01)
         assert nonzero(slabs) == 0 and cache.is_ended
@@ -152,8 +152,8 @@ def test_erasure_of_a_subject_from_another_thread(tmp_path: Path) -> None:
         with world.open() as cache, world.open(who=person(subject="bob")) as other:
             slabs, others = fill(cache), fill(other)
             command = world.worker.governor.call(lambda governor: governor.erase(Selector("org", "ada")))
-            assert command.result(5).aborted_requests == 1
-            until = time.monotonic() + 5
+            assert command.result(60).aborted_requests == 1
+            until = time.monotonic() + 60
             while nonzero(slabs) and time.monotonic() < until:
                 time.sleep(0.01)
             assert nonzero(slabs) == 0

@@ -100,7 +100,7 @@ def test_the_serving_loop_serves_while_it_runs() -> None:
         names = [engine.batching.submit(person(), tokens) for tokens in PROMPTS]
         served = {}
         while len(served) < len(names):
-            result = engine.manager.get_result(timeout=5)
+            result = engine.manager.get_result(timeout=60)
             assert result is not None
             served[result.request_id] = result.generated_tokens
         engine.batching.stop()

@@ -47,7 +47,7 @@ def alive(mark: str) -> list[int]:
 
 def ended(mark: str) -> bool:
     """None is alive; what was killed a moment ago may take one more."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while alive(mark) and time.monotonic() < until:
         time.sleep(0.05)
     return not alive(mark)

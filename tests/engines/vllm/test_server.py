@@ -159,7 +159,7 @@ def test_a_client_that_hangs_up_frees_its_blocks(governed):
     stream = governed.begin("/v1/completions", body, tenant="alpha")
     next(stream)
     stream.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while time.monotonic() < until and _running(governed):
         time.sleep(0.2)
     assert _running(governed) == 0

@@ -44,12 +44,12 @@ def sockets(*kinds: int) -> Iterator[list[zmq.Socket[bytes]]]:
         context.destroy(linger=0)
 
 
-def receive(socket: zmq.Socket[bytes], timeout_ms: int = 5000) -> list[bytes]:
+def receive(socket: zmq.Socket[bytes], timeout_ms: int = 60_000) -> list[bytes]:
     assert socket.poll(timeout_ms), "nothing arrived"
     return socket.recv_multipart()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"

@@ -82,14 +82,14 @@ def test_it_watches_records_and_ends_cleanly(tmp_path: Path, ending: int) -> Non
                 "--json",
             ),
         )
-        wait_until(lambda: engine.stats().replays, 30)
+        wait_until(lambda: engine.stats().replays)
         store = open_store(ledger)
 
         def overdue() -> bool:
             with store.connect() as connection:
                 return sum(row.overdue_blocks for row in observed_totals(connection)) == 5
 
-        wait_until(overdue, 30)
+        wait_until(overdue)
         engine.publish([some_removed(0, 1)])
         time.sleep(0.5)
         process.send_signal(ending)

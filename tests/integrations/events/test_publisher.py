@@ -48,7 +48,7 @@ class Slow:
         self.replay_frames = wire.replay_frames
 
     def payload_of(self, *arguments: Any, **more: Any) -> bytes:
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         made: bytes = self.wire.payload_of(*arguments, **more)
         return made
 
@@ -57,7 +57,7 @@ def subscribed(publisher: EventPublisher, sub: zmq.Socket[bytes]) -> None:
     """Connect, and publish until something arrives: only then is the subscription known to be there."""
     sub.setsockopt(zmq.SUBSCRIBE, b"")
     sub.connect(publisher.endpoint)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while not sub.poll(20):
         publisher.publish([some_removed(0, 1)])
         assert time.monotonic() < until
