@@ -134,7 +134,7 @@ def test_class_a_is_refused_in_an_outage_and_accounted_for(
         start = time.monotonic()
         with pytest.raises(LedgerUnavailable, match="not recorded, so not done") as caught:
             writer.submit_durable(key_event(), timeout_seconds=1.0)
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 60
         assert "\n" not in str(caught.value)
         sequence = writer.submit([opened(1)])  # positive control: class B is taken, and durable, all the same
         assert writer.flush(3.0) and writer.durable_sequence >= sequence
