@@ -183,8 +183,7 @@ def _receipts(
         where = and_(column.incarnation == incarnation, column.high > 0, or_(*some))
         found = read(connection, receipts, (column.log, column.idx), where)
         for place in np.unique(found.owner[np.isin(found.pairs.generations, generations)]).tolist():
-            row = found.rows[place]
-            made.add((names[row.log], row.idx))
+            made.add((names[int(found.column("log")[place])], int(found.column("idx")[place])))
     return made
 
 

@@ -178,12 +178,9 @@ def _summarise(each: LifeUnits) -> list[CoverageRow]:
     if not len(units.keys):
         return []
     shards = life.shards or 1
-    codes: dict[tuple[str, str], int] = {}
-    of_row = np.array(
-        [codes.setdefault((row.tenant, row.classification), len(codes)) for row in ends.rows], np.int64
-    )
+    of_row, everybody = ends.codes("tenant", "classification")
     group = of_row[units.row]
-    width = len(codes)
+    width = len(everybody)
 
     def total(mask: Any, weight: Any = None) -> Int64s:
         weights = None if weight is None else weight[mask].astype(np.float64)
@@ -205,7 +202,10 @@ def _summarise(each: LifeUnits) -> list[CoverageRow]:
         total(units.level == LEVELS.index("full")) * shards,
         fence,
     ]
-    made = [CoverageRow(*who, *(int(column[code]) for column in columns)) for who, code in codes.items()]
+    made = [
+        CoverageRow(tenant, classification, *(int(column[code]) for column in columns))
+        for code, (tenant, classification) in enumerate(everybody)
+    ]
     return [row for row in made if row.due]
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import ColumnElement, Connection, Table, select
+from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Table, select
 
 from kvcustody.audit.runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.schema import events, residencies
@@ -21,18 +21,41 @@ from kvcustody.errors import LedgerError
 
 
 class Evidence(NamedTuple):
-    """Rows, and one flat entry per (pool, block, generation) with the number of its row."""
+    """Rows column by column, and one flat entry per (pool, block, generation) with the number of its row."""
 
-    rows: Sequence[Any]
+    size: int  # rows
+    columns: dict[str, Int64s | list[Any]]
     owner: Int64s
     pairs: Pairs
 
     def column(self, name: str) -> Int64s:
         """An integer column of the rows, as an array over rows."""
-        if not self.rows:
-            return np.empty(0, np.int64)
-        place = self.rows[0]._fields.index(name)  # by place: by name it costs twice as much
-        return np.array([row[place] for row in self.rows], np.int64)
+        found = self.columns[name]
+        assert isinstance(found, np.ndarray), name
+        return found
+
+    def texts(self, name: str) -> list[Any]:
+        """A column of anything else."""
+        found = self.columns[name]
+        assert isinstance(found, list), name
+        return found
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row by column name."""
+        return {
+            name: int(column[number]) if isinstance(column, np.ndarray) else column[number]
+            for name, column in self.columns.items()
+        }
+
+    def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
+        """Of each row the number of what these text columns say, and what each number stands for."""
+        said: dict[tuple[Any, ...], int] = {}
+        number = said.setdefault
+        columns = [self.texts(name) for name in names]
+        made = np.fromiter(
+            (number(each, len(said)) for each in zip(*columns, strict=True)), np.int64, self.size
+        )
+        return made, list(said)
 
 
 def read(
@@ -74,17 +97,47 @@ def _read(
     )
     if ordered:
         query = query.order_by(table.c.log, table.c.idx)
+    numbers = [isinstance(column.type, Integer | Boolean) for column in columns]
+    size = 0
+    parts: list[list[Any]] = [[] for _ in columns]
+    flat: list[list[tuple[Int64s, Pairs]]] = [[] for _ in lists]
     with collector_off():
-        found = connection.execute(query).all()
-        leaf = len(columns)
-        rows: Sequence[Any] = found
-        made = []
-        for key in lists:
-            each = run_lists([row[leaf] for row in found], key)
-            pairs, lengths = decode_flat(list(chain.from_iterable(each)))
-            runs = np.fromiter(map(len, each), np.int64, len(each))
-            made.append(Evidence(rows, np.repeat(np.repeat(np.arange(len(rows)), runs), lengths), pairs))
-    return made
+        result = connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE})
+        for rows in result.partitions():
+            *values, leaves = zip(*rows, strict=True)
+            for part, column, is_number in zip(parts, values, numbers, strict=True):
+                part.append(np.array(column, np.int64) if is_number else column)
+            for each, key in zip(flat, lists, strict=True):
+                each.append(_flat(leaves, key, size))
+            size += len(leaves)
+    held = {
+        str(column.key): _together(part, is_number)
+        for column, part, is_number in zip(columns, parts, numbers, strict=True)
+    }
+    return [Evidence(size, held, *_joined(each)) for each in flat]
+
+
+def _flat(leaves: Sequence[bytes], key: str, first_row: int) -> tuple[Int64s, Pairs]:
+    """Owners and pairs of the run lists of some rows."""
+    each = run_lists(leaves, key)
+    pairs, lengths = decode_flat(list(chain.from_iterable(each)))
+    runs = np.fromiter(map(len, each), np.int64, len(each))
+    rows = np.arange(first_row, first_row + len(each))
+    return np.repeat(np.repeat(rows, runs), lengths), pairs
+
+
+def _together(parts: Sequence[Any], is_number: bool) -> Int64s | list[Any]:
+    if is_number:
+        return np.concatenate([np.empty(0, np.int64), *parts])
+    return list(chain.from_iterable(parts))
+
+
+def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
+    nothing = np.empty(0, np.int64)
+    owner = np.concatenate([nothing, *(owner for owner, _ in parts)])
+    columns = zip(*(pairs for _, pairs in parts), strict=True)
+    pairs = Pairs(*map(np.concatenate, columns)) if parts else Pairs(nothing, nothing, nothing)
+    return owner, pairs
 
 
 def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
@@ -123,6 +176,7 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
+_ROWS_AT_ONCE = 20_000  # so many leaves are held at once, beside what is kept of all
 POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools
 
 

@@ -84,10 +84,11 @@ def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, s
     keys = unit_keys(written.pairs.pools, written.pairs.generations)
     still = ~np.isin(keys, unit_keys(ended.pairs.pools, ended.pairs.generations))
     codes: dict[tuple[str, str], int] = {}
+    people = zip(written.texts("tenant"), written.column("residency").tolist(), strict=True)
     rows = np.array(
         [
-            codes.setdefault((row.tenant, classes.get(row.residency, "unknown")), len(codes))
-            for row in written.rows
+            codes.setdefault((tenant, classes.get(residency, "unknown")), len(codes))
+            for tenant, residency in people
         ],
         np.int64,
     )
@@ -104,5 +105,9 @@ def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, s
 def _joined(first: Evidence, second: Evidence) -> Evidence:
     """Two readings as one: the rows of the first, then those of the second."""
     pairs = Pairs(*map(np.concatenate, zip(first.pairs, second.pairs, strict=True)))
-    owner = np.concatenate((first.owner, second.owner + len(first.rows)))
-    return Evidence([*first.rows, *second.rows], owner, pairs)
+    owner = np.concatenate((first.owner, second.owner + first.size))
+    columns: dict[str, Any] = {
+        "tenant": first.texts("tenant") + second.texts("tenant"),
+        "residency": np.concatenate((first.column("residency"), second.column("residency"))),
+    }
+    return Evidence(first.size + second.size, columns, owner, pairs)

@@ -10,6 +10,7 @@ used until it let go of it again or was released.
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
         releases,
         (
             *(column.log, column.idx, column.residency, column.released_us),
-            *(column.hold_boot_us, column.final, column.written),
+            *(column.hold_boot_us, column.final, column.written, column.part),
         ),
         and_(column.incarnation == life.id, is_in(as_of, releases)),
         ordered=False,
@@ -90,7 +91,10 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
     column_in = residencies.c
     opened, handed = read_opened(
         connection,
-        (column_in.log, column_in.idx, column_in.residency, column_in.tenant, column_in.opened_boot_us),
+        (
+            *(column_in.log, column_in.idx, column_in.residency, column_in.part, column_in.opened_boot_us),
+            *(column_in.tenant, column_in.classification, column_in.subject, column_in.session),
+        ),
         and_(column_in.incarnation == life.id, is_in(as_of, residencies)),
         ordered=False,
     )
@@ -101,20 +105,12 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
         and_(attachments.c.incarnation == life.id, is_in(as_of, attachments)),
         ordered=False,
     )
-    left = _left(connection, life, as_of)
-    people = connection.execute(
-        select(
-            column_in.residency,
-            column_in.tenant,
-            column_in.classification,
-            column_in.subject,
-            column_in.session,
-            column_in.opened_boot_us,
-        ).where(column_in.incarnation == life.id, column_in.part == 1, is_in(as_of, residencies))
-    ).all()
     narrowed = read_narrowed(connection, life.id, as_of)
-    erased = _erased(connection, life.offset_us, people, as_of)
-    tenants = {row.residency: (row.tenant, row.classification) for row in people}
+    erased = _erased(connection, life.offset_us, opened, as_of)
+    first_parts = (opened.column("part") == 1).tolist()
+    people = zip(opened.texts("tenant"), opened.texts("classification"), strict=True)
+    numbered = zip(opened.column("residency").tolist(), people, strict=True)
+    tenants = dict(compress(numbered, first_parts))
 
     wrote_residency = wrote.column("residency")
     # A successor's release of what a dead process left open is on another boot clock: UTC is common to both.
@@ -123,13 +119,14 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
     wrote_flag = wrote.column("written").astype(np.bool_)
     # Openings first, then what was attached later: both last until the release of their residency.
     opened_residency = np.concatenate((opened.column("residency"), joined.column("residency")))
-    pairs = [left.get(residency, (int(NEVER), 0)) for residency in opened_residency.tolist()]
-    opened_released = np.fromiter((pair[0] for pair in pairs), np.int64, len(pairs))
-    opened_hold = np.fromiter((pair[1] for pair in pairs), np.int64, len(pairs))
+    last = wrote.column("final").astype(np.bool_) & (wrote.column("part") == 1)
+    opened_released, opened_hold = _left(
+        opened_residency, wrote_residency[last], wrote_released[last], wrote_hold[last]
+    )
 
     parts = (wrote, opened, handed, joined)
     # Attached and handed out are two lists of the same openings.
-    begun = np.concatenate((opened.owner, handed.owner, joined.owner + len(opened.rows)))
+    begun = np.concatenate((opened.owner, handed.owner, joined.owner + opened.size))
     keys = np.concatenate([unit_keys_of(part) for part in parts])
     residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[begun]))
     released = np.concatenate((wrote_released[wrote.owner], opened_released[begun]))
@@ -172,17 +169,17 @@ def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = N
     return {residency: model for residency, model in found.items() if model}
 
 
-def _left(connection: Connection, life: Any, as_of: AsOf | None) -> dict[int, tuple[int, int]]:
-    """When each residency was released, and until when it holds: the latest of what is recorded."""
-    column = releases.c
-    query = select(column.residency, column.released_us, column.hold_boot_us).where(
-        column.incarnation == life.id, column.final, column.part == 1, is_in(as_of, releases)
-    )
-    left: dict[int, tuple[int, int]] = {}
-    for residency, released_us, hold in connection.execute(query):
-        at, until = left.get(residency, (0, 0))
-        left[residency] = (max(at, released_us - life.offset_us), max(until, hold))
-    return left
+def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int64s, Int64s]:
+    """When each residency `of` was released, and until when it holds: the latest of its releases' leaves."""
+    ids, where = np.unique(residency, return_inverse=True)
+    released, hold = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+    np.maximum.at(released, where, at)
+    np.maximum.at(hold, where, until)
+    if not len(ids):
+        return np.full(len(of), NEVER), np.zeros(len(of), np.int64)
+    place = np.minimum(np.searchsorted(ids, of), len(ids) - 1)
+    known = ids[place] == of
+    return np.where(known, released[place], NEVER), np.where(known, hold[place], 0)
 
 
 def read_receipts(
@@ -213,10 +210,9 @@ def read_receipts(
         ordered=False,
     )
     rank = {name: number for number, name in enumerate(LEVELS)}
-    level = np.fromiter((rank.get(row.level, 0) for row in found.rows), np.int64, len(found.rows))
-    good = np.fromiter(
-        (row.result == "ok" and row.level in rank for row in found.rows), np.bool_, len(found.rows)
-    )
+    code, said = found.codes("level", "result")
+    level = np.array([rank.get(name, 0) for name, _ in said], np.int64)[code]
+    good = np.array([result == "ok" and name in rank for name, result in said], np.bool_)[code]
     each = found.column("bytes") // np.maximum(1, found.column("blocks"))
     of = found.owner
     return ReceiptCells(
@@ -247,11 +243,11 @@ def _dropped(
     """A block that its residency let go of early was used until then, not until the end (U3)."""
     owner = gone.leaves.owner
     mine = gone.early[owner]
-    theirs = unit_keys_of(gone.leaves)[mine]
+    theirs, whose = unit_keys_of(gone.leaves)[mine], gone.leaves.column("residency")
     early: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for key, number in zip(theirs.tolist(), owner[mine].tolist(), strict=True):
         times = (int(gone.at[number]), int(gone.hold[number]))
-        early.setdefault((gone.leaves.rows[number].residency, key), []).append(times)
+        early.setdefault((int(whose[number]), key), []).append(times)
     released, hold = released.copy(), hold.copy()
     for place in np.flatnonzero(np.isin(keys, theirs)).tolist():
         found = early.get((int(residency[place]), int(keys[place])), ())
@@ -261,24 +257,27 @@ def _dropped(
     return released, hold
 
 
-def _erased(connection: Connection, offset_us: int, people: Any, as_of: AsOf | None) -> dict[int, int]:
+def _erased(connection: Connection, offset_us: int, opened: Evidence, as_of: AsOf | None) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
     made: dict[int, int] = {}
     query = select(erasures).where(is_in(as_of, erasures)).order_by(erasures.c.at_us)
-    for erasure in connection.execute(query).all():
+    found = connection.execute(query).all()
+    if not found:
+        return made
+    before, residency = opened.column("opened_boot_us"), opened.column("residency")
+    whole = opened.column("part") == 1
+    who = {name: np.array(opened.texts(name), object) for name in ("tenant", "subject", "session")}
+    for erasure in found:
+        if erasure.selector not in who:
+            continue  # domains and models are not in a residency's leaf; their ends carry the cause
         at_boot_us = erasure.at_us - offset_us
-        for row in people:
-            if row.opened_boot_us >= at_boot_us or (
-                erasure.tenant is not None and row.tenant != erasure.tenant
-            ):
-                continue
-            if erasure.selector not in ("tenant", "subject", "session"):
-                continue  # domains and models are not in a residency's leaf; their ends carry the cause
-            if erasure.selector != "tenant" and getattr(row, erasure.selector) != getattr(
-                erasure, erasure.selector
-            ):
-                continue
-            made.setdefault(row.residency, at_boot_us)
+        chosen = whole & (before < at_boot_us)
+        if erasure.tenant is not None:
+            chosen &= who["tenant"] == erasure.tenant
+        if erasure.selector != "tenant":
+            chosen &= who[erasure.selector] == getattr(erasure, erasure.selector)
+        for item in residency[chosen].tolist():
+            made.setdefault(item, at_boot_us)
     return made
 
 

@@ -103,7 +103,8 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int, asked: 
 
     found = _matched(keys, blocks, last_use, cells, shards)
     late = found.ended > np.maximum(due, retired) + within
-    dead = np.fromiter((entry.cause.startswith(_UNPROVEN) for entry in ends.rows), np.bool_, len(ends.rows))
+    cause, causes = ends.codes("cause")
+    dead = np.array([name.startswith(_UNPROVEN) for (name,) in causes], np.bool_)[cause]
     unproven = dead[row] | ~written | (shards == 0)
     verdict = np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0)
     destroyed = ~(unproven | found.failed | found.missing)
@@ -125,15 +126,15 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int, asked: 
 def _in_order(ends: Evidence) -> Int64s:
     """The flat entries in the order of X2."""
     columns = [ends.column(name) for name in ("part", "sequence", "by_successor")]
-    rank = np.empty(len(ends.rows), np.int64)
-    rank[np.lexsort(columns)] = np.arange(len(ends.rows))
+    rank = np.empty(ends.size, np.int64)
+    rank[np.lexsort(columns)] = np.arange(ends.size)
     return np.argsort(rank[ends.owner], kind="stable")
 
 
 def _foreign(ends: Evidence, uses: Uses, row: Int64s) -> Flags:
     """Which uses are by another tenant than the owner of the custody that they are about."""
-    numbers: dict[str, int] = {}
-    owner = np.array([numbers.setdefault(entry.tenant, len(numbers)) for entry in ends.rows], np.int64)
+    owner, names = ends.codes("tenant")
+    numbers = {name: number for number, (name,) in enumerate(names)}
     ids, where = np.unique(uses.residency, return_inverse=True)
     users = [uses.tenants.get(item, ("", ""))[0] for item in ids.tolist()]
     user = np.array([numbers.setdefault(name, len(numbers)) for name in users], np.int64)

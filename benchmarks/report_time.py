@@ -1,6 +1,9 @@
 """How long a report of a period takes: 1M events, every section, both implementations of coverage, every format.
 
-python benchmarks/report_time.py [--events N] [--db FILE] [--out FILE]
+    python benchmarks/report_time.py [--events N] [--db FILE] [--out FILE]
+
+`cpu_s` is of this process, `beside_cpu_s` of the one that recounts; side by side they take the longer of the two where
+there are two cores. `memory_mib` is the most that each has had.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -109,6 +113,7 @@ def measure(path: Path, recount: bool) -> dict[str, float | int]:
 
     engine = open_store(path, read_only=True)
     parts: list[tuple[str, float]] = []
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began, wall = time.process_time(), time.perf_counter()
     with engine.connect() as connection:
         checkpoint = newest_checkpoint(connection)
@@ -132,7 +137,20 @@ def measure(path: Path, recount: bool) -> dict[str, float | int]:
         "render_cpu_s": round(done - built, 2),
         "cpu_s": round(done - began, 2),
         "wall_s": round(time.perf_counter() - wall, 2),
+        **beside(before),
         "bytes": sum(len(data) for data in files.values()),
+    }
+
+
+def beside(before: resource.struct_rusage) -> dict[str, float | int]:
+    """What processes that ended since `before` took, and the memory that they and this one had at most."""
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "beside_cpu_s": round(seconds, 2),
+        "memory_mib": mine // 1024,
+        "beside_memory_mib": after.ru_maxrss // 1024,
     }
 
 

@@ -65,13 +65,14 @@ class Figures:
 
     def count(self, judged: Judged) -> None:
         """Add the units of one verdict."""
-        units = judged.custodies * judged.shards
+        units = len(judged.blocks) * judged.shards
         self.due += units
         setattr(self, judged.verdict, getattr(self, judged.verdict) + units)
         self.ended_in_time += units * judged.is_ended_in_time
         self.covered += units * judged.covered
         self.disputed += units * judged.is_disputed
-        self.fence_us_max = max(self.fence_us_max, judged.fence)
+        if judged.fence > self.fence_us_max:
+            self.fence_us_max = judged.fence
         if judged.level:
             name = f"{judged.level}_bytes"
             setattr(self, name, getattr(self, name) + judged.bytes * judged.custodies)
@@ -96,7 +97,11 @@ class Recount:
 
     def row(self, tenant: str, classification: str) -> Figures:
         """The figures of one tenant and classification, made on first use."""
-        return self.rows.setdefault((tenant, classification), Figures())
+        key = tenant, classification
+        found = self.rows.get(key)
+        if found is None:
+            found = self.rows[key] = Figures()
+        return found
 
     @property
     def total(self) -> Figures:

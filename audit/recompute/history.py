@@ -143,16 +143,15 @@ def read_history(leaves: Iterable[bytes]) -> History:
     """Sort the leaves, given in any order of logs; raises `LedgerError` for bytes that are no leaf."""
     history = History()
     later: list[dict[str, Any]] = []
-    for data in leaves:
-        try:
-            body = orjson.loads(data)
-            life = _account(history, body)
-            if "of_incarnation" in body and body["of_incarnation"] != body["incarnation"]:
+    try:
+        for body in map(orjson.loads, leaves):
+            life, uuid = _account(history, body), body["incarnation"]
+            if body.get("of_incarnation", uuid) != uuid:
                 later.append(body)  # needs the other's clock, which may not have been read yet
             elif reader := _READERS.get(body["kind"]):
                 reader(life, body, 0)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise LedgerError(f"a leaf cannot be read: {problem!r}") from problem
+    except (ValueError, KeyError, TypeError) as problem:
+        raise LedgerError(f"a leaf cannot be read: {problem!r}") from problem
     for body in later:
         life = history.life(body["of_incarnation"])
         if body["kind"] in _READERS:
@@ -257,9 +256,11 @@ def _covered(life: Life, body: dict[str, Any], shift: int) -> None:
 
 def _receipt(life: Life, body: dict[str, Any], shift: int) -> None:
     blocks = int(body["blocks"])
-    here = sum(sum(item[2]) if item[2] else len(item[1]) for item in body["runs"])
+    here = 0
+    for item in body["runs"]:
+        here += sum(item[2]) if item[2] else len(item[1])
     bytes_here = int(body["bytes"]) * here // blocks if blocks else 0
-    level = LEVELS.index(body["level"]) if body["level"] in LEVELS else -1
+    level = _RANK.get(body["level"], -1)
     proof = Proof(
         int(body["shard"]),
         int(body["started_boot_us"]),
@@ -272,6 +273,7 @@ def _receipt(life: Life, body: dict[str, Any], shift: int) -> None:
 
 
 LEVELS = ("launched", "retired", "sampled", "full")  # weakest first
+_RANK = {name: rank for rank, name in enumerate(LEVELS)}
 _READERS: dict[str, Callable[[Life, dict[str, Any], int], None]] = {
     "residency-opened": _opened,
     "blocks-attached": _attached,

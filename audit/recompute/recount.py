@@ -45,6 +45,7 @@ class Chosen(NamedTuple):
 EVERYTHING = Chosen()
 
 
+_NEVER = OPEN, 0
 _NOBODY = Person("", "", None, None, "", 0)
 
 
@@ -182,24 +183,23 @@ class _Judge:
 
     def _uses(self, segment: Segment, block: int, owner: str) -> Uses:
         """What every use of this block and generation adds up to."""
-        found, life = Uses(), self._life
+        found, life, first = Uses(), self._life, segment.first
         gone = segment.of(LetGo)
         for span in segment.of(Use):
-            if span.at(segment.first) != block:
+            if span.blocks[first - span.first] != block:
                 continue
-            use: Use = span.fact
-            residency = use.residency
-            if use.released is not None:
-                released, hold = use.released, use.hold
-            else:
-                released, hold = life.released.get(residency, (OPEN, 0))
-            left = [item.fact for item in gone if item.fact.residency == residency]
-            if left := [item for item in left if item.at >= use.begun]:
-                released, hold = max(item.at for item in left), max(item.hold for item in left)
-            hold = min(hold, self._narrowed.get(residency, OPEN))
-            erased = min(hold, self._erased.get(residency, OPEN))
+            residency, begun, written, released, hold = span.fact
+            if released is None:
+                released, hold = life.released.get(residency, _NEVER)
+            if gone:
+                left = [item.fact for item in gone if item.fact.residency == residency]
+                if left := [item for item in left if item.at >= begun]:
+                    released, hold = max(item.at for item in left), max(item.hold for item in left)
+            if residency in self._narrowed:
+                hold = min(hold, self._narrowed[residency])
+            erased = min(hold, self._erased[residency]) if residency in self._erased else hold
             tenant = life.people.get(residency, _NOBODY).tenant
-            found.add(residency, use.written, tenant == owner, released, hold, erased)
+            found.add(residency, written, tenant == owner, released, hold, erased)
         return found
 
     def _is_of_model(self, uses: Uses) -> bool:

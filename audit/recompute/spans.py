@@ -46,7 +46,11 @@ class Segment:
         self.spans = spans
         self.kinds: dict[type, list[Span]] = {}
         for span in spans:
-            self.kinds.setdefault(type(span.fact), []).append(span)
+            kind = type(span.fact)
+            if kind in self.kinds:
+                self.kinds[kind].append(span)
+            else:
+                self.kinds[kind] = [span]
 
     def of(self, kind: type) -> Sequence[Span]:
         """Its spans of leaves that say this kind of thing."""
@@ -72,12 +76,18 @@ def spans_of(items: Sequence[Sequence[Any]], fact: Any) -> list[Span]:
     made: list[Span] = []
     try:
         for item in items:
-            first = int(item[0])
+            head, deltas, counts = item if len(item) == 3 else item[:3]
+            first = int(head)
             if first == 0:
                 continue
             pool = int(item[3]) if len(item) > 3 else 0
-            blocks = _repeated(item[1], item[2]) if item[2] else list(accumulate(item[1]))
-            lowest = min(blocks[:1] if isinstance(blocks, range) else blocks)
+            blocks: Sequence[int]
+            if not counts:
+                blocks = tuple(accumulate(deltas))
+                lowest = min(blocks)
+            else:
+                blocks = _repeated(deltas, counts)
+                lowest = blocks[0] if type(blocks) is range else min(blocks)
             if first < 0 or pool < 0 or lowest < 0:
                 raise ValueError("a negative number")
             made.append(Span(pool, first, first + len(blocks), blocks, fact))
@@ -94,7 +104,7 @@ def _repeated(deltas: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
         return range(1, 1 + counts[0])
     if len(counts) != len(deltas):
         raise ValueError("counts do not match deltas")
-    return list(accumulate(chain.from_iterable(map(repeat, deltas, counts))))
+    return tuple(accumulate(chain.from_iterable(map(repeat, deltas, counts))))
 
 
 def segments(spans: Sequence[Span]) -> Iterator[Segment]:
@@ -109,9 +119,10 @@ def segments(spans: Sequence[Span]) -> Iterator[Segment]:
         while at < count and begin[at].first == reached and begin[at].pool == pool:
             here.append(begin[at])
             at += 1
-        upto = min(map(end_of, here))
-        if at < count and begin[at].pool == pool:
-            upto = min(upto, begin[at].first)
+        ends = list(map(end_of, here))
+        upto = min(ends)
+        if at < count and begin[at].pool == pool and begin[at].first < upto:
+            upto = begin[at].first
         yield Segment(pool, reached, upto, here)
-        here = [span for span in here if span.end > upto]
+        here = [span for span in here if span.end > upto] if max(ends) > upto else []
         reached = upto

@@ -82,13 +82,13 @@ def verdict_on(
     about: set[int] = set()
     width = max(1, shards)
     for span in proofs:
-        proof = span.fact
-        if not 0 <= proof.shard < width:
+        shard, started, ended, level, good, size = span.fact
+        if not 0 <= shard < width:
             continue
-        about.add(proof.shard)
-        if proof.good and begun_after <= proof.started <= proof.ended and span.at(generation) == block:
-            item = (proof.ended, proof.level, proof.bytes_each)
-            best[proof.shard] = min(item, best.get(proof.shard, item))
+        about.add(shard)
+        if good and begun_after <= started <= ended and span.at(generation) == block:
+            item = (ended, level, size)
+            best[shard] = min(item, best[shard]) if shard in best else item
     if end.dead or not uses.written or not shards:
         return Verdict("unproven", due, None, "", 0, disputed)
     if len(best) < width:

@@ -16,10 +16,9 @@ import kvcustody
 from kvcustody.audit.agreement import differences
 from kvcustody.audit.as_of import AsOf, as_of_sizes
 from kvcustody.audit.coverage import Coverage, summary
-from kvcustody.audit.evidence import collector_off
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.recompute import Chosen, count_up, judge, read_history, unaccounted
-from kvcustody.audit.recompute.sources import leaves_in_database
+from kvcustody.audit.recompute import Chosen
+from kvcustody.audit.recounting import Recounting, recounting
 from kvcustody.audit.report.activity import read_activity
 from kvcustody.audit.report.balance import balances
 from kvcustody.audit.report.boundary import read_boundary
@@ -39,7 +38,7 @@ from kvcustody.audit.report.framework import load_framework
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.losses import read_losses
 from kvcustody.audit.report.overview import look_over
-from kvcustody.audit.report.population import Population, is_covered, recompute_digest
+from kvcustody.audit.report.population import Population, is_covered
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.schema import events
 from kvcustody.audit.tree_schema import checkpoints
@@ -100,8 +99,23 @@ def build_report(
     Raises `ConfigError` for an unknown framework, `ProofError` where the checkpoint is not signed.
     """
     tell = progress or (lambda _: None)
-    framework = load_framework(asked.framework)
     state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
+    if not asked.recount:
+        return _build(connection, asked, state, proof, tell, None)
+    chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
+    with recounting(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
+        return _build(connection, asked, state, proof, tell, recount)
+
+
+def _build(
+    connection: Connection,
+    asked: Asked,
+    state: AsOf,
+    proof: PolicyProof | None,
+    tell: Progress,
+    recount: Recounting | None,
+) -> Report:
+    framework = load_framework(asked.framework)
     tell("boundary")
     overview = look_over(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
     boundary = read_boundary(
@@ -113,10 +127,6 @@ def build_report(
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
     found, population = summary(lives), Population(lives)
     digest = population.digest()
-    recounted = None
-    if asked.recount:
-        tell("recount from leaves")
-        recounted = _recounted(connection, asked, state, now_us, found)
     tell("sample and proofs")
     sample = draw_sample(
         connection,
@@ -146,7 +156,7 @@ def build_report(
         total=found.total,
         timeline=_timeline(lives, asked),
         timeliness=_timeliness(lives, found),
-        recount=recounted,
+        recount=None,
         sample=sample,
         exceptions=listed,
         exceptions_left_out=left_out,
@@ -156,6 +166,9 @@ def build_report(
         losses=read_losses(connection, state, overview, tenant=asked.tenant),
         limitations=(),
     )
+    if recount is not None:
+        tell("recount from leaves")
+        made = made._replace(recount=_recounted(connection, asked, recount, found))
     return made._replace(limitations=limitations(made))
 
 
@@ -177,18 +190,14 @@ def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyPro
     return proof._replace(is_active=any(getattr(item, "digest", "") == proof.digest for item in policies))
 
 
-def _recounted(connection: Connection, asked: Asked, state: AsOf, now_us: int, found: Coverage) -> Recounted:
+def _recounted(connection: Connection, asked: Asked, recount: Recounting, found: Coverage) -> Recounted:
     """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
-    with collector_off():
-        history = read_history(leaves_in_database(connection, state))
-        chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
-        judged = list(judge(history, chosen, as_of_us=now_us))
-        again, digest = count_up(judged), recompute_digest(judged)
-        missing = unaccounted(history) if asked.tenant is None else (0, 0, 0)
-    leaves = history.leaves
-    if asked.tenant is not None:  # how much others recorded is theirs to know
-        leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)
-    return Recounted(leaves, digest, *missing, differences(found, again))
+    again = recount.answer()
+    if asked.tenant is None:
+        return Recounted(again.leaves, again.digest, *again.missing, differences(found, again.figures))
+    # How much others recorded is theirs to know.
+    leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)
+    return Recounted(leaves, again.digest, 0, 0, 0, differences(found, again.figures))
 
 
 def _timeline(lives: Sequence[LifeUnits], asked: Asked) -> tuple[Bin, ...]:

@@ -33,10 +33,10 @@ def _ended(each: LifeUnits) -> list[Exceptional]:
     units = each.units
     wrong = np.flatnonzero(is_covered(each) == 0)
     groups: dict[_Key, list[int]] = {}
+    tenants, classes, causes = map(each.ends.texts, ("tenant", "classification", "cause"))
     columns = (wrong, units.verdict[wrong], units.disputed[wrong], units.row[wrong])
     for place, verdict, disputed, row in zip(*(column.tolist() for column in columns), strict=True):
-        end = each.ends.rows[row]
-        key = (VERDICTS[verdict], disputed, end.tenant, end.classification, end.cause, each.life.uuid)
+        key = (VERDICTS[verdict], disputed, tenants[row], classes[row], causes[row], each.life.uuid)
         groups.setdefault(key, []).append(place)
     return [_group(each, key, units.due[np.array(places)]) for key, places in groups.items()]
 

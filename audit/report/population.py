@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -103,20 +102,20 @@ def draw(seed: str, size: int, population: int) -> list[int]:
 
 def recompute_digest(judged: Iterable[Judged]) -> str:
     """The digest (N2) from a recount's verdicts, without any table."""
-    lives: dict[str, tuple[list[tuple[int, ...]], list[tuple[int, ...]]]] = {}
+    lives: dict[str, tuple[list[bytes], list[bytes]]] = {}
+    pack = _ROW.pack
     for item in judged:
         ended, overdue = lives.setdefault(item.incarnation, ([], []))
         rows = overdue if item.verdict == "overdue" else ended
-        rest = (item.due, VERDICTS.index(item.verdict), int(item.covered), item.shards)
-        rows += [
-            (item.pool, generation, block, *rest)
-            for generation, block in enumerate(item.blocks, item.generation)
-        ]
+        pool, due, verdict = item.pool, item.due, VERDICTS.index(item.verdict)
+        covered, shards = int(item.covered), item.shards
+        for generation, block in enumerate(item.blocks, item.generation):
+            rows.append(pack(pool, generation, block, due, verdict, covered, shards))
     made = hashlib.sha256()
     for uuid in sorted(lives):
         made.update(uuid.encode() + b"\n")
         for rows in lives[uuid]:
-            made.update(b"".join(starmap(_ROW.pack, sorted(rows))))
+            made.update(b"".join(sorted(rows)))  # big-endian: as bytes they sort by pool and generation
     return made.hexdigest()
 
 
@@ -145,7 +144,7 @@ def _rows(each: LifeUnits) -> Int64s:
 
 def _ended(each: LifeUnits, place: int) -> Custody:
     units = each.units
-    row = each.ends.rows[int(units.row[place])]
+    row = each.ends.row(int(units.row[place]))
     level = int(units.level[place])
     return Custody(
         incarnation=each.life.uuid,
@@ -153,12 +152,12 @@ def _ended(each: LifeUnits, place: int) -> Custody:
         block=int(units.blocks[place]),
         generation=int(units.keys[place]) & _GENERATION,
         shards=each.life.shards or 1,
-        tenant=row.tenant,
-        classification=row.classification,
+        tenant=row["tenant"],
+        classification=row["classification"],
         verdict=VERDICTS[int(units.verdict[place])],
         covered=bool(units.verdict[place] == 0 and not units.disputed[place]),
         due_us=int(units.due[place]) + each.life.offset_us,
-        cause=row.cause,
+        cause=row["cause"],
         level=LEVELS[level] if level >= 0 else "",
     )
 

@@ -9,8 +9,10 @@ import typer
 
 from kvcustody.audit.agreement import Difference, differences
 from kvcustody.audit.coverage import Coverage, coverage
+from kvcustody.audit.evidence import collector_off
 from kvcustody.audit.recompute import Chosen, Recount, Unaccounted, read_history, recount, unaccounted
-from kvcustody.audit.recompute.sources import leaves_in_database, leaves_in_export
+from kvcustody.audit.recompute.sources import leaves_in_export
+from kvcustody.audit.recounting import recounting
 from kvcustody.audit.units import Selection, last_event_us
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage.options import (
@@ -95,24 +97,25 @@ def recompute(
     """Coverage once more, by a second implementation, from the canonical leaves alone.
 
     It reads no column of the ledger, only leaf bytes, and shares no code with `show`. On a ledger both are
-    computed and compared figure by figure; exit code 1 says that they differ. Verify an export first
-    (`kvcustody audit verify`): this command believes the leaves that it is given.
+    computed (of a large one side by side, in two processes) and compared figure by figure; exit code 1 says that
+    they differ. Verify an export first (`kvcustody audit verify`): this command believes the leaves that it is given.
     """
     chosen = selection(since, until, tenant, classification, model, tier)
     compared: tuple[Difference, ...] | None = None
     if export is not None:
         if as_of is not None:
             raise ConfigError("an export is as of its own checkpoint: leave out `--as-of`")
-        history = read_history(leaves_in_export(export))
-        again = recount(history, Chosen(**chosen._asdict()))
+        with collector_off():
+            history = read_history(leaves_in_export(export))
+            again, missing = recount(history, Chosen(**chosen._asdict())), unaccounted(history)
     else:
         with reading(db) as connection:
             state = state_of(connection, as_of)
-            history = read_history(leaves_in_database(connection, state))
             now_us = last_event_us(connection, state)
-            again = recount(history, Chosen(**chosen._asdict()), as_of_us=now_us)
-            compared = differences(coverage(connection, **chosen._asdict(), as_of=state), again)
-    missing = unaccounted(history)
+            with recounting(connection, Chosen(*chosen), now_us, state) as beside:
+                found = coverage(connection, **chosen._asdict(), as_of=state)
+                answer = beside.answer()
+            again, missing, compared = answer.figures, answer.missing, differences(found, answer.figures)
     if as_json:
         print_json(_recount_json(chosen, again, missing, compared))
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from oscal_bindings.v1.models import AssessmentResultsDocument
 from pydantic import ValidationError
 from sqlalchemy import Engine
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import falsified
 import report_ledger
 
+from kvcustody.audit import recounting
 from kvcustody.audit.append import Appender
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.exports.ledger_source import LedgerSource
@@ -69,6 +71,17 @@ def sealed(world_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     engine.dispose()
 
 
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on, recounts are made in a process of their own, and in this one never."""
+
+    def only() -> None:
+        monkeypatch.setattr(recounting, "BESIDE_LEAVES", 0)
+        monkeypatch.setattr(recounting, "_answer", None)
+
+    return only
+
+
 @pytest.fixture(scope="module")
 def export(sealed: Sealed) -> Path:
     folder = sealed.folder / "export"
@@ -76,16 +89,36 @@ def export(sealed: Sealed) -> Path:
     return folder
 
 
-def test_a_report_repeats_byte_for_byte_and_on_postgresql(sealed: Sealed, postgres_store: Engine) -> None:
+def test_a_report_repeats_byte_for_byte_and_on_postgresql(
+    sealed: Sealed, postgres_store: Engine, beside: Callable[[], None]
+) -> None:
     first = render_all(sealed.report(sample=8))
     assert render_all(sealed.report(sample=8)) == first
     move_ledger(sealed.engine, postgres_store)
+    beside()
+    assert render_all(sealed.report(sample=8)) == first
     with postgres_store.connect() as connection:
         again = render_all(build_report(connection, sealed.asked(sample=8)))
     assert sorted(first) == ["oscal.json", "report.html", "report.json", "report.pdf"]
     assert {name: hashlib.sha256(data).hexdigest() for name, data in again.items()} == {
         name: hashlib.sha256(data).hexdigest() for name, data in first.items()
     }
+
+
+@pytest.mark.parametrize("trouble", ["another state", "dies", "is not there"])
+def test_a_recount_beside_that_fails_is_made_here(
+    sealed: Sealed, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """B2: the answer of a process that died, or read more or less than the tables, is not taken."""
+    expected = sealed.report(sample=1).to_bytes()
+    monkeypatch.setattr(recounting, "BESIDE_LEAVES", 0)
+    if trouble == "another state":
+        monkeypatch.setattr(recounting, "_sizes", lambda *_: {"system": 1})
+    else:
+        monkeypatch.setattr(sys, "executable", "/bin/false" if trouble == "dies" else "/no/python")
+    with structlog.testing.capture_logs() as said:
+        assert sealed.report(sample=1).to_bytes() == expected
+    assert ["in this process" in entry["event"] for entry in said] == [True]
 
 
 def test_what_is_written_later_changes_nothing(world_class: Any, tmp_path: Path) -> None:
