@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -12,9 +14,13 @@ from kvcustody.audit.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.queries import findings
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
+from kvcustody.console.api.answering import one_segment
 from kvcustody.console.audit.ledger import DEFAULT, Ledger, reading, writing
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.remote import Authority, KeyFile, Server, connect
+from kvcustody.errors import ConfigError
 
+_LOOK_SECONDS = 0.5
 app = typer.Typer(
     no_args_is_help=True,
     help="Orphans: custody that two sources disagree about.",
@@ -77,6 +83,50 @@ def close_dead(
         print_json({"worker": worker, "left": left})
     else:
         print(f"closed: nothing of `{worker}` is open" if not left else f"open: {', '.join(left)}")
+
+
+@app.command(
+    name="worker",
+    epilog="Example: `kvcustody scan worker gpu-0 --server https://kv.example:8443 --api-key-file olive.key --wait`",
+)
+def ask_worker(
+    worker: Annotated[str, typer.Argument(help="The worker's name.", metavar="WORKER")],
+    *,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    within_seconds: Annotated[
+        int, typer.Option(min=1, max=7 * 86_400, help="By when, else the worker is `unreachable`.")
+    ] = 3600,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the outcome; exit 1 unless it is a scan.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask a worker of a control plane to scan all of its memory, and to repair and record what it finds.
+
+    It does so at its next pull. The order that waits for it already is given again.
+    """
+    if server is None:
+        raise ConfigError("--server is needed: a worker is asked through its control plane")
+    with connect(server, key_file, authority) as plane:
+        place = f"/v1/workers/{quote(one_segment(worker), safe='')}/scans"
+        order = plane.post(place, {"within_seconds": within_seconds})
+        while wait and order["outcome"] in ("waiting", "taken"):
+            time.sleep(_LOOK_SECONDS)
+            order = plane.get(f"/v1/orphans/orders/{order['order']}")
+        found = []
+        if order["outcome"] == "scanned":
+            shown = plane.get(f"/v1/orphans/scans/{order['incarnation']}/{order['scan']}")
+            found = shown["findings"]
+    if as_json:
+        print_json(order | {"found": found})
+    else:
+        print(f"order {order['order']}: {order['outcome']} {order['reason'] or ''}".rstrip())
+        if order["outcome"] == "scanned":
+            _show(found, ("orphan", "tenant", "cause", "action", "outcome", "blocks"), as_json)
+    if wait and order["outcome"] != "scanned":
+        raise typer.Exit(1)
 
 
 def _show(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:

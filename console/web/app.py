@@ -32,6 +32,7 @@ from kvcustody.console.web.erasures import listed as erasures_listed
 from kvcustody.console.web.erasures import request as erasures_request
 from kvcustody.console.web.erasures import show as erasures_show
 from kvcustody.console.web.grants import show as grants_show
+from kvcustody.console.web.health import scan as health_scan
 from kvcustody.console.web.health import show as health_show
 from kvcustody.console.web.overview import show as overview_show
 from kvcustody.console.web.policy import check as policy_check
@@ -88,6 +89,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("POST", "/reports/{job}/cancel", reports_cancel),
     ("GET", "/reports/{job}/{file}", reports_download),
     ("GET", "/health", health_show),
+    ("POST", "/health/scan", health_scan),
 )
 
 

@@ -18,6 +18,7 @@ from kvcustody.governance.api.jobs import add_jobs
 from kvcustody.governance.api.operating import add_operating
 from kvcustody.governance.api.pages_port import Pages
 from kvcustody.governance.api.policies import add_policies
+from kvcustody.governance.api.scan_orders import add_scan_orders
 from kvcustody.governance.api.self_service import add_self_service
 from kvcustody.governance.api.stream import add_stream
 from kvcustody.governance.api.workbench import add_workbench
@@ -37,6 +38,7 @@ _GROUPS = (
     add_evidence,
     add_jobs,
     add_operating,
+    add_scan_orders,
     add_workers,
 )
 

@@ -6,9 +6,6 @@ K2 A batch that was answered with 200 is durable. The same batch again adds noth
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -17,6 +14,7 @@ from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasures import names, pending
 from kvcustody.governance.api.builder import Api, Asking, Serving
+from kvcustody.governance.api.held_open import Wait, held_open
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     BatchStored,
@@ -36,8 +34,6 @@ from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
-Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news.")]
-_LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
 _STEPS_MAX = 200
 _work = partial(Operation, action=Action.WORK, tag="worker")
 _BATCH = {
@@ -68,7 +64,7 @@ async def policy_records(
     service: Serving, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
 ) -> dict[str, Any]:
     """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
-    return await _new(
+    return await held_open(
         service, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
     )
 
@@ -83,7 +79,7 @@ async def erasures(
 ) -> dict[str, Any]:
     """Erasures that this worker owes an answer for; held open up to `wait` seconds for one that it does not know."""
     taken = set(known.split(","))
-    return await _new(
+    return await held_open(
         service,
         wait,
         lambda: _owed(service, caller.name),
@@ -146,26 +142,3 @@ def _owed(service: Service, worker: str) -> dict[str, Any]:
             }
             made.append(asked._asdict() | named)
     return {"items": made}
-
-
-async def _new(
-    service: Service,
-    wait_seconds: int,
-    ask: Callable[[], dict[str, Any]],
-    news: Callable[[dict[str, Any]], bool],
-) -> dict[str, Any]:
-    """What `ask` gives, as soon as it is news, or when the wait or the service is over.
-
-    Whatever this process changes is seen at once; what another process does, within two seconds.
-    """
-    ends = time.monotonic() + wait_seconds
-    while True:
-        seen, asked = service.changes, time.monotonic()
-        answer = await run_sync(ask)
-        if news(answer) or asked >= ends or service.stopping.is_set():
-            return answer
-        while service.changes == seen and not service.stopping.is_set():
-            now = time.monotonic()
-            if now >= ends or now >= asked + _LOOK_SECONDS:
-                break
-            await asyncio.sleep(_PAUSE_SECONDS)

@@ -1,10 +1,13 @@
-"""The engine-side agent: tells the control plane how this worker is, again and again, on a thread of its own.
+"""The engine-side agent: tells the control plane how this worker is and asks what is to be scanned, on its own thread.
 
 G1 Counters are taken on the thread that owns the state, between steps. An engine that takes no step is reported with
    the last ones and their age, so that being heard and counting anew are told apart.
 G2 What a worker says of itself decides nothing there: a report that is lost is followed by the next.
 G3 Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and never
    disturbs the engine.
+G4 A scan that was asked for runs on the thread that owns the state, once in this process. It is answered when its
+   findings are in the ledger, again and again until the answer is taken; a process that ends before leaves the order to
+   the next.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import wait as wait_for
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -23,12 +27,13 @@ from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import Connection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.metrics import worker_status
+from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.stats import Stats
 from kvcustody.policies.table import DecisionTable
 
 REPORT_SECONDS = 10.0
 CHARGED_MAX, STATUS_MAX = 1000, 512  # what a report may hold
-_SNAPSHOT_SECONDS, _END_SECONDS = 1.0, 0.5
+_SNAPSHOT_SECONDS, _SCAN_SECONDS, _END_SECONDS = 1.0, 0.1, 0.5
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 1.0, 60.0
 _log = structlog.get_logger(__name__)
 
@@ -45,6 +50,9 @@ class Attended(Protocol):
     def stats(self) -> Stats:
         """Counters, on the owning thread."""
 
+    def scan_and_recover(self) -> Scanned:
+        """A full scan with repair, on the owning thread."""
+
 
 class Agent:
     """Attends to one worker; `stop` ends its thread."""
@@ -60,6 +68,7 @@ class Agent:
         self._stats: Stats | None = None
         self._counted = 0.0
         self._wait_seconds = _WAIT_SECONDS
+        self._scans: dict[str, Future[Scanned]] = {}  # by order, those that were not answered
         self.problem = ""  # why the control plane was told nothing last time; empty when it was
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvcustody-agent", daemon=True)
@@ -79,12 +88,17 @@ class Agent:
     def _run(self) -> None:
         pause = 0.0
         while not self._stop.wait(pause):
+            began = time.monotonic()
             try:
-                self._report()
+                for act in (self._report, self._take_orders, self._answer):
+                    if not self._stop.is_set():
+                        act()
             except ServiceError as error:
                 pause = self._refused(error)
-            else:
-                self.problem, self._wait_seconds, pause = "", _WAIT_SECONDS, REPORT_SECONDS
+                continue
+            self.problem, self._wait_seconds = "", _WAIT_SECONDS
+            left = began + REPORT_SECONDS - time.monotonic()
+            pause = _SCAN_SECONDS if self._scans else max(_SCAN_SECONDS, left)
 
     def _refused(self, error: ServiceError) -> float:
         """How long to say nothing (G3)."""
@@ -107,6 +121,36 @@ class Agent:
             report["charged"] = dict(most[:CHARGED_MAX])
         self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
 
+    def _take_orders(self) -> None:
+        """Have the owning thread do what is asked for and was not yet (G4); held open until there is something."""
+        wait = 0 if self._scans else int(REPORT_SECONDS)
+        found = self._connection.get("/v1/worker/scans", wait=wait, known=",".join(self._scans) or None)
+        for order in found["orders"]:
+            if order not in self._scans and not self._stop.is_set():
+                self._scans[order] = self._facade.call(lambda facade: facade.scan_and_recover())
+
+    def _answer(self) -> None:
+        """Say what became of the scans that have ended (G4)."""
+        done, _ = wait_for(self._scans.values(), _SNAPSHOT_SECONDS)
+        for order, scan in list(self._scans.items()):
+            if scan not in done:
+                continue
+            error = scan.exception()
+            if error is not None:
+                _log.error("a scan that was asked for failed", order=order, exc_info=error)
+                self._tell(order, {"reason": type(error).__name__})
+            elif self._ledger.flush():
+                self._tell(order, {"scan": scan.result().number})
+
+    def _tell(self, order: str, what: dict[str, Any]) -> None:
+        try:
+            self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/scans/{order}", what)
+        except ServiceError as refused:
+            if refused.operands.get("problem") == "conflict":  # the ledger there is behind: once more, later
+                return
+            raise
+        del self._scans[order]
+
     def _count(self) -> None:
         """Take the counters anew, where the engine steps within a second (G1)."""
         if self._pending is None:
@@ -115,6 +159,8 @@ class Agent:
             self._stats = self._pending.result(_SNAPSHOT_SECONDS)
         except NotYet:
             return
+        except Exception:
+            _log.error("counters could not be taken", exc_info=True)
         self._pending, self._counted = None, time.monotonic()
 
     def _status(self, stats: Stats | None) -> dict[str, float]:

@@ -88,6 +88,11 @@ class Connection:
                 raise ServiceError(why, problem="tls") from None
             why = f"control plane `{self.server}` cannot be reached ({type(error).__name__})"
             raise ServiceError(why, problem="unreachable") from None
+        except RuntimeError:
+            if not self._client.is_closed:
+                raise
+            why = f"control plane `{self.server}`: the connection was closed here"
+            raise ServiceError(why, problem="unreachable") from None
         if answer.is_success:
             return answer
         raise _refusal(answer)

@@ -32,6 +32,7 @@ class Scanned(NamedTuple):
     blocks: int
     started_us: int
     ended_us: int
+    number: int = 0  # by which this process's record names it; 0: it is not on record
 
     @property
     def drift_blocks(self) -> int:
@@ -67,8 +68,7 @@ class OrphanScans:
         scanned = Scanned(mended(found), compared, blocks, started_us, self._clock.now_us())
         self._drifted.clear()
         self._note_drift(scanned.findings)
-        self._record(mode, scanned)
-        return scanned
+        return self._record(mode, scanned)
 
     def _troubles(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[Trouble], int]:
         found, compared = self._books.troubles(now_us)
@@ -109,7 +109,7 @@ class OrphanScans:
 
     # -- record -------------------------------------------------------------------------------------------------------
 
-    def _record(self, mode: str, scanned: Scanned) -> None:
+    def _record(self, mode: str, scanned: Scanned) -> Scanned:
         self._number += 1
         number, now_us = self._number, scanned.ended_us
         count = len(scanned.findings)
@@ -120,6 +120,7 @@ class OrphanScans:
         for at, finding in enumerate(scanned.findings, 1):
             events.append(self._found(number, at, finding, now_us))
         self._emit(events)
+        return scanned._replace(number=number)
 
     def _found(self, number: int, at: int, finding: Finding, now_us: int) -> OrphanFound:
         blocks = np.array(finding.blocks, dtype=np.int64)

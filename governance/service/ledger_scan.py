@@ -1,7 +1,7 @@
 """The control plane's own scan: what the ledger says against itself, of all workers, put on record.
 
 L1 It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by the
-   worker itself, which records its scans in the same way.
+   worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
 L2 It names, and changes nothing: a worker that starts again closes what its dead processes held.
 """
 
@@ -19,6 +19,7 @@ from kvcustody.audit.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.runs import gather
 from kvcustody.audit.schema import incarnations, orphan_findings, orphan_scans
 from kvcustody.governance.service.jobs import Job, Progress
+from kvcustody.governance.service.scan_orders import ScanOrders
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
@@ -32,6 +33,7 @@ class LedgerScans:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = threading.Lock()
+        self.orders = ScanOrders(service.engine, service.clock)  # what workers are asked for (L1)
 
     def start(self, principal: str) -> Job:
         """Begin a scan as a job; its result names the scan."""

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
 import pytest
-from control_plane_world import ControlPlane, ask, known, until
+from control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
 
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane import agent as agents
+from kvcustody.governance.control_plane import erasures
+from kvcustody.governance.identity import identify
+from kvcustody.governance.outcome import Admission
+from kvcustody.governance.release import feed
+from kvcustody.governance.worker import Worker
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +26,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.upper().startswith("KVCUSTODY_"):
             monkeypatch.delenv(name)
+    for module in (agents, erasures, feed):
+        monkeypatch.setattr(module, "_END_SECONDS", 0.05)
     monkeypatch.setattr(agents, "REPORT_SECONDS", 0.02)
     monkeypatch.setattr(agents, "_WAIT_SECONDS_MAX", 0.1)
     monkeypatch.setattr(agents, "_WAIT_SECONDS", 0.05)
@@ -58,7 +71,7 @@ def test_an_engine_that_stands_still_is_heard_with_the_age_of_its_counters(
 
         until(heard_again)  # without a step
         ask(worker, "holder")
-        until(lambda: known(plane, life)["status"]["requests"] == 1, worker)  # control: with steps
+        until(lambda: known(plane, life)["status"].get("requests") == 1, worker)  # control: with steps
 
 
 def test_a_worker_that_is_told_nothing_waits_longer_each_time(
@@ -75,3 +88,100 @@ def test_a_worker_that_is_told_nothing_waits_longer_each_time(
     assert made.problem == "away"
     slow = ServiceError("later", problem="too-many-requests", wait_seconds=300.0)
     assert made._refused(slow) >= 225.0
+
+
+def order_of(plane: ControlPlane, order: str) -> dict[str, Any]:
+    with plane.connect("olive") as operator:
+        return dict(operator.get(f"/v1/orphans/orders/{order}"))
+
+
+def _by_command(plane: ControlPlane, worker: Worker) -> dict[str, Any]:
+    """What `kvcustody scan worker --wait` prints."""
+    command = [
+        str(Path(sys.executable).with_name("kvcustody")),
+        "scan",
+        "worker",
+        "gpu-0",
+        "--wait",
+        "--json",
+    ]
+    command += ["--server", plane.address, "--api-key-file", str(plane.key_file("olive"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as ran:
+        until(lambda: ran.poll() is not None, worker)
+        assert ran.returncode == 0 and ran.stdout is not None
+        found: dict[str, Any] = orjson.loads(ran.stdout.read())
+    return found
+
+
+def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: ControlPlane) -> None:
+    with plane.worker() as worker, plane.connect("olive") as operator, plane.connect("dora") as officer:
+        ask(worker, "holder")
+        [manager] = worker.governor.managers
+        lost = worker.governor.admit(
+            identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id="lost"
+        )
+        assert isinstance(lost, Admission)
+        (handle,) = worker.governor.running
+        del worker.governor._live[handle]  # planted: the finish of this request will never come
+        first = operator.post("/v1/workers/gpu-0/scans", {})
+        again = operator.post("/v1/workers/gpu-0/scans", {})
+        assert first["outcome"] in ("waiting", "taken") and again["order"] == first["order"], "one waits (D1)"
+        until(lambda: order_of(plane, first["order"])["outcome"] == "scanned", worker)
+        done = order_of(plane, first["order"])
+        assert (done["incarnation"], done["findings"], done["reason"]) == (worker.writer.incarnation, 1, None)
+        shown = operator.get(f"/v1/orphans/scans/{done['incarnation']}/{done['scan']}")
+        assert shown["scan"]["worker"] == "gpu-0" and shown["scan"]["mode"] == "full"
+        [finding] = shown["findings"]
+        assert (finding["orphan"], finding["outcome"]) == ("lost finish", "recovered")
+        assert finding in officer.get("/v1/orphans/findings", tenant="holder")["items"]
+        assert worker.governor.check() == [] and manager.decode.sequences.count(None) == len(
+            manager.decode.sequences
+        )
+        anew = _by_command(plane, worker)  # control: what was done is done anew when asked anew
+        assert anew["order"] != first["order"] and (anew["findings"], anew["found"]) == (0, [])
+        found = operator.get("/v1/orphans/orders", limit=1)
+        assert found["items"][0]["order"] == anew["order"] and found["next"]
+        older = operator.get("/v1/orphans/orders", limit=1, cursor=found["next"])["items"]
+        assert older[0]["order"] == first["order"]
+
+
+def test_an_order_outlives_the_process_that_took_it(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker, plane.connect("olive") as operator:
+        order = operator.post("/v1/workers/gpu-0/scans", {})["order"]
+        until(lambda: order_of(plane, order)["outcome"] == "taken")  # and the engine takes no step
+    with plane.worker() as worker:
+        until(lambda: order_of(plane, order)["outcome"] == "scanned", worker)
+        assert order_of(plane, order)["incarnation"] == worker.writer.incarnation
+
+
+def test_a_worker_that_cannot_be_reached_is_named(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker, plane.connect("olive") as operator:
+        with pytest.raises(ServiceError, match="Nothing here"):
+            operator.post("/v1/workers/nobody/scans", {})
+        order = operator.post("/v1/workers/gpu-0/scans", {"within_seconds": 1})["order"]
+        until(lambda: order_of(plane, order)["outcome"] == "unreachable")  # it takes no step
+        later = operator.post("/v1/workers/gpu-0/scans", {})["order"]
+        until(lambda: order_of(plane, later)["outcome"] == "scanned", worker)  # control: it does
+        gpu_1 = plane.connect("gpu-1")
+        life = f"/v1/worker/incarnations/{worker.writer.incarnation}/scans/{later}"
+        with gpu_1, pytest.raises(ServiceError, match="Nothing here"):
+            gpu_1.put(life, {"scan": 1})
+    with plane.connect("olive") as operator, pytest.raises(ServiceError, match="has no process"):
+        operator.post("/v1/workers/gpu-0/scans", {})
+
+
+def test_a_scan_that_the_ledger_does_not_have_is_no_answer(plane: ControlPlane) -> None:
+    with plane.worker(erasure_poll_ms=10) as worker, plane.connect("olive") as operator:
+        order = operator.post("/v1/workers/gpu-0/scans", {})["order"]
+        place = f"/v1/worker/incarnations/{worker.writer.incarnation}/scans/{order}"
+        with plane.connect("gpu-0") as key, pytest.raises(ServiceError, match="has no such scan"):
+            key.put(place, {"scan": 4711})
+        until(lambda: order_of(plane, order)["outcome"] == "scanned", worker)  # control: the worker's own
+        with plane.connect("gpu-0") as key:  # the first answer stays
+            assert key.put(place, {"reason": "too late"})["outcome"] == "scanned"

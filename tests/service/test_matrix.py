@@ -131,6 +131,9 @@ ROWS = {
     "startScan": Row("/v1/orphans/scans", every="operator", ok=202),
     "listScans": Row("/v1/orphans/scans", every=OPERATORS),
     "getScan": Row("/v1/orphans/scans/{scan}", every=OPERATORS),
+    "orderScan": Row("/v1/workers/worker/scans", every="operator", body={}, ok=202),
+    "listScanOrders": Row("/v1/orphans/orders", every=OPERATORS),
+    "getScanOrder": Row("/v1/orphans/orders/{order}", every=OPERATORS),
     "listQuotas": Row("/v1/quotas", every=OPERATORS),
     "getCapacity": Row("/v1/capacity", every=OPERATORS),
     "listSinks": Row("/v1/sinks", every=OPERATORS),
@@ -145,6 +148,13 @@ ROWS = {
     "listWorkers": Row("/v1/workers", every="auditor operator"),
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
+    "takeScans": Row("/v1/worker/scans", every="worker"),
+    "answerScan": Row(
+        "/v1/worker/incarnations/{life}/scans/{order}",
+        every="worker",
+        body={"reason": "test"},
+        of_caller=True,
+    ),
     "registerIncarnation": Row(
         "/v1/worker/incarnations/{life}", every="worker", body={"offset_us": OFFSET_US}, of_caller=True
     ),
@@ -231,12 +241,16 @@ def world(service, client, people, operations) -> World:
             "key": "0" * 12,
             "life": "0" * 32,
             "erasure": "absent",
+            "order": "0" * 32,
         }
         if tenant in generations:
             asked = client(
                 "POST", "/v1/erasures", people["dpo"], json={"tenant": tenant, "subject": "user-1"}
             )
             names[about]["erasure"] = asked.json()["erasure"]
+    for about, name in (("own", "worker"), ("foreign", "another")):
+        asked = client("POST", f"/v1/workers/{name}/scans", people["operator"], json={})
+        names[about]["order"] = asked.json()["order"]
     foreign = client("POST", "/v1/exports", people.add("someone", Role.AUDITOR), json={}).json()["job"]
     names["foreign"] |= {"job": foreign, "key": people["someone"].split("_")[1], "life": other.incarnation}
     for who in [*PEOPLE, *TENANT_PEOPLE]:

@@ -29,7 +29,7 @@ def client(world: World) -> Iterator[SignIn]:
 
 def rows_of(page: str, caption: str) -> list[list[str]]:
     """The cells of the table with this caption, row by row, as text."""
-    [table] = [part for part in page.split("<table")[1:] if f">{caption}<" in part]
+    [table] = [part for part in page.split("<table")[1:] if f'<caption class="hidden">{caption}<' in part]
     body = table.split("</thead>")[1].split("</table>")[0]
     return [
         [
@@ -53,3 +53,28 @@ def test_the_workers_page_shows_what_a_worker_says_of_itself(world: World, clien
     world.service.fleet.heard("worker", world.worker.incarnation, revision=7, status=status)
     [row] = _of_worker(operator)
     assert row[5:10] == ["7", "3", "1,090 of 4,096", "2", "5"]
+
+
+def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> None:
+    world.service.fleet.heard("worker", world.worker.incarnation, revision=7, status={"running": 3.0})
+    operator, auditor = client("operator"), client("auditor")
+    button = re.compile(r'name="csrf" value="(\w+)"><input type="hidden" name="worker" value="worker"')
+    assert button.search(auditor.get("/console/health").text) is None, "an auditor looks on"
+    [token] = button.findall(operator.get("/console/health").text)
+    asked = {"csrf": token, "worker": "worker"}
+    for person, form, status in (
+        (auditor, asked, 403),
+        (operator, {"worker": "worker"}, 403),
+        (operator, asked, 303),
+    ):
+        assert person.post("/console/health/scan", data=form).status_code == status
+    assert operator.post("/console/health/scan", data=asked).status_code == 303, "once more, while it waits"
+    assert operator.post("/console/health/scan", data=asked | {"worker": "nobody"}).status_code == 404
+    page = auditor.get("/console/health").text
+    [row] = rows_of(page, "Scans of workers")
+    assert row[:3] == ["worker", "waiting", "operator"] and row[5:] == ["–", "–"]
+    assert button.search(operator.get("/console/health").text) is None, "what is asked for has no button"
+    [order] = world.service.scans.orders.owed("worker")
+    world.service.scans.orders.answer("worker", order.order, world.worker.incarnation, scan=None, reason="X")
+    [row] = rows_of(operator.get("/console/health").text, "Scans of workers")
+    assert row[1] == "failed X"

@@ -1,0 +1,52 @@
+"""Scans that workers are asked for, as the API shows and takes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from kvcustody.governance.api.models.base import LARGE, Model, example
+from kvcustody.governance.api.models.shown import page_of, shown
+from kvcustody.governance.service.scan_orders import ScanOrder
+
+_ORDER = "cd" * 16
+_EXAMPLE = {
+    "order": _ORDER, "worker": "gpu-0", "actor": "olive", "at_us": 1_780_000_000_000_000,
+    "deadline_us": 1_780_003_600_000_000, "outcome": "scanned", "taken_us": 1_780_000_003_000_000,
+    "answered_us": 1_780_000_004_000_000, "incarnation": "ab" * 16, "scan": 3, "findings": 1, "reason": None,
+}  # fmt: skip
+
+ScanOrderModel = shown(ScanOrder, "ScanOrder", _EXAMPLE)
+ScanOrderPage = page_of(ScanOrderModel, "ScanOrders")
+
+
+class ScanWanted(Model):
+    """By when the worker is to have scanned."""
+
+    model_config = example({"within_seconds": 3600})
+
+    within_seconds: Annotated[int, Field(strict=True, ge=1, le=7 * 86_400)] = 3600
+
+
+class ScansOwed(Model):
+    """Orders that the worker is still to do."""
+
+    model_config = example({"orders": [_ORDER]})
+
+    orders: list[str]
+
+
+class ScanDone(Model):
+    """What became of an order: the number of the scan, or why there is none."""
+
+    model_config = example({"scan": 3})
+
+    scan: Annotated[int | None, Field(strict=True, ge=1, lt=LARGE)] = None
+    reason: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> ScanDone:
+        if (self.scan is None) == (self.reason is None):
+            raise ValueError("exactly one of `scan` and `reason` is needed")
+        return self
