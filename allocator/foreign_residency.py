@@ -88,6 +88,11 @@ class ForeignResidency(Residency):
             0  # leading blocks whose keys are another owner's: attached, or nothing is published
         )
 
+    @property
+    def reads_own_alone(self) -> bool:
+        """Its look-up found only blocks of its own domain readable."""
+        return not isinstance(self.expected, np.ndarray)
+
     def blocks(self) -> Blocks:
         """Every block it refers to now."""
         parts = [self.attached, *(blocks for blocks, _ in self.handed)]

@@ -23,7 +23,7 @@ from kvcustody.governance.engine_port import EnginePort, EngineView
 from kvcustody.governance.outcome import Refused
 from kvcustody.integrations.vllm.governed_request import GovernedRequest, governed
 from kvcustody.integrations.vllm.hasher import new_keys, running_hasher
-from kvcustody.integrations.vllm.journal import Journal
+from kvcustody.integrations.vllm.journal import Journal, Late
 from kvcustody.integrations.vllm.room import Room
 from kvcustody.integrations.vllm.tables import GroupTable, KnownTable, group_tables
 
@@ -61,8 +61,9 @@ class Books:
         group = self.groups[0]
         self.simple = len(self.groups) == 1 and not group.drops and group.block_tokens == block_tokens
         self._fills = self.simple and not self.pool.enable_kv_cache_events  # blocks may be told one by one
+        self.enters_late = False  # blocks that a step fills enter the index when it has left (journal, J5)
         self._null = manager.block_pool.null_block.block_id
-        self.journal = Journal(self.groups, self._null, simple=self.simple)
+        self.journal = Journal(self.groups, self._null, self._enter, simple=self.simple)
         self.room = Room(self, manager.block_pool.num_gpu_blocks)
         self._port: EnginePort
 
@@ -103,9 +104,20 @@ class Books:
         )
         if mine.skips_reading or not keys.readable or not self.caching:
             return False
+        if self.journal.late:
+            self._enter_before(residency)
         mine.readable_tokens = keys.readable * self.block_tokens
         self.reading = mine
         return True
+
+    def _enter_before(self, residency: ForeignResidency) -> None:
+        """What was put off and this look-up may read enters the index first (journal, J5)."""
+        if residency.reads_own_alone:
+            domain = residency.domain
+            writers = [late.mine.residency for late in self.journal.late]
+            if all(writer is not None and writer.domain is not domain for writer in writers):
+                return
+        self.journal.enter()
 
     def attachable_tokens(
         self, mine: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
@@ -139,7 +151,17 @@ class Books:
             end = tokens // self.block_tokens * self.block_tokens
             mine.request.block_hashes += new_keys(mine, self.port.extend_keys, end)
 
+    def put_off(self) -> None:
+        """Somebody calls while the workers compute, so blocks may enter the index then."""
+        self.enters_late = self._fills and not self.keys_early
+
+    def _enter(self, late: Late) -> None:
+        mine, table, first, last = late
+        self.pool.publish(mine, table, first, last, self.block_tokens, 0)
+
     def _find(self, key: bytes) -> int:
+        if self.journal.late:
+            self.journal.enter()
         block = self.pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))
         return -1 if block is None else int(block.block_id)
 
@@ -262,6 +284,7 @@ class Books:
 
     def withhold(self, blocks: Sequence[int]) -> None:
         """Take `blocks` out of circulation, each once."""
+        self.journal.enter()
         with self.caused("scrub failed"):
             for block in blocks:
                 if block not in self.withheld:

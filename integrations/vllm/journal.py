@@ -10,11 +10,13 @@ J2 `allocated_blocks` counts hand-outs where vLLM makes them, `told_blocks` thos
 J3 An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that may
    have taken indexed blocks with them: those are told first (`keeps_until_us`).
 J4 Every fact keeps the instant and the fence of its happening; that it was told later moves no deadline.
+J5 Blocks that a step fills enter vLLM's index when it has left, under keys made then, or before anybody could miss them
+   there: before a look-up in their domain, before their request gives them back, before anything that is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcustody.errors import IsolationError
@@ -22,6 +24,8 @@ from kvcustody.governance.engine_port import EnginePort
 from kvcustody.integrations.vllm.governed_request import GovernedRequest
 
 if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
     from kvcustody.allocator.foreign_residency import ForeignResidency
     from kvcustody.integrations.vllm.messages import Answer
     from kvcustody.integrations.vllm.tables import GroupTable
@@ -43,10 +47,22 @@ class _Placed(NamedTuple):
     at_us: int
 
 
-class Journal:
-    """The facts of one cache manager, on their way to the port."""
+class Late(NamedTuple):
+    """Entries [first, last) of a request's table that may enter the index, and have not yet (J5)."""
 
-    def __init__(self, groups: Sequence[GroupTable], null: int, *, simple: bool) -> None:
+    mine: GovernedRequest
+    table: list[KVCacheBlock]
+    first: int
+    last: int
+
+
+class Journal:
+    """The facts of one cache manager, on their way to the port. enter: publishes what was put off, in vLLM's index."""
+
+    def __init__(
+        self, groups: Sequence[GroupTable], null: int, enter: Callable[[Late], None], *, simple: bool
+    ) -> None:
+        self.late: list[Late] = []
         self.running: dict[str, GovernedRequest] = {}  # those that hold blocks
         self.placed: list[_Placed] = []
         self.noted: list[GovernedRequest] = []
@@ -56,6 +72,7 @@ class Journal:
         self.scrub_within_us = LATER_US  # the shortest deadline among what has ended and was not told
         self.keeps_until_us = LATER_US  # from then on, telling the ends may take blocks out of the index
         self.port: EnginePort
+        self._enter = enter
         self._groups = groups
         self._simple = simple
         self._null = null
@@ -90,7 +107,7 @@ class Journal:
     @property
     def is_behind(self) -> bool:
         """Requests that run hold something of which the port has not heard, or have given it back."""
-        return bool(self.placed or self.noted or self.filled) or self.loose or self._has_grown
+        return bool(self.placed or self.late or self.noted or self.filled) or self.loose or self._has_grown
 
     @property
     def has_ends(self) -> bool:
@@ -111,6 +128,12 @@ class Journal:
         if not self.is_empty:
             self.settle(strict=False)
 
+    def enter(self) -> None:
+        """What was put off enters vLLM's index now (J5)."""
+        late, self.late = self.late, []
+        for one in late:
+            self._enter(one)
+
     def settle(self, grown: Sequence[str] | None = None, *, strict: bool = True) -> None:
         """Tell the port everything that it has not heard (J1), and see that this is all (`strict`, J2).
 
@@ -125,6 +148,8 @@ class Journal:
             self._is_telling = False
 
     def _tell(self, grown: Sequence[str] | None, strict: bool) -> None:
+        if self.late:
+            self.enter()
         if self._answers:
             answers, self._answers = self._answers, []
             for one in answers:

@@ -19,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.free_queue import LOOK_AHEAD_BLOCKS, GovernedFreeQueue, governed_free_queue
 from kvcustody.integrations.vllm.governed_request import ATTRIBUTE, Published
+from kvcustody.integrations.vllm.journal import Late
 from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
@@ -93,34 +94,46 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
         if mine is None or not mine.publishes:
             return
-        custody.complete_keys(mine, num_full_blocks * block_size)
+        if custody.enters_late and block_mask is None:
+            custody.journal.late.append(Late(mine, blocks, num_cached_blocks, num_full_blocks))
+        else:
+            self.publish(
+                mine, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+            )
+
+    def publish(
+        self,
+        mine: GovernedRequest,
+        blocks: list[KVCacheBlock],
+        first: int,
+        last: int,
+        block_size: int,
+        group: int,
+        mask: list[bool] | None = None,
+    ) -> None:
+        """Entries [first, last) of a request's table enter the index, as far as they have keys (P2)."""
+        custody = self.custody
+        assert custody is not None
+        request = mine.request
+        custody.complete_keys(mine, last * block_size)
         keys = request.block_hashes
         keyed_blocks = len(keys) * self.hash_block_size // block_size
-        if num_full_blocks > keyed_blocks:  # nothing enters the index without a key of its own
-            block_mask = block_mask and block_mask[: max(0, keyed_blocks - num_cached_blocks)]
-            num_full_blocks = keyed_blocks
-        if num_cached_blocks >= num_full_blocks:
+        if last > keyed_blocks:  # nothing enters the index without a key of its own
+            mask = mask and mask[: max(0, keyed_blocks - first)]
+            last = keyed_blocks
+        if first >= last:
             return
-        if mine.fills_one_by_one and num_full_blocks == num_cached_blocks + 1 and block_mask is None:
-            custody.journal.filled.append((mine, num_cached_blocks))
-            key = make_block_hash_with_group_id(keys[num_cached_blocks], kv_cache_group_id)
-            self._insert_block_hash(key, blocks[num_cached_blocks], num_full_blocks * block_size)
+        if mine.fills_one_by_one and last == first + 1 and mask is None:
+            custody.journal.filled.append((mine, first))
+            key = make_block_hash_with_group_id(keys[first], group)
+            self._insert_block_hash(key, blocks[first], last * block_size)
         else:
             if not mine.notes:
                 custody.journal.noted.append(mine)
-            mine.notes.append(Published(kv_cache_group_id, num_cached_blocks, num_full_blocks, block_mask))
-            super().cache_full_blocks(
-                request,
-                blocks,
-                num_cached_blocks,
-                num_full_blocks,
-                block_size,
-                kv_cache_group_id,
-                block_mask,
-            )
+            mine.notes.append(Published(group, first, last, mask))
+            super().cache_full_blocks(request, blocks, first, last, block_size, group, mask)
         if custody.events is not None:
-            filled = blocks[num_cached_blocks:num_full_blocks]
-            custody.events.entered(mine, kv_cache_group_id, filled, num_cached_blocks, block_size)
+            custody.events.entered(mine, group, blocks[first:last], first, block_size)
 
     def cache_partial_block(
         self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
@@ -138,6 +151,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         if custody is None:
             super().evict_blocks(block_ids)
             return
+        custody.journal.enter()
         with custody.caused("evicted by the engine"):
             super().evict_blocks(block_ids)
         custody.forgotten(sorted(block_ids), "evicted by the engine")

@@ -248,6 +248,7 @@ class SchedulerSide:
         grown, self._grown = self._grown, None
         self._tell(grown, ahead=True)
         self._is_attended = True
+        self.books.put_off()
 
     def _tell(self, grown: Sequence[str] | None, *, ahead: bool = False) -> None:
         """Tell the port everything, let it act, and keep the order of scrubs that has to leave with the next step."""

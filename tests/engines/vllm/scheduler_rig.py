@@ -305,7 +305,11 @@ class Rig:
     def step(self) -> dict[str, int]:
         """One engine step; returns the cached tokens of requests that started in it."""
         output = self.scheduler.schedule()
-        hits = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        self.carry_out(output)
+        return {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+
+    def carry_out(self, output: Any) -> None:
+        """What follows the scheduling of a step."""
         done = KVConnectorOutput()
         if self.worker is not None:
             self.worker.handle_preemptions(output.kv_connector_metadata)
@@ -318,7 +322,6 @@ class Rig:
         self._flying.append((output, ran))
         while len(self._flying) > (self.depth if output.total_num_scheduled_tokens else 0):
             self._retire(*self._flying.popleft())
-        return hits
 
     def _retire(self, output: Any, ran: ModelRunnerOutput) -> None:
         produced = self.scheduler.update_from_output(output, ran)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 from scheduler_rig import Rig, prompt
+from vllm.v1.request import RequestStatus
 
 from kvcustody.allocator.foreign_pool import ForeignPool
+from kvcustody.governance.erasure import Selector
+from kvcustody.integrations.vllm.books import Books
 
 
 @pytest.fixture
@@ -69,8 +72,6 @@ def test_a_near_deadline_does_not_wait_for_the_next_step(
 
 
 def test_what_was_not_told_is_told_before_an_erasure(rig: Callable[..., Rig]) -> None:
-    from kvcustody.governance.erasure import Selector
-
     one = rig()
     request = one.add(prompt(40), "alpha", n=2)
     while request.request_id in one.scheduler.requests:
@@ -78,4 +79,65 @@ def test_what_was_not_told_is_told_before_an_erasure(rig: Callable[..., Rig]) ->
     assert one.side.books.journal.has_ends
     assert one.port.erase(Selector("alpha")).ended_blocks > 0
     assert one.ask(prompt(40), "alpha") == 0
+    one.verify()
+
+
+def indexed(one: Rig) -> int:
+    """Keys in vLLM's index."""
+    return len(one.side.books.pool.cached_block_hash_to_block)
+
+
+def test_blocks_enter_the_index_when_the_step_has_left(rig: Callable[..., Rig]) -> None:
+    one = rig()
+    one.ask(prompt(10, seed=1), "beta")  # every block is zero then
+    one.side.attend()
+    one.add(prompt(40), "alpha")
+    one.scheduler.schedule()
+    assert indexed(one) == 0
+    one.side.attend()
+    assert indexed(one) == int(one.port.pool.indexed.sum()) == 2
+
+
+@pytest.mark.parametrize(("tenant", "cached_tokens"), [("alpha", 32), ("beta", 0)])
+def test_two_that_start_in_one_step_compute_a_prompt_once(
+    rig: Callable[..., Rig], tenant: str, cached_tokens: int
+) -> None:
+    one = rig()
+    one.add(prompt(40), "alpha")
+    second = one.add(prompt(40), tenant)
+    assert one.step()[second.request_id] == cached_tokens
+    one.run()
+    one.verify()
+
+
+def test_and_would_compute_it_twice_if_nothing_entered_before_the_look_up(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive control."""
+    one = rig()
+    monkeypatch.setattr(Books, "_enter_before", lambda self, residency: None)
+    one.add(prompt(40), "alpha")
+    second = one.add(prompt(40), "alpha")
+    assert one.step()[second.request_id] == 0
+
+
+@pytest.mark.parametrize(("ends", "kept_blocks"), [("aborted", 2), ("erased", 0)])
+def test_what_has_not_entered_the_index_ends_with_its_request(
+    rig: Callable[..., Rig], ends: str, kept_blocks: int
+) -> None:
+    """The full blocks of an aborted request stay its tenant's, as if they had entered at once."""
+    one = rig()
+    one.ask(prompt(10, seed=1), "beta")
+    one.side.attend()
+    request = one.add(prompt(40), "alpha", n=12)
+    output = one.scheduler.schedule()
+    assert one.side.books.journal.late
+    if ends == "aborted":
+        one.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+    else:
+        one.port.erase(Selector("alpha"))
+    one.carry_out(output)
+    assert request.is_finished() and not one.side.books.journal.late
+    assert indexed(one) == int(one.port.pool.indexed.sum()) == kept_blocks
+    assert one.ask(prompt(40), "alpha") == 16 * kept_blocks
     one.verify()
