@@ -8,6 +8,7 @@ B3 Which process makes it is a matter of how many leaves there are, never of how
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -59,9 +60,13 @@ class Answer(NamedTuple):
     digest: str
 
 
-def _answer(connection: Connection, question: Question, state: AsOf | None) -> Answer:
+def _answer(
+    connection: Connection, question: Question, state: AsOf | None, keep: list[object] | None = None
+) -> Answer:
     with collector_off():
         history = read_history(leaves_in_database(connection, state))
+        if keep is not None:
+            keep.append(history)
         judged = list(judge(history, question.chosen, as_of_us=question.as_of_us))
         figures = count_up(judged)
         figures.leaves, figures.as_of_us = history.leaves, question.as_of_us
@@ -170,8 +175,11 @@ def main() -> None:
         if connection.dialect.name != "sqlite":
             connection.execution_options(isolation_level="REPEATABLE READ")
         question = Question(Chosen(*chosen), as_of_us, sizes)
-        made = _answer(connection, question, as_of_sizes(connection, sizes))
-    sys.stdout.buffer.write(_to_bytes(made))
+        kept: list[object] = []
+        made = _answer(connection, question, as_of_sizes(connection, sizes), kept)
+        sys.stdout.buffer.write(_to_bytes(made))
+        sys.stdout.buffer.flush()
+        os._exit(0)  # to take a million leaves' objects apart one by one is no use to anybody
 
 
 if __name__ == "__main__":

@@ -42,7 +42,10 @@ def _of(life: Life) -> Unaccounted:
         size = segment.end - segment.first
         if segment.first > reached + 1:
             generations += segment.first - reached - 1
-        if not any(span.fact.written for span in segment.of(Use)):
+        for span in segment.of(Use):
+            if span.fact.written:
+                break
+        else:
             generations += size
         if segment.of(Proof) and not segment.of(End):
             receipts += size

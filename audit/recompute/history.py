@@ -129,7 +129,6 @@ class History:
         self.erasures: list[Erasure] = []
         self.last_us = 0
         self.leaves = 0
-        self.kinds: dict[str, int] = {}
 
     def life(self, uuid: str) -> Life:
         """The incarnation of this id, made on first mention."""
@@ -166,8 +165,8 @@ def _account(history: History, body: dict[str, Any]) -> Life:
     history.leaves += 1
     if at_us > history.last_us:
         history.last_us = at_us
-    history.kinds[kind] = history.kinds.get(kind, 0) + 1
-    life = history.life(body["incarnation"])
+    uuid = body["incarnation"]
+    life = history.lives[uuid] if uuid in history.lives else history.life(uuid)
     life.offset_us = at_us - int(body["boot_us"])  # the same in every leaf of an incarnation
     if kind == "erasure-requested":
         history.erasures.append(

@@ -34,6 +34,9 @@ class Span(NamedTuple):
         return self.blocks[first - self.first : end - self.first]
 
 
+_new = tuple.__new__  # what `Span(...)` calls, without the call: there are millions
+
+
 class Segment:
     """Generations from `first` up to and without `end`, and the spans that cover all of them, by what they say."""
 
@@ -90,7 +93,7 @@ def spans_of(items: Sequence[Sequence[Any]], fact: Any) -> list[Span]:
                 lowest = blocks[0] if type(blocks) is range else min(blocks)
             if first < 0 or pool < 0 or lowest < 0:
                 raise ValueError("a negative number")
-            made.append(Span(pool, first, first + len(blocks), blocks, fact))
+            made.append(_new(Span, (pool, first, first + len(blocks), blocks, fact)))
     except (ValueError, TypeError, IndexError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from None
     return made
