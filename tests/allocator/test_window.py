@@ -91,7 +91,7 @@ def test_an_attached_path_has_its_whole_last_window_of_the_right_blocks(windows,
                     written[key] = (block, int(world.m.pool.generation[block]))
 
     kept: dict[tuple[int, str, tuple[int, ...]], set[tuple[int, int]]] = {}
-    for _ in range(250):
+    for _ in range(120):
         world.now += 1
         name = rng.choice("ab")
         source = rng.choice(base)
