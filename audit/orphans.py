@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, and_, func, select
+from sqlalchemy import Connection, and_, func, literal_column, select
 
 from kvcustody.audit.evidence import Evidence, read, read_opened, unit_keys
 from kvcustody.audit.queries import gaps
@@ -27,6 +27,8 @@ from kvcustody.audit.schema import (
     workers,
 )
 from kvcustody.errors import LedgerError
+
+_ASKED_AT_ONCE = 500  # values in a statement
 
 
 class LostUnits(NamedTuple):
@@ -152,13 +154,19 @@ def gap_cause(gap: KnownGap) -> str:
 def _residencies(
     connection: Connection, life: int, running: frozenset[int]
 ) -> tuple[tuple[OpenResidency, ...], tuple[int, ...]]:
+    column = residencies.c
+    opened = select(column.residency).where(column.incarnation == life, column.part == 1)
     final = select(releases.c.residency).where(releases.c.incarnation == life, releases.c.final)
-    query: Select[Any] = select(
-        residencies.c.residency, residencies.c.tenant, residencies.c.opened_boot_us
-    ).where(residencies.c.incarnation == life, residencies.c.part == 1, residencies.c.residency.not_in(final))
-    open_rows = {row.residency: OpenResidency(*row) for row in connection.execute(query)}
-    unreleased = tuple(row for number, row in open_rows.items() if number not in running)
-    return unreleased, tuple(sorted(running - open_rows.keys()))
+    # In order, so that two indices are merged and no set is built.
+    still = set(connection.scalars(opened.except_(final).order_by(literal_column("1"))))
+    lost, unreleased = sorted(still - running), []
+    for start in range(0, len(lost), _ASKED_AT_ONCE):
+        some = lost[start : start + _ASKED_AT_ONCE]
+        query = select(column.residency, column.tenant, column.opened_boot_us).where(
+            column.incarnation == life, column.part == 1, column.residency.in_(some)
+        )
+        unreleased += [OpenResidency(*row) for row in connection.execute(query.order_by(column.residency))]
+    return tuple(unreleased), tuple(sorted(running - still))
 
 
 def _units(
