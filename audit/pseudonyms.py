@@ -130,10 +130,7 @@ class SubjectDirectory:
         secret = self._secret_of(who)
         if secret is None:
             return None
-        try:
-            return hmac.digest(secret, session.encode(), "sha256").hex()[: 2 * _NAME_BYTES]
-        except UnicodeEncodeError:
-            raise LedgerError("a session holds characters that no database stores") from None
+        return _session_name(secret, session)
 
     def _secret_of(self, who: Who) -> bytes | None:
         secret = self._secrets.get(who[:2])
@@ -193,6 +190,33 @@ def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKey
     return sorted(own)
 
 
+def subject_names(
+    connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None
+) -> list[str]:
+    """Every pseudonym of a subject itself, without those of its sessions."""
+    query = select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys), subjects.c.session == "")
+    return sorted(connection.scalars(query))
+
+
+def session_names(
+    connection: Connection, tenant: str, subject: str, session: str, keys: SubjectKeys | None = None
+) -> list[str]:
+    """Every pseudonym of a session of a subject: of rows of its own, and those that come from its subject's secret."""
+    tag = None if keys is None else keys.kept_tag(owner_of(tenant, subject, ""), "session", session)
+    stored = [session] if tag is None else [session, tag]
+    query = select(subjects.c.pseudonym, subjects.c.session, subjects.c.secret)
+    found, secret_texts = set(), set()
+    for row in connection.execute(query.where(_named_so(tenant, subject, keys))):
+        if row.session in stored:
+            found.add(row.pseudonym)
+        elif not row.session and row.secret:
+            secret_texts.add(row.secret)
+    if keys is not None:
+        kept = keys.kept_tag(owner_of(tenant, subject, ""), "sessions", "")
+        secret_texts |= set() if kept is None else {kept}
+    return sorted(found | {_session_name(text.encode(), session) for text in secret_texts})
+
+
 def has_tags(engine: Engine) -> bool:
     """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (P4)."""
     with engine.connect() as connection:
@@ -208,6 +232,14 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
     `redaction.unlink_subject` does so on record, destroys the key too, and sees to what a database keeps of it.
     """
     return connection.execute(delete(subjects).where(_named_so(tenant, subject, keys))).rowcount
+
+
+def _session_name(secret: bytes, session: str) -> str:
+    """The pseudonym of a session under its subject's secret (P1)."""
+    try:
+        return hmac.digest(secret, session.encode(), "sha256").hex()[: 2 * _NAME_BYTES]
+    except UnicodeEncodeError:
+        raise LedgerError("a session holds characters that no database stores") from None
 
 
 def _named_so(tenant: str, subject: str, keys: SubjectKeys | None) -> ColumnElement[bool]:

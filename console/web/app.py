@@ -29,6 +29,7 @@ from kvcustody.console.web.decisions import show as decisions_show
 from kvcustody.console.web.deletion import show as deletion_show
 from kvcustody.console.web.erasures import download as erasures_download
 from kvcustody.console.web.erasures import listed as erasures_listed
+from kvcustody.console.web.erasures import preview as erasures_preview
 from kvcustody.console.web.erasures import request as erasures_request
 from kvcustody.console.web.erasures import show as erasures_show
 from kvcustody.console.web.grants import show as grants_show
@@ -71,6 +72,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/custody/subject", custody_subject),
     ("GET", "/erasures", erasures_listed),
     ("POST", "/erasures", erasures_request),
+    ("POST", "/erasures/preview", erasures_preview),
     ("GET", "/erasures/{erasure}", erasures_show),
     ("GET", "/erasures/{erasure}/{file}", erasures_download),
     ("GET", "/deletion", deletion_show),

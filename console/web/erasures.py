@@ -3,6 +3,7 @@
 Z1 The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
 Z2 A certificate is issued to those who may certify that tenant, by the same code as the API's.
 Z3 A form has a key of its own: sent twice, by a double click or a reload, it asks for one erasure.
+Z4 A selector of any parts is shown with what it would cover before it can be asked for; seeing that erases nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action
 
 _PAGE = 50
-_PARTS = ("tenant", "subject", "session", "classification", "segment")
+_TEXTS = ("tenant", "subject", "session", "classification", "segment", "model")
+_DEADLINES = {60: "1 minute", 3600: "1 hour", 86400: "1 day", 604800: "7 days"}
 FILES = {
     "certificate.json": "application/json",
     "certificate.html": "text/html; charset=utf-8",
@@ -42,26 +44,66 @@ def listed(visit: Visit) -> Response:
         tenant=tenant,
         all_tenants=sees_all(visit),
         erases=visit.may(Action.ERASE),
+        deadlines=_DEADLINES,
     )
 
 
 def request(visit: Visit) -> Response:
     """Ask for an erasure (Z1); its page shows how it goes."""
     visit.caller.must(Action.ERASE)
-    parts: dict[str, Any] = {name: visit.text(name, 128) for name in _PARTS}
-    narrowest = (
-        parts["session"] or parts["subject"] or parts["tenant"] or visit.caller.tenant or "every tenant"
-    )
-    if visit.text("sure") != narrowest:
+    what = _wanted(visit)
+    if visit.text("sure") != _narrowest(visit, what):
         raise ProblemError(
             "invalid", "type the name of what is erased again: an erasure cannot be taken back"
         )
+    return redirect(f"/erasures/{_once(visit, what)}")
+
+
+def preview(visit: Visit) -> Response:
+    """What a selector would cover now, and the form that asks for it (Z4)."""
+    visit.caller.must(Action.ERASE)
+    what = _wanted(visit)
+    visit.record("consoleErasurePreview", what.tenant)
+    found = erasures_api.previewed(visit.caller, visit.service, what)
+    named = {name: value for name, value in what.model_dump().items() if value not in (None, {})}
+    return visit.page(
+        "erasure_preview.html",
+        "What this erasure would cover",
+        found=found,
+        parts={name: value for name, value in named.items() if name not in ("labels", "deadline_seconds")},
+        labels=", ".join(f"{name}={value}" for name, value in what.labels.items()),
+        deadline_seconds=what.deadline_seconds,
+        deadline=_DEADLINES.get(what.deadline_seconds, f"{what.deadline_seconds} seconds"),
+        narrowest=_narrowest(visit, what),
+    )
+
+
+def _wanted(visit: Visit) -> ErasureRequest:
+    """The request that a form holds; raises `invalid` for a selector that is none."""
+    parts: dict[str, Any] = {name: visit.text(name, 128) for name in _TEXTS}
+    parts |= {"key_epoch": visit.number("key_epoch"), "labels": _labels(visit.text("labels", 1024))}
     try:
-        what = ErasureRequest(**parts, deadline_seconds=visit.number("deadline_seconds") or 3600)
+        return ErasureRequest(**parts, deadline_seconds=visit.number("deadline_seconds") or 3600)
     except ValidationError as error:
         places = ", ".join(str(item["loc"][0]) for item in error.errors())
         raise ProblemError("invalid", f"not a selector: {places}") from None
-    return redirect(f"/erasures/{_once(visit, what)}")
+
+
+def _labels(text: str | None) -> dict[str, str]:
+    """`region=eu, purpose=support` as labels."""
+    made = {}
+    for item in (text or "").split(","):
+        name, is_label, value = (part.strip() for part in item.partition("="))
+        if name and is_label and value and name not in made:
+            made[name] = value
+        elif item.strip():
+            raise ProblemError("invalid", "labels are `name=value`, each name once, with commas between them")
+    return made
+
+
+def _narrowest(visit: Visit, what: ErasureRequest) -> str:
+    """What is typed again to confirm: the narrowest name of a person or tenant."""
+    return what.session or what.subject or what.tenant or visit.caller.tenant or "every tenant"
 
 
 def _once(visit: Visit, what: ErasureRequest) -> str:

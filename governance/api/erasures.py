@@ -15,7 +15,9 @@ import orjson
 from fastapi import Path, Response
 
 from kvcustody.audit import erasures as ledger
+from kvcustody.audit.erasure_preview import preview
 from kvcustody.audit.erasures import Requested
+from kvcustody.audit.pseudonyms import session_names, subject_names
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
@@ -23,6 +25,7 @@ from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
     Certificate,
     Erasure,
+    ErasurePreview,
     ErasureRequest,
     Erasures,
     ErasureStatus,
@@ -50,6 +53,10 @@ def add_erasures(api: Api) -> None:
     """Declare the operations."""
     asking = Operation("requestErasure", "POST", "/v1/erasures", Action.ERASE, "erasures", keyed=True)
     api.add(asking, request, answers=Erasure, status=202, problems=("not-found",))
+    looking = Operation(
+        "previewErasure", "POST", "/v1/erasures:preview", Action.ERASE, "erasures", recorded=True
+    )
+    api.add(looking, previewed, answers=ErasurePreview, problems=("not-found",))
     listing = _read("listErasures", path="/v1/erasures")
     api.add(listing, erasures, answers=Erasures, problems=("not-found", "cursor-invalid"))
     api.add(
@@ -70,15 +77,7 @@ def add_erasures(api: Api) -> None:
 
 def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
     """Ask that all custody of a selector end by a deadline, in every worker."""
-    mine = caller.tenant_of(Action.ERASE, what.tenant)
-    parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
-    for name, value in (*parts.items(), ("tenant", mine)):
-        if value is not None:
-            check_identifier(name, value)
-    model = None if what.model is None else bytes.fromhex(what.model)
-    labels = tuple(sorted(what.labels.items()))
-    selector = Selector(tenant=mine, model=model, key_epoch=what.key_epoch, labels=labels, **parts)
-    check_selector(selector)
+    selector = _selector(caller, what)
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
     service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))
@@ -86,12 +85,45 @@ def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str,
     offset_us = service.writer.offset_us
     return {
         "erasure": erasure,
-        "tenant": mine,
+        "tenant": selector.tenant,
         "selector": selector.kind,
         "actor": caller.name,
         "at_us": now_us + offset_us,
         "deadline_us": deadline_us + offset_us,
     }
+
+
+def previewed(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
+    """What this erasure would cover if it were asked for now: live residencies by tenant and classification.
+
+    Parts of the selector that the ledger does not know of a residency are named in `not_counted`: then it covers at
+    most what is counted. Nothing is erased.
+    """
+    selector = _selector(caller, what)
+    tenant, subject, session = selector.tenant, selector.subject, selector.session
+    beyond = [name for name in selector.narrowing if name != "classification"]
+    subjects: list[str] | None = None
+    sessions: list[str] | None = None
+    with service.reading() as connection:  # no wall: who is behind a pseudonym is in no tenant's log
+        if tenant is not None and subject is not None:
+            subjects = subject_names(connection, tenant, subject, service.subject_keys)
+            if session is not None:
+                sessions = session_names(connection, tenant, subject, session, service.subject_keys)
+        elif session is not None:
+            beyond.append("session")
+    with service.reading(tenant) as connection:
+        found = preview(
+            connection,
+            now_us=service.clock.utc_us(),
+            tenant=tenant,
+            subjects=subjects,
+            sessions=sessions,
+            classification=selector.classification,
+            not_counted=sorted(beyond),
+        )
+    figures = {"residencies": found.residencies, "running": found.running, "is_cut": found.is_cut}
+    named = {"not_counted": list(found.not_counted), "workers": list(found.workers)}
+    return {"tenant": tenant, "selector": selector.kind, "rows": facts(found.rows), **figures, **named}
 
 
 def erasures(
@@ -151,6 +183,20 @@ def _certified(caller: Caller, service: Service, erasure: str) -> None:
             raise not_found() from None
     if caller.reach(Action.CERTIFY) is Reach.OWN and found.tenant != caller.tenant:
         raise not_found()
+
+
+def _selector(caller: Caller, what: ErasureRequest) -> Selector:
+    """The selector of a request, its tenant from the credential (Z1); raises for one that is none."""
+    mine = caller.tenant_of(Action.ERASE, what.tenant)
+    parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
+    for name, value in (*parts.items(), ("tenant", mine)):
+        if value is not None:
+            check_identifier(name, value)
+    model = None if what.model is None else bytes.fromhex(what.model)
+    labels = tuple(sorted(what.labels.items()))
+    selector = Selector(tenant=mine, model=model, key_epoch=what.key_epoch, labels=labels, **parts)
+    check_selector(selector)
+    return selector
 
 
 def _shown(found: Requested) -> dict[str, Any]:

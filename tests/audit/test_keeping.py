@@ -15,7 +15,7 @@ from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.verify import verify_export
 from kvcustody.audit.exports.writer import write_export
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.pseudonyms import names_of
+from kvcustody.audit.pseudonyms import names_of, session_names, subject_names
 from kvcustody.audit.redaction import NO_KEYS, unlink_subject
 from kvcustody.audit.retention import (
     LIFTED,
@@ -84,6 +84,15 @@ def test_with_subject_keys_no_copy_of_the_ledger_names_anybody(
     with store.connect() as connection:
         assert len(names_of(connection, "acme", ALICE, keys)) == 2  # her own, and her session's
         assert names_of(connection, "acme", ALICE) == []  # without the key nobody finds her
+        own, of_session = (
+            set(subject_names(connection, "acme", ALICE, keys)),
+            set(names_of(connection, "acme", ALICE, keys)),
+        )
+        assert (
+            own == {first[0]}
+            and {*session_names(connection, "acme", ALICE, "session-one", keys)} == of_session - own
+        )
+        assert session_names(connection, "acme", ALICE, "session-one") == []
     found = unlink_subject(store, "acme", ALICE, keys=keys, actor="dpo", reason="request 7")
     assert (found.pseudonyms, found.keys, found.remains) == (2, 1, ())
     with store.connect() as connection:

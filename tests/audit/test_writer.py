@@ -372,6 +372,9 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
         (name,) = set(connection.scalars(select(residencies.c.subject)))
         (session,) = set(connection.scalars(select(residencies.c.session)))
         assert sorted([name, session]) == pseudonyms.names_of(connection, "acme", "alice")
+        assert pseudonyms.subject_names(connection, "acme", "alice") == [name]
+        assert pseudonyms.session_names(connection, "acme", "alice", str(opened(1).session)) == [session]
+        assert session not in pseudonyms.session_names(connection, "acme", "alice", "another")
         leaves = list(connection.scalars(select(events.c.leaf)))
         assert not [leaf for leaf in leaves if b"alice" in leaf or b"chat" in leaf]
         assert (

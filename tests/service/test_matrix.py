@@ -115,6 +115,9 @@ ROWS = {
         body={"tenant": "{tenant}", "subject": "user-9"},
         ok=202,
     ),
+    "previewErasure": Row(
+        "/v1/erasures:preview", own="tenant-admin", every="dpo", body={"tenant": "{tenant}"}
+    ),
     "listErasures": Row("/v1/erasures?tenant={tenant}", **READERS),
     "getErasure": Row("/v1/erasures/{erasure}", **READERS, absent=404),
     "getCertificate": Row("/v1/erasures/{erasure}/certificate", **CERTIFIERS, absent=404),

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvcustody.audit.erasure_preview import PreviewRow
 from kvcustody.audit.erasures import Answer
-from kvcustody.governance.api.models.base import Model, Name, Utc, example
+from kvcustody.governance.api.models.base import Model, Name, Utc, Whole, example
 from kvcustody.governance.api.models.shown import shown
 
 _ERASURE = {
@@ -54,6 +55,36 @@ class Erasure(Model):
     actor: str
     at_us: Utc
     deadline_us: Utc
+
+
+_ROW = {"tenant": "acme", "classification": "internal", "residencies": 12, "running": 1}
+PreviewRowModel = shown(PreviewRow, "ErasurePreviewRow", _ROW)
+
+
+class ErasurePreview(Model):
+    """What an erasure would cover by what the ledger knows; `workers` would each owe an answer."""
+
+    model_config = example(
+        {
+            "tenant": "acme",
+            "selector": "subject",
+            "rows": [_ROW],
+            "residencies": 12,
+            "running": 1,
+            "is_cut": False,
+            "not_counted": [],
+            "workers": ["gpu-0"],
+        }
+    )
+
+    tenant: str | None
+    selector: str
+    rows: list[PreviewRowModel]  # type: ignore[valid-type]
+    residencies: Whole
+    running: Whole
+    is_cut: bool
+    not_counted: list[str]
+    workers: list[str]
 
 
 class ErasureStatus(Erasure):

@@ -6,10 +6,15 @@ import html
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
 from web_world import World
+
+from kvcustody.audit.erasures import request, requests
+from kvcustody.governance.api.models.erasures import ErasureRequest
+from kvcustody.governance.selector import selector_from
 
 SignIn = Callable[[str], httpx.Client]
 
@@ -78,3 +83,90 @@ def test_an_operator_asks_a_worker_for_a_scan(world: World, client: SignIn) -> N
     world.service.scans.orders.answer("worker", order.order, world.worker.incarnation, scan=None, reason="X")
     [row] = rows_of(operator.get("/console/health").text, "Scans of workers")
     assert row[1] == "failed X"
+
+
+MODEL = "5f" * 32
+
+
+def _hidden(page: str) -> dict[str, str]:
+    """The fields that the last form of a page sends by itself."""
+    form = page.rpartition("<form")[2]
+    found = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form)
+    return {name: html.unescape(value) for name, value in found}
+
+
+def _preview(person: httpx.Client, **parts: str) -> httpx.Response:
+    [token, *_] = re.findall(r'name="csrf" value="(\w+)"', person.get("/console/erasures").text)
+    return person.post("/console/erasures/preview", data={"csrf": token, **parts})
+
+
+def _held(world: World, who: str, **by: str) -> list[dict[str, Any]]:
+    """Live residencies as the API lists them."""
+    asked = {"Authorization": f"Bearer {world.keys[who]}"}
+    items = httpx.get(f"{world.url}/v1/custody/live", params={"limit": 1000}, headers=asked).json()["items"]
+    return [item for item in items if all(item[name] == value for name, value in by.items())]
+
+
+def _asked(world: World) -> int:
+    with world.service.reading() as connection:
+        return len(requests(connection))
+
+
+def test_the_form_takes_every_part_of_a_selector(world: World, client: SignIn) -> None:
+    form = client("dpo").get("/console/erasures").text.rpartition("<form")[2]
+    assert set(re.findall(r'name="(\w+)"', form)) == set(ErasureRequest.model_fields) | {"csrf"}
+    own = client("tenant-admin@acme").get("/console/erasures").text.rpartition("<form")[2]
+    assert 'name="tenant"' not in own, "the credential says whose"
+
+
+def test_what_an_erasure_would_cover_is_shown_before_it_is_asked_for(world: World, client: SignIn) -> None:
+    officer, before = client("dpo"), _asked(world)
+    held = _held(world, "dpo", tenant="acme")
+    running = sum(item["running"] for item in held)
+    page = _preview(officer, tenant="acme").text
+    table = "Live residencies that it would cover"
+    assert rows_of(page, table) == [["acme", "internal", str(len(held)), str(running)]] and len(held) > 3
+    assert "at most" not in page and "worker" in page
+    [subject] = {item["subject"] for item in held[:1]}
+    of_one = sum(item["subject"] == subject for item in held)
+    [name] = [f"user-{n}" for n in range(5) if subject in world.service.names_of("acme", f"user-{n}")]
+    narrow = rows_of(_preview(officer, tenant="acme", subject=name).text, table)
+    assert narrow == [["acme", "internal", str(of_one), narrow[0][3]]] and of_one < len(held)
+    assert "Nothing live" in _preview(officer, tenant="acme", classification="restricted").text
+    wide = _preview(officer, tenant="acme", model=MODEL, key_epoch="3", labels="region=eu").text
+    assert f"at most {len(held)} residencies" in wide and "key epoch, labels, model of a residency" in wide
+    assert rows_of(_preview(client("tenant-admin@acme")).text, table) == rows_of(page, table)
+    assert _preview(client("tenant-admin@acme"), tenant="labs").status_code == 404
+    assert _preview(client("auditor"), tenant="acme").status_code == 403
+    for wrong in ({"model": "5f"}, {"labels": "region"}, {"labels": "a=b,a=c"}, {"subject": "ada"}, {}):
+        assert _preview(officer, **wrong).status_code in (400, 422), wrong
+    assert _asked(world) == before, "seeing erases nothing"
+
+
+def test_a_selector_of_every_part_is_asked_for_once(world: World, client: SignIn) -> None:
+    officer = client("dpo")
+    parts = {
+        "tenant": "acme",
+        "subject": "user-1",
+        "session": "s-1",
+        "classification": "internal",
+        "segment": "g",
+    }
+    parts |= {"model": MODEL, "key_epoch": "3", "labels": "region=eu, purpose=help", "deadline_seconds": "60"}
+    form = _hidden(_preview(officer, **parts).text)
+    assert officer.post("/console/erasures", data=form | {"sure": "acme"}).status_code == 422, "not its name"
+    places = [
+        officer.post("/console/erasures", data=form | {"sure": "s-1"}).headers["location"] for _ in range(2)
+    ]
+    assert places[0] == places[1], "a double click asks once"
+    fresh = _hidden(_preview(officer, **parts).text)  # control: a form opened anew asks anew
+    assert officer.post("/console/erasures", data=fresh | {"sure": "s-1"}).headers["location"] != places[0]
+    with world.service.reading() as connection:
+        asked = request(connection, places[0].rpartition("/")[2])
+    selector = selector_from(asked.detail)
+    assert (selector.model, selector.key_epoch, selector.segment) == (bytes.fromhex(MODEL), 3, "g")
+    assert (
+        dict(selector.labels) == {"region": "eu", "purpose": "help"} and selector.classification == "internal"
+    )
+    assert asked.tenant == "acme" and asked.subject and asked.session and asked.selector == "domain"
+    assert asked.deadline_us - asked.at_us == 60_000_000
