@@ -4,12 +4,14 @@ E1  Keys come from the plan's primed states (design §3); the running state goes
 E2  A prefix found through a grant keeps the owner's keys only as far as it can be attached; from there on the request's
     own chain goes on, seeded with the last key, so nothing is ever published into the owner's domain.
 E3  Engines with several layer groups get the own domain alone: a wider one needs one boundary for every group.
+E4  An engine that looks keys up one by one may have them made so: what the look-up does not reach is made when the
+    blocks are published.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,16 +29,50 @@ Find = Callable[[bytes], int]
 """The block that the engine's index has under a key, or -1."""
 
 
+_AHEAD_BLOCKS = 4  # that one step of an iteration makes
+
+
+class LazyKeys(list[bytes]):
+    """Keys of a prompt's whole blocks in order, made as an iteration reaches them (E4).
+
+    Everything but iteration sees only those that were made; `complete` gives all.
+    """
+
+    __slots__ = ("_prompt", "_state")
+
+    def __init__(self, state: HashState, prompt: Prompt) -> None:
+        super().__init__()
+        self._state = state
+        self._prompt = prompt
+
+    def __iter__(self) -> Iterator[bytes]:
+        place, whole = 0, self._prompt.whole
+        while place < whole:
+            if place == len(self):
+                self._make(min(place + _AHEAD_BLOCKS, whole))
+            yield self[place]
+            place += 1
+
+    def complete(self) -> list[bytes]:
+        """All keys, in a list that is the caller's."""
+        self._make(self._prompt.whole)
+        return self[:]
+
+    def _make(self, last: int) -> None:
+        self.extend(_keys(self._state, self._prompt, len(self), last))
+
+
 class Keys(NamedTuple):
     """What a request may use of the engine's index.
 
     keys: 32 bytes for each whole block of the prompt, in order. readable: how many leading blocks may be read now.
-    publishable: whether the blocks it fills may enter the index.
+    publishable: whether the blocks it fills may enter the index. whole: how many keys there are, made or not.
     """
 
     keys: list[bytes]
     readable: int
     publishable: bool
+    whole: int = 0
 
 
 NO_KEYS = Keys([], 0, False)
@@ -64,6 +100,8 @@ class KeyChain:
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
         """The keys of blocks that further accepted tokens complete. Tokens are int32."""
+        if isinstance(self.keys, LazyKeys):
+            self.keys = self.keys.complete()
         tail, size = self.tail, self.prompt.block_bytes
         if len(tokens) == 1:
             tail += _TOKEN.pack(tokens[0])
@@ -85,9 +123,19 @@ class KeyChain:
 
 
 def look_up(
-    residency: ForeignResidency, chain: KeyChain, read: ReadPlan, pool: ForeignPool, find: Find, now_us: int
+    residency: ForeignResidency,
+    chain: KeyChain,
+    read: ReadPlan,
+    pool: ForeignPool,
+    find: Find,
+    now_us: int,
+    *,
+    lazily: bool,
 ) -> Keys:
-    """The request's keys under `read`, and what its residency needs to know to attach and to be handed blocks."""
+    """The request's keys under `read`, and what its residency needs to know to attach and to be handed blocks.
+
+    lazily: those of the own domain alone may be `LazyKeys`.
+    """
     residency.segment_blocks, residency.segment_domain, residency.granted_blocks = 0, None, 0
     own = read.own
     if own.state is None:
@@ -98,12 +146,15 @@ def look_up(
     if not several:
         if chain.source is not own.domain:
             chain.state = own.state.copy()
-            chain.keys = _keys(chain.state, chain.prompt, 0, chain.prompt.whole)
+            chain.keys = LazyKeys(chain.state, chain.prompt)
             chain.source = own.domain
+        if not lazily and isinstance(chain.keys, LazyKeys):
+            chain.keys = chain.keys.complete()
         residency.expected = own.domain.tag
     else:
         _several(residency, chain, read, pool, find, now_us)
-    return Keys(chain.keys, min(chain.prompt.limit, len(chain.keys)), True)
+    whole = chain.prompt.whole
+    return Keys(chain.keys, min(chain.prompt.limit, whole), True, whole)
 
 
 def _several(

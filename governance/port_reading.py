@@ -97,11 +97,12 @@ class PortReading(PortBooks):
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 
-    def look_up(self, residency: ForeignResidency, find: Find) -> Keys:
+    def look_up(self, residency: ForeignResidency, find: Find, *, lazily: bool = False) -> Keys:
         """The keys of the request's whole blocks, and how many leading ones it may read now (T2, T3).
 
         `find` gives the block that the engine's index has under a key, or -1; it is asked only where several domains
-        may be read.
+        may be read. `lazily`: the engine asks for the keys by iterating once, and calls `complete` before it uses
+        them otherwise, where they are `LazyKeys`.
         """
         now_us = self._clock.now_us()
         self._sweep(now_us)
@@ -117,7 +118,7 @@ class PortReading(PortBooks):
         tally = self._tally(plan.tenant)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, tally, Moment(now_us, self._clock.utc_us()))
         residency.reasons = reasons
-        keys = look_up(residency, chain, read, self.pool, find, now_us)
+        keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
         return keys
 

@@ -21,6 +21,7 @@ from vllm.v1.request import RequestStatus
 from kvcustody.errors import IsolationError
 from kvcustody.governance.engine_port import EnginePort, EngineView
 from kvcustody.governance.outcome import Refused
+from kvcustody.governance.port_keys import LazyKeys
 from kvcustody.integrations.vllm.governed_request import GovernedRequest, governed
 from kvcustody.integrations.vllm.hasher import new_keys, running_hasher
 from kvcustody.integrations.vllm.journal import Journal, Late
@@ -93,10 +94,10 @@ class Books:
         mine.waits_for = self.port.may_start(residency)
         if mine.waits_for is not None:
             return False
-        keys = self.port.look_up(residency, self._find)
+        keys = self.port.look_up(residency, self._find, lazily=self.enters_late)
         mine.publishes = keys.publishable and self.caching
-        request.block_hashes = list(keys.keys)
-        mine.keyed_tokens = len(keys.keys) * self.block_tokens
+        request.block_hashes = keys.keys if type(keys.keys) is LazyKeys else list(keys.keys)
+        mine.keyed_tokens = keys.whole * self.block_tokens
         mine.goes_on = mine.publishes and not mine.extras.begin_after(mine.keyed_tokens // self.block_tokens)
         early = self.keys_early and mine.goes_on
         request._block_hasher = (
@@ -147,9 +148,12 @@ class Books:
 
     def complete_keys(self, mine: GovernedRequest, tokens: int) -> None:
         """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
+        request = mine.request
+        if type(request.block_hashes) is LazyKeys:
+            request.block_hashes = request.block_hashes.complete()
         if tokens > mine.keyed_tokens and mine.goes_on:
             end = tokens // self.block_tokens * self.block_tokens
-            mine.request.block_hashes += new_keys(mine, self.port.extend_keys, end)
+            request.block_hashes += new_keys(mine, self.port.extend_keys, end)
 
     def put_off(self) -> None:
         """Somebody calls while the workers compute, so blocks may enter the index then."""
