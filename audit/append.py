@@ -8,14 +8,14 @@ exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, insert, select, update
 
 from kvcustody.audit import merkle, schema
-from kvcustody.audit.bulk import Columns, insert_columns
+from kvcustody.audit.bulk import Columns, Inserts
 from kvcustody.audit.events import SYSTEM, parse
 from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
 from kvcustody.audit.projection import Incarnation, project
@@ -28,6 +28,16 @@ class Appended(NamedTuple):
 
     added: int
     known: int
+
+
+class _Growth(NamedTuple):
+    """What a transaction has appended so far; by log: those that it holds, their next places, its leaves' hashes."""
+
+    inserts: Inserts
+    held: dict[str, LockedLog]
+    nexts: dict[str, Callable[[], int]]
+    hashes: dict[str, list[bytes]]
+    at_us: list[int]  # the latest of each batch
 
 
 class Appender:
@@ -46,15 +56,35 @@ class Appender:
     def append(self, connection: Connection, batch: Batch, *, skip_known: bool = False) -> Appended:
         """Insert the leaves in order, with contiguous idx per log, and their projections."""
         given = len(batch.data)
-        if skip_known:
-            batch = self._unknown(connection, batch)
-        if not batch.data:
-            return Appended(0, given)
-        held, logs, places = self._places(connection, batch)
+        added = self.append_all(connection, [self._unknown(connection, batch) if skip_known else batch])
+        return Appended(added, given - added)
+
+    def append_all(self, connection: Connection, batches: Iterable[Batch]) -> int:
+        """Append batches as they come, and seal them together when there are no more; how many leaves they had.
+
+        Several are for SQLite, whose transaction has the whole database; on PostgreSQL, logs that are locked one batch
+        after the other would not be locked in the order of their ids, and two writers could wait for each other.
+        """
+        growth = _Growth(Inserts(connection), {}, {}, {}, [])
+        added = 0
+        for batch in batches:
+            if batch.data:
+                added += len(batch.data)
+                self._insert(connection, batch, growth)
+        growth.inserts.finish()
+        if added:
+            logs = sorted(growth.held.values())
+            hashes = {log.id: growth.hashes[log.name] for log in logs}
+            self._trees.grow(connection, logs, hashes, max(growth.at_us))
+        return added
+
+    def _insert(self, connection: Connection, batch: Batch, growth: _Growth) -> None:
+        """Insert leaves and projections; the trees are left to `growth`."""
+        logs, places = self._places(connection, batch, growth)
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
         recorders = [lives[uuid].id for uuid in batch.incarnations]
         columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
-        insert_columns(connection, schema.events, [(logs, places, *columns)])
+        growth.inserts.add(schema.events, [(logs, places, *columns)])
         projections: dict[Table, list[Columns]] = {}
         for group in batch.groups:
             about = self._about(connection, group, batch)
@@ -64,25 +94,25 @@ class Appender:
             if group.kind in _LIFE:
                 _live(connection, group, about)
         for table, pieces in projections.items():
-            insert_columns(connection, table, pieces)
-        hashes = leaf_hashes(batch)
-        by_id = {log.id: hashes[log.name] for log in held}
-        self._trees.grow(connection, held, by_id, max(batch.at_us))
-        return Appended(len(batch.data), given - len(batch.data))
+            growth.inserts.add(table, pieces)
+        for log, more in leaf_hashes(batch).items():
+            growth.hashes.setdefault(log, []).extend(more)
+        growth.at_us.append(max(batch.at_us))
 
-    def _places(self, connection: Connection, batch: Batch) -> tuple[list[LockedLog], list[int], list[int]]:
-        """The logs, locked, and the log id and the idx of every leaf."""
+    def _places(self, connection: Connection, batch: Batch, growth: _Growth) -> tuple[list[int], list[int]]:
+        """The log id and the idx of every leaf; logs that the transaction does not hold yet are locked."""
         names = set(batch.logs)
         unknown = sorted(names - self._logs.keys())
         for start in range(0, len(unknown), _LOGS_AT_ONCE):
             some = unknown[start : start + _LOGS_AT_ONCE]
             self._logs |= _log_ids(connection, some, batch.at_us[0])
         ids = {name: self._logs[name] for name in names}
-        held = _lock(connection, {log: name for name, log in ids.items()})
-        nexts: dict[str, Callable[[], int]] = {log.name: count(log.size).__next__ for log in held}
-        logs = [ids[name] for name in batch.logs]
-        places = [nexts[name]() for name in batch.logs]
-        return held, logs, places
+        missing = {log: name for name, log in ids.items() if name not in growth.held}
+        for log in _lock(connection, missing) if missing else ():
+            growth.held[log.name] = log
+            growth.nexts[log.name] = count(log.size).__next__
+        nexts = growth.nexts
+        return [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs]
 
     def _about(self, connection: Connection, group: Group, batch: Batch) -> Sequence[Incarnation]:
         """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""

@@ -26,17 +26,32 @@ _WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # rows of one statement; SQLite ta
 def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
     """Insert rows inside the caller's transaction; raises `DBAPIError` as a statement would."""
     if connection.dialect.name == "sqlite":
-        _insert(connection, table, list(chain.from_iterable(rows)))
+        _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS)
     else:
         _copy(connection, table, rows)
 
 
-def insert_columns(connection: Connection, table: Table, pieces: Sequence[Columns]) -> None:
-    """Insert the rows of several pieces, each with its values column by column; raises as `insert_rows` does."""
-    if connection.dialect.name == "sqlite":
-        _insert(connection, table, _by_row(pieces, len(table.columns)))
-    else:
-        _copy(connection, table, chain.from_iterable(zip(*piece, strict=True) for piece in pieces))
+class Inserts:
+    """Rows of one transaction; on SQLite those that fill no whole statement wait for more, or for `finish`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._waiting: dict[Table, list[Any]] = {}
+
+    def add(self, table: Table, pieces: Sequence[Columns]) -> None:
+        """Rows of several pieces, each with its values column by column; raises as `insert_rows` does."""
+        if self._connection.dialect.name == "sqlite":
+            flat = self._waiting.setdefault(table, [])
+            flat += _by_row(pieces, len(table.columns))
+            _insert(self._connection, table, flat, _WIDTHS[:1])
+        else:
+            rows = (zip(*piece, strict=True) for piece in pieces)
+            _copy(self._connection, table, chain.from_iterable(rows))
+
+    def finish(self) -> None:
+        """Insert what waits."""
+        for table, flat in self._waiting.items():
+            _insert(self._connection, table, flat, _WIDTHS)
 
 
 def _by_row(pieces: Sequence[Columns], width: int) -> list[Any]:
@@ -51,17 +66,19 @@ def _by_row(pieces: Sequence[Columns], width: int) -> list[Any]:
     return flat
 
 
-def _insert(connection: Connection, table: Table, flat: list[Any]) -> None:
+def _insert(connection: Connection, table: Table, flat: list[Any], widths: Sequence[int]) -> None:
+    """Insert rows, given as their values one after the other, and drop them from the list; a few may stay."""
     cursor = connection.connection.cursor()
     columns, start = len(table.columns), 0
     try:
-        for width in _WIDTHS:
+        for width in widths:
             statement, values = _insert_statement(table, width), width * columns
             while len(flat) - start >= values:
                 cursor.execute(statement, flat[start : start + values])
                 start += values
     except connection.dialect.loaded_dbapi.Error as problem:
         _refuse(connection, _insert_statement(table, 1), problem)
+    del flat[:start]
 
 
 def _copy(connection: Connection, table: Table, rows: Iterable[Row]) -> None:

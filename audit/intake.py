@@ -34,14 +34,11 @@ class Ticket:
 class Intake:
     """The queue between an engine and its ledger writer."""
 
-    def __init__(
-        self, clock: Clock, *, capacity: int, batch: int, count_seconds: float, most: int | None = None
-    ) -> None:
-        """`batch` events wake the writer; it takes `most` at once where more wait (default: as many)."""
+    def __init__(self, clock: Clock, *, capacity: int, batch: int, count_seconds: float) -> None:
+        """`batch` events wake the writer."""
         self._clock = clock
         self._limit = 2 * capacity
         self._batch = batch
-        self._most = most or batch
         self._count_seconds = count_seconds
         self._lock = threading.Lock()
         self._queue: deque[Item] = deque()
@@ -121,8 +118,8 @@ class Intake:
 
     # -- the writer's thread --------------------------------------------------------------------------------
 
-    def take(self) -> tuple[list[Item], list[int]]:
-        """The next batch, and the sequences in it whose submitters had given up."""
+    def take(self, most: int) -> tuple[list[Item], list[int]]:
+        """The next events, at most so many, and the sequences among them whose submitters had given up."""
         taken: list[Item] = []
         given_up: list[int] = []
         with self._lock:
@@ -135,8 +132,8 @@ class Intake:
                 self._queue.appendleft((self.sequence, gap))
             pop, tickets = self._queue.popleft, self._tickets
             if not tickets:
-                return [pop() for _ in range(min(len(self._queue), self._most))], []
-            while self._queue and len(taken) < self._most:
+                return [pop() for _ in range(min(len(self._queue), most))], []
+            while self._queue and len(taken) < most:
                 item = pop()
                 ticket = tickets.get(item[0])
                 if ticket is not None:

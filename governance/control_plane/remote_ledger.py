@@ -69,9 +69,9 @@ class RemoteLedger:
         self._directory = SubjectDirectory()
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
-        batch = min(settings.batch, _BATCH_LEAVES)
+        self._batch = min(settings.batch, _BATCH_LEAVES)
         self._intake = Intake(
-            clock, capacity=settings.capacity, batch=batch, count_seconds=settings.count_seconds
+            clock, capacity=settings.capacity, batch=self._batch, count_seconds=settings.count_seconds
         )
         self._mark = Mark()
         self._spill = Spill(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
@@ -192,7 +192,7 @@ class RemoteLedger:
         self._intake.flush_counts(now=self._stop_at < float("inf"))
         if (self._spilled or self.down) and time.monotonic() >= self._retry_at:
             self._recover()
-        items, given_up = self._intake.take()
+        items, given_up = self._intake.take(self._batch)
         self._mark.advance(given_up)
         if not items:
             return
