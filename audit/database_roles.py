@@ -73,6 +73,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
     derived = [name for name in by_tenant if name not in _BY_LOG]
     inserted = ", ".join(("events", *derived, *_REGISTERS, *_SEALS))
     yield f"GRANT SELECT, INSERT ON {inserted} TO {WRITER}"
+    yield f"GRANT SELECT ON subject_unlinkings TO {WRITER}"
     yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {WRITER}"
     yield f"GRANT UPDATE (size, frontier) ON logs TO {WRITER}"
     yield f"GRANT UPDATE (frontier) ON root_log TO {WRITER}"

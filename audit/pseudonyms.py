@@ -6,6 +6,8 @@ P2 The name is durable no later than the first leaf that uses it: it travels in 
 P3 A session has a row of its own where it has no subject, where its subject's row has no secret (a worker's that names
 people without asking a database, or one from before there were secrets), and where an erasure is about it.
 P4 With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere.
+P5 A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads those
+that are left anew: who comes back has another pseudonym.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, delete, select
+from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select, update
 
 from kvcustody.audit.bulk import insert_rows
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
-from kvcustody.audit.schema import residencies, subjects
+from kvcustody.audit.schema import residencies, subject_unlinkings, subjects
 from kvcustody.audit.subject_keys import SubjectKeys, owner_of
 from kvcustody.errors import LedgerError
 
@@ -53,6 +55,7 @@ class SubjectDirectory:
         self._known: dict[Who, str] = {}
         self._fresh: dict[Who, str] = {}
         self._secrets: dict[tuple[str, str], str] = {}  # by tenant and subject
+        self._unlinkings = -1  # how many there were when names were last read; -1: none was
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
         """The pseudonym of a subject or session; a new random one when none is known."""
@@ -66,7 +69,12 @@ class SubjectDirectory:
 
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
         """Have the names that these events need: read where they are known, new ones where they are not."""
-        if len(self._known) > _CACHED_MAX or (self._keys is not None and self._keys.refresh()):
+        count = unlinkings(connection)
+        stale = count != self._unlinkings
+        self._unlinkings = count
+        if self._keys is not None and self._keys.refresh():
+            stale = True
+        if stale or len(self._known) > _CACHED_MAX:
             self._forget()
         named, listed = _named(events)
         wanted = [who for who in named if who not in self._known]
@@ -93,6 +101,15 @@ class SubjectDirectory:
         durable = {row[0] for row in rows}
         for who in [who for who, name in self._fresh.items() if name in durable]:
             del self._fresh[who]
+
+    def durable(self) -> list[str]:
+        """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (P5)."""
+        return [name for who, name in self._known.items() if who not in self._fresh]
+
+    def drop(self, gone: Iterable[str]) -> None:
+        """Forget these pseudonyms: their rows are there no more."""
+        names = frozenset(gone)
+        self._known = {who: name for who, name in self._known.items() if name not in names}
 
     def _forget(self) -> None:
         """Everything but what is not durable yet."""
@@ -231,7 +248,27 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
 
     `redaction.unlink_subject` does so on record, destroys the key too, and sees to what a database keeps of it.
     """
-    return connection.execute(delete(subjects).where(_named_so(tenant, subject, keys))).rowcount
+    gone = connection.execute(delete(subjects).where(_named_so(tenant, subject, keys))).rowcount
+    table = subject_unlinkings.c
+    if not connection.execute(update(subject_unlinkings).values(count=table.count + 1)).rowcount:
+        connection.execute(insert(subject_unlinkings).values(id=1, count=1))
+    return gone
+
+
+def unlinkings(connection: Connection) -> int:
+    """How often a subject was unlinked here (P5)."""
+    return int(connection.scalar(select(subject_unlinkings.c.count)) or 0)
+
+
+def without_row(connection: Connection, names: Sequence[str]) -> list[str]:
+    """Those of the pseudonyms that nobody is behind any more, or ever was."""
+    there: set[str] = set()
+    for start in range(0, len(names), _LOOKUP_ROWS):
+        query = select(subjects.c.pseudonym).where(
+            subjects.c.pseudonym.in_(names[start : start + _LOOKUP_ROWS])
+        )
+        there.update(connection.scalars(query))
+    return [name for name in names if name not in there]
 
 
 def _session_name(secret: bytes, session: str) -> str:

@@ -7,7 +7,7 @@ into.
 S3 (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL `events`
 is partitioned by month, its keys contain `at_us` too, and `partitions` says what keeps S1 and S3.
 S4 `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
-come from; deleting rows there unlinks without touching a leaf.
+come from; deleting rows there unlinks without touching a leaf, and `subject_unlinkings` counts how often that happened.
 
 Times named `*_boot_us` are exact boot-time microseconds of the row's incarnation (arithmetic); `*_us` are
 UTC (periods, people). A run list split over several leaves is one row a part, each with the blocks of that
@@ -368,4 +368,11 @@ subjects = Table(
     _text("session"),
     _text("secret", null=True),
     Index("ix_subjects_who", "tenant", "subject", "session"),
+)
+
+subject_unlinkings = Table(
+    "subject_unlinkings",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),  # one row, 1; none before the first
+    _big("count"),
 )

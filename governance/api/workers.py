@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasures import names, pending
+from kvcustody.audit.pseudonyms import unlinkings, without_row
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.held_open import Wait, held_open
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
@@ -22,8 +23,10 @@ from kvcustody.governance.api.models.workers import (
     Incarnation,
     Orders,
     PolicyRecords,
+    Pseudonyms,
     Registered,
     Report,
+    Unlinked,
     Workers,
 )
 from kvcustody.governance.api.operation import Operation
@@ -56,6 +59,8 @@ def add_workers(api: Api) -> None:
     steps = _work("pullPolicy", "GET", "/v1/worker/policy/records")
     api.add(steps, policy_records, answers=PolicyRecords)
     api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
+    checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
+    api.add(checking, check_pseudonyms, answers=Unlinked)
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
     api.add(batch, ship, answers=BatchStored, problems=("not-found", "refused-leaf"), more=_BATCH)
 
@@ -107,7 +112,13 @@ def report(caller: Asking, service: Serving, incarnation: Uuid, what: Report) ->
     service.fleet.heard(
         caller.name, incarnation, revision=what.policy_revision, status=what.status, charged=what.charged
     )
-    return {"at_us": service.clock.utc_us()}
+    return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
+
+
+def check_pseudonyms(service: Serving, what: Pseudonyms) -> dict[str, Any]:
+    """Which of these pseudonyms nobody is behind any more: a worker forgets them, and who comes back gets another."""
+    with service.reading() as connection:
+        return {"gone": without_row(connection, what.names)}
 
 
 async def ship(
@@ -120,9 +131,15 @@ async def ship(
         batch = read_batch(body, service.fleet.sender(caller.name, incarnation))
         stored = service.ingest.put(incarnation, batch)
         service.fleet.received(incarnation, max(sequence, batch.last_sequence))
-        return {**stored._asdict(), "last_sequence": batch.last_sequence}
+        last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}
+        return stored._asdict() | last
 
     return await run_sync(store)
+
+
+def _unlinkings(service: Service) -> int:
+    with service.reading() as connection:
+        return unlinkings(connection)
 
 
 def _records(service: Service, after: int) -> dict[str, Any]:

@@ -119,7 +119,8 @@ class Agent:
         if stats is not None:
             most = sorted(stats.charged.items(), key=lambda item: (-item[1], item[0]))
             report["charged"] = dict(most[:CHARGED_MAX])
-        self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
+        heard = self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
+        self._ledger.note_unlinkings(int(heard["unlinkings"]))
 
     def _take_orders(self) -> None:
         """Have the owning thread do what is asked for and was not yet (G4); held open until there is something."""

@@ -9,6 +9,8 @@ R4 Tries are spaced: half a second, doubled up to half a minute, each by a rando
 R5 What dead predecessors left in their spills is handed in before this incarnation is put on record, which closes their
    custody. Where the control plane is away at the start and that is allowed, both happen when it is back.
 R6 A spilled leaf that the control plane refuses becomes a gap, and hinders none behind it.
+R7 Once it is heard that a subject was unlinked, pseudonyms in memory that nobody is behind any more are forgotten
+   before the next event is encoded: who comes back has another.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from kvcustody.governance.service.leaf_check import Name, write_batch
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"
 _WAIT_SECONDS, _WAIT_SECONDS_MAX = 0.5, 30.0
-_BATCH_LEAVES = 5000
+_BATCH_LEAVES, _NAMES = 5000, 5000
 
 
 class RemoteLedger:
@@ -82,6 +84,7 @@ class RemoteLedger:
         self._retry_at = 0.0
         self._wait_seconds = _WAIT_SECONDS
         self._registered = False
+        self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (R7)
         self._lock = claim(spill_directory, worker)
         try:
             self._begin(may_be_away)
@@ -192,6 +195,8 @@ class RemoteLedger:
         self._intake.flush_counts(now=self._stop_at < float("inf"))
         if (self._spilled or self.down) and time.monotonic() >= self._retry_at:
             self._recover()
+        if self._unlinkings != self._forgotten and not (self.down or self._spilled):
+            self._forget()
         items, given_up = self._intake.take(self._batch)
         self._mark.advance(given_up)
         if not items:
@@ -204,6 +209,25 @@ class RemoteLedger:
             entries = self._ship(entries)
         if entries:
             self._divert(entries)
+
+    def note_unlinkings(self, count: int) -> None:
+        """How often the control plane says that subjects were unlinked; thread-safe (R7)."""
+        self._unlinkings = count
+
+    def _forget(self) -> None:
+        """Ask which pseudonyms in memory nobody is behind any more, and forget them (R7)."""
+        count, names = self._unlinkings, self._directory.durable()
+        try:
+            for start in range(0, len(names), _NAMES):
+                some = {"names": names[start : start + _NAMES]}
+                self._directory.drop(self._connection.post("/v1/worker/pseudonyms:check", some)["gone"])
+        except ServiceError as error:
+            if is_away(error):
+                self._lost(error)
+            else:
+                _log.warning("pseudonyms cannot be checked", reason=error.message)
+            return
+        self._forgotten = count
 
     def _ship(self, entries: list[Entry]) -> list[Entry]:
         """Hand entries in; returns those that did not get through."""
@@ -227,7 +251,8 @@ class RemoteLedger:
     def _put(self, incarnation: str, names: Sequence[Name], data: Sequence[bytes]) -> None:
         first = int(orjson.loads(data[0])["sequence"]) if data else 1
         path = f"/v1/worker/incarnations/{incarnation}/batches/{first}"
-        self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
+        stored = self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
+        self.note_unlinkings(int(stored["unlinkings"]))
         self._wait_seconds = _WAIT_SECONDS
 
     def _lost(self, error: ServiceError | ConfigError) -> None:

@@ -386,6 +386,28 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
         connection.rollback()
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_writer_that_runs_forgets_who_was_unlinked(
+    any_store: Engine, make_writer: Any, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    if not told:  # positive control: what a process kept in memory would come back as the unlinked pseudonym
+        monkeypatch.setattr(pseudonyms, "unlinkings", lambda _: 0)
+    writer = make_writer(any_store)
+    writer.submit([opened(1), opened(2)._replace(subject="bob")])
+    assert writer.flush()
+    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+        assert pseudonyms.unlink(connection, "acme", "alice") == 1
+    writer.submit([opened(3), opened(4)._replace(subject="bob")])
+    assert writer.flush()
+    with any_store.connect() as connection:
+        query = select(residencies.c.residency, residencies.c.subject, residencies.c.session)
+        alice, bob, again, bob_again = sorted(connection.execute(query))
+        found = pseudonyms.names_of(connection, "acme", "alice")
+    assert (bob.subject, bob.session) == (bob_again.subject, bob_again.session)
+    assert (again.subject != alice.subject, again.session != alice.session) == (told, told)
+    assert found == (sorted([again.subject, again.session]) if told else [])
+
+
 def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, make_writer: Any) -> None:
     names = []
     for residency in (1, 2, 3):

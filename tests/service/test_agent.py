@@ -12,9 +12,13 @@ import orjson
 import pytest
 from control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
 
+from kvcustody.audit.pseudonyms import subject_names, unlinkings
+from kvcustody.audit.redaction import unlink_subject
+from kvcustody.audit.store import open_store
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane import agent as agents
 from kvcustody.governance.control_plane import erasures
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.identity import identify
 from kvcustody.governance.outcome import Admission
 from kvcustody.governance.release import feed
@@ -185,3 +189,36 @@ def test_a_scan_that_the_ledger_does_not_have_is_no_answer(plane: ControlPlane) 
         until(lambda: order_of(plane, order)["outcome"] == "scanned", worker)  # control: the worker's own
         with plane.connect("gpu-0") as key:  # the first answer stays
             assert key.put(place, {"reason": "too late"})["outcome"] == "scanned"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_forgets_a_subject_that_was_redacted(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    if not told:  # positive control: what it kept in memory would come back as the unlinked pseudonym
+        monkeypatch.setattr(RemoteLedger, "note_unlinkings", lambda *_: None)
+    engine = open_store(plane.folder / "ledger.db", timeout_seconds=5.0)
+    ada, bob = f"ada-{told}", f"bob-{told}"
+
+    def names() -> list[list[str]]:
+        with engine.connect() as connection:
+            return [subject_names(connection, "reader", who) for who in (ada, bob)]
+
+    with plane.worker() as worker:
+        for who in (ada, bob):
+            ask(worker, "reader", who)
+        assert worker.writer.flush()
+        before = names()
+        redacted = unlink_subject(engine, "reader", ada, keys=None, actor="dpo", reason="test")
+        with engine.connect() as connection:
+            count = unlinkings(connection)
+        if told:
+            until(lambda: worker.writer._unlinkings == count, worker)  # without any event of its own
+        for who in (ada, bob):
+            ask(worker, "reader", who)
+        assert worker.writer.flush()
+    after = names()
+    engine.dispose()
+    assert redacted.pseudonyms == 1 and [len(found) for found in before] == [1, 1]
+    assert after[1] == before[1], "nobody else gets another"
+    assert bool(after[0]) == told and after[0] != before[0]

@@ -151,6 +151,7 @@ ROWS = {
     "listWorkers": Row("/v1/workers", every="auditor operator"),
     "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
     "takeErasures": Row("/v1/worker/erasures", every="worker"),
+    "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),
     "takeScans": Row("/v1/worker/scans", every="worker"),
     "answerScan": Row(
         "/v1/worker/incarnations/{life}/scans/{order}",
@@ -226,7 +227,7 @@ def world(service, client, people, operations) -> World:
         events += worker.request(tenant)
     batch = worker.batch(events)
     assert ship(client, people["worker"], worker, batch).json() == {
-        "added": len(batch.leaves), "known": 0, "last_sequence": batch.last,
+        "added": len(batch.leaves), "known": 0, "last_sequence": batch.last, "unlinkings": 0,
     }  # fmt: skip
     other = Worker("another")
     people.add("another", Role.WORKER)

@@ -121,18 +121,39 @@ class Report(Model):
 
 
 class Heard(Model):
-    """When the report arrived."""
+    """When the report arrived; `unlinkings`: how often subjects were unlinked from their pseudonyms."""
 
-    model_config = example({"at_us": 1_780_000_000_000_000})
+    model_config = example({"at_us": 1_780_000_000_000_000, "unlinkings": 0})
 
     at_us: Utc
+    unlinkings: Whole
+
+
+class Pseudonyms(Model):
+    """Pseudonyms that a worker has in memory."""
+
+    model_config = example({"names": ["0a1b2c3d4e5f60718293a4b5"]})
+
+    names: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]], Field(max_length=5000)]
+
+
+class Unlinked(Model):
+    """Those that nobody is behind any more: to be forgotten."""
+
+    model_config = example({"gone": []})
+
+    gone: list[str]
 
 
 class BatchStored(Model):
-    """What a batch came to: leaves that were new, and leaves that the ledger had. It is durable."""
+    """What a batch came to: leaves that were new, and leaves that the ledger had. It is durable.
 
-    model_config = example({"added": 1000, "known": 0, "last_sequence": 1000})
+    `unlinkings`: how often subjects were unlinked from their pseudonyms; where it changed, ask `checkPseudonyms`.
+    """
+
+    model_config = example({"added": 1000, "known": 0, "last_sequence": 1000, "unlinkings": 0})
 
     added: Whole
     known: Whole
     last_sequence: Whole
+    unlinkings: Whole
