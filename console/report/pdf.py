@@ -7,6 +7,7 @@ Q2 A section begins a page where little room is left below its heading; what is 
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ from kvcustody.errors import ConfigError
 _MARKS = {"": INK, "good": GOOD, "bad": BAD, "quiet": SOFT}
 _GAP = "&nbsp;" * 3
 _ROOM = 120  # points that a section wants below its heading; else it begins a page
+_FACTS_WHOLE = 12  # so many are not divided between pages
+_TABLE_ROOM = 72  # points for a table's lead, its head and two rows
 
 
 def render_pdf(page: Page) -> bytes:
@@ -122,7 +125,14 @@ class _Setter:
             f"{number}. {safe(section.title)}",
             self._named(size=12.5, leading=16, before=13, after=5, bold=True, keep=True),
         )
-        flow = [heading, *(item for block in section.blocks for item in self._block(block))]
+        flow = [heading]
+        for block, following in itertools.zip_longest(section.blocks, section.blocks[1:]):
+            leads = isinstance(block, Paragraph) and isinstance(following, Table)
+            if leads or isinstance(block, Table):
+                flow.append(self._room(_TABLE_ROOM))
+            made = self._block(block)
+            made[-1].keepWithNext = isinstance(block, Paragraph) and isinstance(following, Facts)
+            flow += made
         signed = any(isinstance(block, Signatures) for block in section.blocks)
         return [self._keep(flow)] if signed else [self._room(_ROOM), *flow]
 
@@ -161,7 +171,8 @@ class _Setter:
             for name, value in block.items
         ]
         table = self._long_table(rows, colWidths=[self._width * 0.36, self._width * 0.64])
-        table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), *_padding(0, 1.5)])
+        whole = [("NOSPLIT", (0, 0), (-1, -1))] if len(rows) <= _FACTS_WHOLE else []
+        table.setStyle([("VALIGN", (0, 0), (-1, -1), "TOP"), *whole, *_padding(0, 1.5)])
         return [table, self._space(1, 6)]
 
     def _items(self, block: Items) -> list[Any]:
@@ -205,6 +216,7 @@ class _Setter:
                 ("VALIGN", (0, 0), (-1, 0), "BOTTOM"),
                 ("LINEBELOW", (0, 0), (-1, -1), 0.4, self._color(LINE)),
                 *_padding(2.5, 2.2),
+                *([("NOSPLIT", (0, -2), (-1, -1))] if len(rows) > 2 else []),  # no last row alone on a page
                 *marked,
             ]
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ from kvcustody.audit.report.population import VERDICTS
 from kvcustody.audit.report.verify import verify_report
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.store import WRITE, open_store
-from kvcustody.console.report.blocks import Chart, strings_of
+from kvcustody.console.report.blocks import Chart, Facts, Paragraph, Table, strings_of
 from kvcustody.console.report.document import page_of, render_all
 from kvcustody.errors import ConfigError
 from kvcustody.migrations.upgrade import upgrade
@@ -406,6 +407,35 @@ def test_no_heading_of_the_pdf_is_left_alone_and_what_is_signed_is_on_one_page(s
         assert len(text.split(title)[1].split()) > 45, title
     (signed,) = [text for text in texts if titles[-1] in text]
     assert "kvcustody report make" in signed and "Auditor: name" in signed
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "cc-fdp-rip",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in sorted(NAMES) if name != "cc-fdp-rip"),
+    ],
+)
+def test_no_page_of_the_pdf_begins_with_the_end_of_a_list_or_with_a_tables_last_row(
+    sealed: Sealed, framework: str
+) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    report = sealed.report(framework=framework, sample=8)
+    page = page_of(report)
+    pages = pypdf.PdfReader(io.BytesIO(render_all(report, ["pdf"])["report.pdf"])).pages
+    texts = [" ".join(page.extract_text().split()) for page in pages]
+    blocks = [block for section in page.sections for block in section.blocks]
+    for block in blocks:
+        if isinstance(block, Facts):
+            names = [" ".join(name.split()) for name, _ in block.items]
+            assert any(all(name in text for name in names) for text in texts), names
+        if isinstance(block, Table) and len(block.rows) > 2:
+            last, before = (" ".join(" ".join(row).split()) for row in (block.rows[-1], block.rows[-2]))
+            assert any(last in text and before in text for text in texts), last
+    for lead, table in itertools.pairwise(blocks):
+        if isinstance(lead, Paragraph) and isinstance(table, Table):
+            words, heads = " ".join(lead.text.split()), " ".join(table.headings)
+            assert any(words in text and heads in text.split(words)[1] for text in texts), words
 
 
 def _without(where: list[str | int]) -> Callable[[Any], None]:
