@@ -371,6 +371,8 @@ def test_the_page_is_one_file_and_escapes_what_tenants_wrote(sealed: Sealed) -> 
     assert "prefers-color-scheme: dark" in page and "@media print" in page and page.count("<svg") == 3
     assert "split views and cut tails are undetected" in page
     assert report.digest() in page and "--framework cc-fdp-rip" in page
+    lead = page.split('<p class="lead">')[1].split("</p>")[0]
+    assert lead.count('<span class="time">') == lead.count("T22:") == 2, "a time stands on one line"
 
 
 def test_the_pdf_says_what_the_page_says(sealed: Sealed, tmp_path: Path) -> None:
