@@ -1,4 +1,4 @@
-"""Medians with their spread, and ratios of medians with a confidence interval."""
+"""Medians with their spread, and ratios with a confidence interval."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Spread(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """median(subject) / median(baseline), and its 95 % interval over resampled pairs."""
+    """Subject over baseline, and its 95 % interval over resampled pairs."""
 
     value: float
     low: float
@@ -30,6 +30,14 @@ def spread(nanoseconds: Sequence[int]) -> Spread:
     """Median, 10th and 90th percentile of a sample."""
     p10, median, p90 = np.percentile(nanoseconds, (10, 50, 90)) / 1000
     return Spread(round(float(median), 3), round(float(p10), 3), round(float(p90), 3))
+
+
+def paired(subject: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """The median of the pairs' ratios: for work that differs from pair to pair, on a machine whose speed does."""
+    ratios = np.asarray(subject) / np.asarray(baseline)
+    picks = np.random.default_rng(0).integers(0, len(ratios), (RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[picks], axis=1), (2.5, 97.5))
+    return Ratio(round(float(np.median(ratios)), 4), round(float(low), 4), round(float(high), 4))
 
 
 def ratio(subject: Sequence[int], baseline: Sequence[int]) -> Ratio:
