@@ -29,7 +29,9 @@ Find = Callable[[bytes], int]
 """The block that the engine's index has under a key, or -1."""
 
 
-_AHEAD_BLOCKS = 4  # that one step of an iteration makes
+_AHEAD_BLOCKS = (
+    4  # that an iteration makes first; then as many again as it has, since what follows a hit often is one
+)
 
 
 class LazyKeys(list[bytes]):
@@ -49,7 +51,7 @@ class LazyKeys(list[bytes]):
         place, whole = 0, self._prompt.whole
         while place < whole:
             if place == len(self):
-                self._make(min(place + _AHEAD_BLOCKS, whole))
+                self._make(min(max(2 * place, _AHEAD_BLOCKS), whole))
             yield self[place]
             place += 1
 

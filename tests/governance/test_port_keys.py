@@ -40,7 +40,7 @@ def test_lazy_keys_are_the_keys_however_far_they_were_asked_for(
 ) -> None:
     lazy, keys = LazyKeys(state(), prompt(extras)), one_by_one(extras)
     assert list(islice(lazy, reached)) == keys[:reached]
-    assert len(lazy) <= reached + 3  # what nobody asked for was not made
+    assert len(lazy) <= max(4, 2 * reached) and (reached or not lazy)  # the rest was not made
     assert list(lazy) == keys
     assert lazy.complete() == keys
 
