@@ -23,6 +23,7 @@ from kvcustody.governance.service.administration import open_administration
 from kvcustody.governance.service.principals import Principals
 from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+from kvcustody.governance.service.thumbprint import thumbprint_in
 
 principals = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +36,14 @@ keys = typer.Typer(
     epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
 )
 _Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
+_Bound = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        help="For a worker: PEM of the client certificate that the key is bound to (`workers_listen`).",
+        metavar="FILE",
+    ),
+]
 _Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the key ends.")]
 
 
@@ -49,6 +58,7 @@ def add(
     tenant: Annotated[str | None, typer.Option(help="The tenant of a tenant-viewer or tenant-admin.")] = None,
     machine: Annotated[bool, typer.Option("--machine", help="Not a person.")] = False,
     days: _Days = None,
+    certificate: _Bound = None,
     config: Config = None,
     server: Server = None,
     key_file: KeyFile = None,
@@ -57,8 +67,12 @@ def add(
 ) -> None:
     """Enrol a principal and print its first key. The key is shown once."""
     kind = "machine" if machine else "person"
+    bound = _bound(certificate)
+    if bound is not None and Role.WORKER not in role:
+        raise ConfigError("--certificate: a key is bound to a certificate for a worker alone")
     if server is not None:
         body = {"name": name, "roles": role, "tenant": tenant, "kind": kind, "key_days": days}
+        body["certificate"] = bound
         with connect(server, key_file, authority) as connection:
             made = connection.post(
                 "/v1/principals", {key: value for key, value in body.items() if value is not None}
@@ -67,7 +81,8 @@ def add(
         return
     with _local(config) as (book, by, settings):
         book.enrol(name, role, tenant=tenant, kind=kind, by=by)
-        _print_key(book.issue_key(name, days=days or settings.key_days, by=by)._asdict(), as_json)
+        made = book.issue_key(name, days=days or settings.key_days, certificate=bound, by=by)
+        _print_key(made._asdict(), as_json)
 
 
 @principals.command("list", epilog="Example: `kvcustody principal list --json`")
@@ -116,7 +131,7 @@ def disable(name: _Name, config: Config = None, as_json: Json = False) -> None:
 
 @keys.command(
     epilog="Examples:\n\n    kvcustody apikey issue alice --days 30\n\n"
-    "    kvcustody apikey issue gpu-0 --replace --overlap-days 1"
+    "    kvcustody apikey issue gpu-0 --replace --overlap-days 1 --certificate gpu-0.pem"
 )
 def issue(
     name: _Name,
@@ -125,24 +140,32 @@ def issue(
     overlap_days: Annotated[
         float, typer.Option(min=0.0, max=30.0, help="With --replace: days that the other keys still work.")
     ] = 1.0,
+    certificate: _Bound = None,
     config: Config = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """Issue a key to a principal, and print it. It is shown once."""
+    """Issue a key to a principal, and print it. It is shown once.
+
+    With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
+    """
+    bound = _bound(certificate)
     if server is not None:
         if replace:
             raise ConfigError(
                 "--replace works on the ledger itself; with a server, a principal replaces its own keys"
             )
         with connect(server, key_file, authority) as connection:
-            _print_key(connection.post(f"/v1/principals/{name}/keys", {"days": days or 90}), as_json)
+            body = {"days": days or 90, "certificate": bound}
+            _print_key(connection.post(f"/v1/principals/{name}/keys", body), as_json)
         return
     with _local(config) as (book, by, settings):
         overlap = overlap_days if replace else None
-        made = book.issue_key(name, days=days or settings.key_days, overlap_days=overlap, by=by)
+        made = book.issue_key(
+            name, days=days or settings.key_days, overlap_days=overlap, certificate=bound, by=by
+        )
     _print_key(made._asdict(), as_json)
 
 
@@ -169,11 +192,10 @@ def list_keys(name: _Name, config: Config = None, as_json: Json = False) -> None
     if as_json:
         print_json(found)
         return
-    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", left=5)
+    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", left=6)
     for key in found:
-        table.add_row(
-            key["prefix"], *(_day(key[at]) for at in ("issued_us", "expires_us", "used_us", "revoked_us"))
-        )
+        days = [_day(key[at]) for at in ("issued_us", "expires_us", "used_us", "revoked_us")]
+        table.add_row(key["prefix"], *days, key["certificate"] or "")
     stdout().print(table)
 
 
@@ -190,6 +212,11 @@ def revoke(
         print_json(found._asdict())
     else:
         print(f"revoked: {prefix} of {found.principal}")
+
+
+def _bound(certificate: Path | None) -> str | None:
+    """How a key names the certificate in a file."""
+    return None if certificate is None else thumbprint_in(certificate)
 
 
 def _print_key(made: dict[str, Any], as_json: bool) -> None:

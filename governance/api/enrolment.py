@@ -57,10 +57,11 @@ def enrol(caller: Asking, service: Serving, who: Enrolment) -> dict[str, Any]:
     """Enrol a principal, and issue its first key."""
     if Role.BOOTSTRAP in who.roles:
         raise ProblemError("invalid", "the bootstrap role is given by `kvcustody init` alone")
+    if who.certificate is not None and Role.WORKER not in who.roles:
+        raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
     made = service.principals.enrol(who.name, who.roles, tenant=who.tenant, kind=who.kind, by=caller.name)
-    key = service.principals.issue_key(
-        who.name, days=who.key_days or service.settings.key_days, by=caller.name
-    )
+    days = who.key_days or service.settings.key_days
+    key = service.principals.issue_key(who.name, days=days, certificate=who.certificate, by=caller.name)
     return {"principal": _shown(made), "key": key._asdict()}
 
 
@@ -68,7 +69,8 @@ def issue_key(caller: Asking, service: Serving, name: Named, how: KeyRequest) ->
     """A further key for a principal that was enrolled and has lost its own; not for the bootstrap role."""
     if Role.BOOTSTRAP in service.principals.get(name).roles:
         raise ProblemError("invalid", "a bootstrap key is made by `kvcustody init` alone")
-    return service.principals.issue_key(name, days=how.days, by=caller.name)._asdict()
+    issue = service.principals.issue_key
+    return issue(name, days=how.days, certificate=how.certificate, by=caller.name)._asdict()
 
 
 def _shown(found: Found) -> dict[str, Any]:

@@ -23,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 REQUEST_ID = "x-request-id"
+CERTIFICATE = "kvcustody.certificate"  # in a scope: the thumbprint of the connection's client certificate
 _SAFE = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -74,6 +75,12 @@ class Exchange:
         """Where the request comes from; one place for all that use the Unix socket."""
         client = self.scope.get("client")
         return str(client[0]) if client else "unix"
+
+    @property
+    def certificate(self) -> str | None:
+        """The thumbprint of the client certificate that TLS has verified on this connection; None: it has none."""
+        found = self.scope.get(CERTIFICATE)
+        return found if isinstance(found, str) else None
 
     async def read(self, bytes_max: int) -> None:
         """Read the body (E1); raises `too-large`."""

@@ -122,10 +122,11 @@ class Gate:
         authorization = exchange.header("authorization")
         cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), SESSION_COOKIES)
         authenticator, address = self._service.authenticator, exchange.address
-        caller = authenticator.known(authorization, address)
+        certificate = exchange.certificate
+        caller = authenticator.known(authorization, address, certificate)
         if caller is None:
-            check = authenticator.caller
-            caller = await run_sync(check, authorization, cookie, address, limiter=self._threads)
+            ask = (authorization, cookie, address, certificate)
+            caller = await run_sync(authenticator.caller, *ask, limiter=self._threads)
         wait_seconds = self._service.rates.take(caller.name)
         left = str(self._service.rates.left(caller.name)).encode()
         exchange.more = [(b"ratelimit-remaining", left)]

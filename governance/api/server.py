@@ -22,6 +22,7 @@ import uvicorn
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
+from kvcustody.governance.api.client_certificate import CertifiedProtocol
 from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings, address
@@ -106,6 +107,7 @@ def _config(app: Gate, settings: ServiceSettings, *, demand_certificates: bool =
         tls = {"ssl_certfile": settings.tls_certificate_path, "ssl_keyfile": settings.tls_key_path}
         if demand_certificates:
             tls |= {"ssl_ca_certs": settings.tls_client_ca_path, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+            tls["http"] = CertifiedProtocol
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -3,6 +3,7 @@
 A1 There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
 A2 Exactly one credential a request. A key, a token and a session are told apart by their form alone.
 A3 An address whose credentials keep failing has to wait; those of others do not notice.
+A4 A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
 """
 
 from __future__ import annotations
@@ -33,20 +34,25 @@ class Authenticator:
         self._sessions = sessions
         self._failures = failures
 
-    def caller(self, authorization: str | None, cookie: str | None, address: str) -> Caller:
-        """Who is asking; raises `unauthenticated`, or `too-many-requests` after too many failures."""
+    def caller(
+        self, authorization: str | None, cookie: str | None, address: str, certificate: str | None = None
+    ) -> Caller:
+        """Who is asking; raises `unauthenticated`, or `too-many-requests` after too many failures.
+
+        `certificate`: the thumbprint of the client certificate that TLS verified (A4).
+        """
         wait_seconds = self._failures.wait(address)
         if wait_seconds:
             raise too_many(wait_seconds)
         try:
-            return self._proven(authorization, cookie)
+            return self._proven(authorization, cookie, certificate)
         except IdentityError as error:
             reason = error.operands.get("reason", "malformed")
         self._failures.take(address)
         _log.warning("credential refused", reason=reason)
         raise unauthenticated()
 
-    def known(self, authorization: str | None, address: str) -> Caller | None:
+    def known(self, authorization: str | None, address: str, certificate: str | None = None) -> Caller | None:
         """Who is asking, where that was proven a moment ago; None: ask `caller`. No I/O."""
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.startswith(f"{MARK}_") or self._failures.wait(address):
@@ -54,7 +60,7 @@ class Authenticator:
         prefix = prefix_of(key)
         if prefix is None:
             return None
-        found = self._principals.known(prefix, key)
+        found = self._principals.known(prefix, key, certificate)
         return None if found is None else _caller(found, "key")._replace(key=prefix)
 
     def of_session(self, cookie: str) -> Caller | None:
@@ -63,7 +69,7 @@ class Authenticator:
         found = None if name is None else self._principals.find(name)
         return None if found is None or found.disabled_us is not None else _caller(found, "session")
 
-    def _proven(self, authorization: str | None, cookie: str | None) -> Caller:
+    def _proven(self, authorization: str | None, cookie: str | None, certificate: str | None) -> Caller:
         if authorization is None:
             if cookie is None:
                 raise _refused("no credential")
@@ -75,17 +81,17 @@ class Authenticator:
         if scheme.lower() != "bearer" or not credential or len(credential) > _CHARACTERS_MAX:
             raise _refused("not a bearer credential")
         if credential.startswith(f"{MARK}_"):
-            return self._by_key(credential)
-        proven = self._tokens.verify(credential)
+            return self._by_key(credential, certificate)
+        proven = self._tokens.verify(credential, certificate)
         return Caller(proven.principal, proven.roles, proven.tenant, "token")
 
-    def _by_key(self, key: str) -> Caller:
+    def _by_key(self, key: str, certificate: str | None) -> Caller:
         prefix = prefix_of(key)
         if prefix is None:
             raise _refused("malformed API key")  # its checksum is wrong: known to whoever sent it
-        found = self._principals.by_key(prefix, key)
+        found = self._principals.by_key(prefix, key, certificate)
         if found is None:
-            raise _refused("unknown API key")
+            raise _refused("unknown API key, or bound to another certificate")
         return _caller(found[0], "key")._replace(key=found[1])
 
 

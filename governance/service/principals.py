@@ -6,10 +6,13 @@ P2 Whatever changes here is on record in the ledger before it takes effect if it
 P3 A key expires. Replacing it leaves the old one valid for the overlap that was asked for, and no longer.
 P4 A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
    the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second.
+P5 A key that is bound to a client certificate is valid over connections with that certificate alone. What replaces it
+   is bound as it was, unless told otherwise.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -57,6 +60,7 @@ class Key(NamedTuple):
     expires_us: int
     used_us: int | None
     revoked_us: int | None
+    certificate: str | None = None  # `x5t#S256` of the client certificate that it is bound to (P5)
 
 
 class IssuedKey(NamedTuple):
@@ -78,8 +82,8 @@ class Principals:
         self._clock = clock
         self._record = record
         self._known: dict[
-            str, tuple[int, int, str, Principal]
-        ] = {}  # by prefix: looked up, expires, hash (P4)
+            str, tuple[int, int, str, Principal, str | None]
+        ] = {}  # by prefix: looked up, expires, hash, whose, bound to (P4)
 
     def enrol(
         self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
@@ -121,15 +125,31 @@ class Principals:
             self._note(found, "disabled", by)
         return found
 
-    def issue_key(self, name: str, *, days: float, overlap_days: float | None = None, by: str) -> IssuedKey:
-        """A new key for a principal; with `overlap_days` its other keys expire after so many days."""
+    def issue_key(
+        self,
+        name: str,
+        *,
+        days: float,
+        overlap_days: float | None = None,
+        certificate: str | None = None,
+        by: str,
+    ) -> IssuedKey:
+        """A new key for a principal; with `overlap_days` its other keys expire after so many days.
+
+        `certificate` binds it (P5): workers alone present one.
+        """
         principal = self.get(name)
         if principal.disabled_us is not None:
             raise ProblemError("conflict", f"principal `{name}` is disabled")
+        if certificate is not None and Role.WORKER not in principal.roles:
+            raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
         now_us = self._clock.utc_us()
+        if certificate is None and overlap_days is not None:
+            certificate = self._binding(name, now_us)
         made = self._hasher.make()
         issued = IssuedKey(made.prefix, made.key, now_us + int(days * DAY_US))
-        self._note(principal, "key-replaced" if overlap_days is not None else "key-issued", by, made.prefix)
+        detail = made.prefix if certificate is None else f"{made.prefix} x5t#S256={certificate}"
+        self._note(principal, "key-replaced" if overlap_days is not None else "key-issued", by, detail)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             valid = _valid(connection, name, now_us)
             if overlap_days is not None:
@@ -138,7 +158,7 @@ class Principals:
                 connection.execute(update(service_keys).where(late).values(expires_us=until_us))
             elif len(valid) >= _KEYS_MAX:
                 raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
-            row = Key(made.prefix, name, now_us, issued.expires_us, None, None)._asdict()
+            row = Key(made.prefix, name, now_us, issued.expires_us, None, None, certificate)._asdict()
             connection.execute(insert(service_keys).values(**row, hash=made.hash))
         self._known = {}
         return issued
@@ -190,18 +210,25 @@ class Principals:
             rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000))
             return [Key(*row) for row in rows]
 
-    def known(self, prefix: str, key: str) -> Principal | None:
+    def known(self, prefix: str, key: str, certificate: str | None = None) -> Principal | None:
         """The principal whose key this is, if that was looked up within a second (P4); no I/O."""
         found = self._known.get(prefix)
         if found is None:
             return None
         now_us = self._clock.utc_us()
-        looked_up_us, expires_us, stored, principal = found
+        looked_up_us, expires_us, stored, principal, bound = found
+        if not _presents(bound, certificate):
+            return None
         fresh = looked_up_us <= now_us < min(looked_up_us + _KNOWN_US, expires_us)
         return principal if fresh and self._hasher.remembers(key, stored) else None
 
-    def by_key(self, prefix: str | None, key: str) -> tuple[Principal, str] | None:
-        """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (K2)."""
+    def by_key(
+        self, prefix: str | None, key: str, certificate: str | None = None
+    ) -> tuple[Principal, str] | None:
+        """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (K2).
+
+        `certificate`: the thumbprint of the client certificate that came with it (P5).
+        """
         row, known = None, self._known
         if prefix is not None:
             columns = (
@@ -209,6 +236,7 @@ class Principals:
                 service_keys.c.hash,
                 service_keys.c.used_us,
                 service_keys.c.expires_us,
+                service_keys.c.certificate,
             )
             joined = service_principals.c.name == service_keys.c.principal
             query = select(*columns, service_keys.c.revoked_us).where(joined, service_keys.c.prefix == prefix)
@@ -218,7 +246,11 @@ class Principals:
         if prefix is None or row is None or not matches or row.revoked_us is not None:
             return None
         now_us = self._clock.utc_us()
-        if now_us >= row.expires_us or row.disabled_us is not None:
+        if (
+            now_us >= row.expires_us
+            or row.disabled_us is not None
+            or not _presents(row.certificate, certificate)
+        ):
             return None
         if row.used_us is None or now_us - row.used_us >= _USED_EVERY_US:
             self._used(prefix, now_us)
@@ -230,8 +262,15 @@ class Principals:
             row.expires_us,
             row.hash,
             principal,
+            row.certificate,
         )  # the one from before the look-up, if cleared
         return principal, prefix
+
+    def _binding(self, name: str, now_us: int) -> str | None:
+        """What the newest valid key of a principal is bound to."""
+        valid = (key for key in self.keys(name) if key.revoked_us is None and key.expires_us > now_us)
+        newest = next(valid, None)
+        return None if newest is None else newest.certificate
 
     def _used(self, prefix: str, now_us: int) -> None:
         """Note a key's use, unless the database is busy: the next use will be noted."""
@@ -263,6 +302,11 @@ def _principal(row: Any) -> Principal:
     values = {name: getattr(row, name) for name in Principal._fields}
     values["roles"] = frozenset(map(Role, str(values["roles"]).split(",")))
     return Principal(**values)
+
+
+def _presents(bound: str | None, certificate: str | None) -> bool:
+    """Whether a connection with this certificate may use a key that is bound so (P5)."""
+    return bound is None or (certificate is not None and hmac.compare_digest(bound, certificate))
 
 
 def _text(roles: Iterable[Role]) -> str:

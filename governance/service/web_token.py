@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import json
 from typing import Any, NamedTuple
 
@@ -39,8 +40,11 @@ class WebTokens:
         self._clock = clock
         self._issuers = {entry.issuer: (entry, KeySet(entry, clock)) for entry in issuers}
 
-    def verify(self, token: str) -> Proven:
-        """What the token proves; raises `IdentityError` for one that proves nothing."""
+    def verify(self, token: str, certificate: str | None = None) -> Proven:
+        """What the token proves; raises `IdentityError` for one that proves nothing.
+
+        `certificate`: the thumbprint of the client certificate that came with it.
+        """
         from joserfc.errors import JoseError
 
         if len(token) > CHARACTERS_MAX or token.count(".") != 2:
@@ -56,6 +60,7 @@ class WebTokens:
         except (JoseError, ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
             raise _refused(f"token does not verify ({type(error).__name__})") from None
         self._check(verified, entry)
+        _check_bound(verified, certificate)
         return _proven(verified, entry)
 
     def _check(self, claims: dict[str, Any], entry: Issuer) -> None:
@@ -78,6 +83,18 @@ class WebTokens:
             raise _refused("token expired")
         if any(now_s < times[name] - leeway_s for name in ("nbf", "iat") if name in times):  # type: ignore[operator]
             raise _refused("token not valid yet")
+
+
+def _check_bound(claims: dict[str, Any], certificate: str | None) -> None:
+    """A token that is bound to somebody's key is no bearer's: only a certificate can be checked here (RFC 8705)."""
+    if "cnf" not in claims:
+        return
+    bound = claims["cnf"]
+    stated = bound.get("x5t#S256") if isinstance(bound, dict) and len(bound) == 1 else None
+    if not isinstance(stated, str) or certificate is None:
+        raise _refused("token is bound to a key that was not shown")
+    if not hmac.compare_digest(stated.encode(), certificate.encode()):
+        raise _refused("token is bound to another certificate")
 
 
 def _verified(token: str, header: dict[str, Any], entry: Issuer, keys: KeySet) -> dict[str, Any]:

@@ -140,10 +140,8 @@ class ControlPlane:
 
     def start_process(self) -> None:
         """Serve by `kvcustody serve`; returns when requests are answered."""
-        variables = {f"KVCUSTODY_SERVICE_{name.upper()}": str(value) for name, value in self._fields.items()}
-        others = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
         command = [str(Path(sys.executable).with_name("kvcustody")), "serve"]
-        self._process = subprocess.Popen(command, env=others | variables)
+        self._process = subprocess.Popen(command, env=self.environment())
         while True:
             try:
                 with self.connect("olive") as connection:
@@ -152,6 +150,12 @@ class ControlPlane:
             except ServiceError:
                 assert self._process.poll() is None, "kvcustody serve has ended"
                 time.sleep(0.2)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a command on this control plane's ledger."""
+        variables = {f"KVCUSTODY_SERVICE_{name.upper()}": str(value) for name, value in self._fields.items()}
+        others = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
+        return others | variables
 
     def end(self) -> None:
         """End in order."""

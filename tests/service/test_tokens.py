@@ -131,6 +131,17 @@ def test_an_attack_comes_to_nothing(tokens: WebTokens, attack: str) -> None:
         tokens.verify(ATTACKS[attack]())
 
 
+def test_a_bound_token_counts_with_its_certificate_alone(tokens: WebTokens) -> None:
+    bound = sign(claims(cnf={"x5t#S256": "mine"}))
+    assert tokens.verify(bound, "mine") == tokens.verify(sign(claims()))  # control: it is the honest token
+    for certificate in (None, "another", "mine2"):
+        with pytest.raises(IdentityError, match="token is bound"):
+            tokens.verify(bound, certificate)
+    for strange in ({"jkt": "mine"}, {"x5t#S256": "mine", "jkt": "x"}, {"x5t#S256": 1}, "mine", None):
+        with pytest.raises(IdentityError, match="token is bound"):
+            tokens.verify(sign(claims(cnf=strange)), "mine")
+
+
 def test_every_changed_character_of_a_token_is_refused(tokens: WebTokens) -> None:
     token = sign(claims(), EC, "ES256")
     for place in range(0, len(token), 3):

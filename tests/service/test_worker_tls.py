@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import socket
+import ssl
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 from control_plane_world import ControlPlane, opened
 from cryptography import x509
@@ -19,6 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kvcustody.errors import ConfigError, CustodyError, ServiceError
 from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.service.thumbprint import thumbprint_in
 
 DAY = datetime.timedelta(days=1)
 
@@ -87,6 +94,7 @@ def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walled]:
         port = probe.getsockname()[1]
     certificates = {
         "its own": ours.issue("gpu-0"),
+        "another of ours": ours.issue("gpu-1"),
         "none": None,
         "another authority's": others.issue("gpu-x"),
         "one that has ended": ours.issue("gpu-old", ended=True),
@@ -104,10 +112,12 @@ def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walled]:
     plane.end()
 
 
-def connect(walled: Walled, whose: str, *, authority: Path | None = None) -> Connection:
+def connect(
+    walled: Walled, whose: str, *, authority: Path | None = None, key: str | None = None
+) -> Connection:
     pair = walled.certificates[whose]
     files = {} if pair is None else {"certificate": pair.certificate, "certificate_key": pair.key}
-    key = walled.plane.keys["gpu-0"]
+    key = key or walled.plane.keys["gpu-0"]
     return Connection(walled.workers, key, authority=authority or walled.ours.pem, **files)
 
 
@@ -135,6 +145,61 @@ def test_a_certificate_is_no_key_and_opens_nothing_else(walled: Walled) -> None:
         register(connection)
     with connect(walled, "its own") as worker, pytest.raises(ServiceError, match="Nothing here"):
         worker.get("/v1/whoami")  # what is no worker's operation is not served here
+
+
+@pytest.fixture(scope="module")
+def bound(walled: Walled) -> str:
+    """A key of gpu-0 that is bound to its own certificate, issued beside the server by the command."""
+    pair = walled.certificates["its own"]
+    assert pair is not None
+    command = [str(Path(sys.executable).with_name("kvcustody")), "apikey", "issue", "gpu-0", "--json"]
+    command += ["--certificate", str(pair.certificate)]
+    made = subprocess.run(command, env=walled.plane.environment(), stdout=subprocess.PIPE, check=True)
+    return str(json.loads(made.stdout)["key"])
+
+
+def test_a_bound_key_is_nobodys_over_another_certificate(walled: Walled, bound: str) -> None:
+    assert register(connect(walled, "its own", key=bound))
+    for _ in range(2):  # looked up a moment ago, and after it was refused
+        with pytest.raises(ServiceError, match="No valid credential"):
+            register(connect(walled, "another of ours", key=bound))
+        assert register(connect(walled, "its own", key=bound))
+    assert register(connect(walled, "another of ours"))  # control: a key that is bound to none
+    thief = connect(walled, "another of ours", key=bound)
+    own = walled.certificates["its own"]
+    assert own is not None
+    said = {
+        "X-Client-Cert": own.certificate.read_text().strip().replace("\n", " "),
+        "X5t-S256": thumbprint_in(own.certificate),
+    }
+    thief._client.headers.update(said | {"Kvcustody.Certificate": thumbprint_in(own.certificate)})
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(thief)
+
+
+def test_a_bound_key_is_nobodys_without_a_certificate(walled: Walled, bound: str) -> None:
+    """On the address of people no certificate is asked for, and one that is sent is not looked at."""
+    own = walled.certificates["its own"]
+    assert own is not None
+    context = ssl.create_default_context(cafile=str(walled.ours.pem))
+    context.load_cert_chain(own.certificate, own.key)
+    transport = httpx.HTTPTransport(uds=f"{walled.plane.folder}/api.sock", verify=context)
+    with httpx.Client(transport=transport, base_url="https://127.0.0.1") as client:
+        for key, status in ((bound, 401), (walled.plane.keys["gpu-0"], 200)):  # the second is the control
+            answer = client.get("/v1/whoami", headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+
+
+def test_what_replaces_a_bound_key_is_bound_and_only_workers_have_one(walled: Walled, bound: str) -> None:
+    assert walled.plane._service is not None
+    book = walled.plane._service.principals
+    before = {key.prefix: key.certificate for key in book.keys("gpu-0")}
+    assert before[bound.split("_")[1]] is not None and None in before.values()
+    replaced = book.issue_key("gpu-0", days=1, overlap_days=1, by="test")
+    [made] = [key for key in book.keys("gpu-0") if key.prefix == replaced.prefix]
+    assert made.certificate == before[bound.split("_")[1]]
+    with pytest.raises(ProblemError, match="a worker alone"):
+        book.issue_key("olive", days=1, certificate=made.certificate, by="test")
 
 
 def test_a_worker_believes_no_other_servers_certificate(walled: Walled) -> None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvcustody.governance.api.models.base import Model, Name, Utc, example
 from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.thumbprint import PATTERN
 
 _ALICE = {
     "name": "alice",
@@ -20,6 +21,16 @@ _ALICE = {
     "version": 1,
 }
 _KEY = {"prefix": "0f1e2d3c4b5a", "key": "kvcs_0f1e2d3c4b5a_…", "expires_us": 1_787_776_000_000_000}
+
+
+Thumbprint = Annotated[
+    str,
+    Field(
+        pattern=PATTERN,
+        description="For a worker: the client certificate that the key is bound to, as `x5t#S256` (RFC 8705).",
+        examples=["bwcK0esc3ACC3DB2Y5_lESsXE8o9ltc05O89jdN-dg2"],
+    ),
+]
 
 
 class Whoami(Model):
@@ -52,6 +63,7 @@ class Enrolment(Model):
     tenant: Name | None = None
     kind: Literal["person", "machine"] = "person"
     key_days: Annotated[int | None, Field(strict=True, ge=1, le=366)] = None
+    certificate: Thumbprint | None = None
 
 
 class Principal(Model):
@@ -99,6 +111,7 @@ class Key(Model):
             "expires_us": 1_787_776_000_000_000,
             "used_us": None,
             "revoked_us": None,
+            "certificate": None,
         }
     )
 
@@ -108,6 +121,7 @@ class Key(Model):
     expires_us: Utc
     used_us: Utc | None
     revoked_us: Utc | None
+    certificate: str | None
 
 
 class Keys(Model):
@@ -133,11 +147,12 @@ class Rotation(Model):
 
 
 class KeyRequest(Model):
-    """How long a new key is to be valid."""
+    """How long a new key is to be valid, and over which certificate: over any where none is named."""
 
     model_config = example({"days": 90})
 
     days: Annotated[int, Field(strict=True, ge=1, le=366)] = 90
+    certificate: Thumbprint | None = None
 
 
 class Session(Model):
