@@ -5,9 +5,7 @@ V1 Runs come from the leaves, never from a column; the rest of a row is a projec
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ import numpy as np
 import orjson
 from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Table, select
 
+from kvcustody.audit.collector import collector_off
 from kvcustody.audit.runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.schema import events, residencies
 from kvcustody.errors import LedgerError
@@ -162,18 +161,6 @@ def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
     except ValueError as problem:
         raise LedgerError(f"the list `{key}` of a leaf cannot be read: {problem}") from problem
     return found
-
-
-@contextmanager
-def collector_off() -> Iterator[None]:
-    """Bulk reading makes millions of objects that all stay: looking for cycles among them triples its time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 _ROWS_AT_ONCE = 20_000  # so many leaves are held at once, beside what is kept of all

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
-import structlog
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.as_of import AsOf, as_of_sizes, is_in
-from kvcustody.audit.evidence import collector_off
+from kvcustody.audit.collector import collector_off
 from kvcustody.audit.recompute import (
     Chosen,
     Figures,
@@ -31,16 +30,15 @@ from kvcustody.audit.recompute import (
     count_up,
     judge,
     read_history,
+    recompute_digest,
     unaccounted,
 )
 from kvcustody.audit.recompute.sources import leaves_in_database
-from kvcustody.audit.report.population import recompute_digest
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.store import open_store
 
 BESIDE_LEAVES = 30_000  # from here on a second process saves more than its start costs
 _MEMORY = ("", ":memory:")
-_log = structlog.get_logger(__name__)
 
 
 class Question(NamedTuple):
@@ -95,7 +93,7 @@ class Recounting:
         try:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)  # noqa: S603 - ours
         except OSError as problem:
-            _log.warning("recounting in this process", reason=str(problem))
+            _warn(str(problem))
             return
         assert self._process.stdin is not None
         chosen, as_of_us, sizes = self._question
@@ -113,7 +111,7 @@ class Recounting:
                     return found
                 said = b"it read another state of the ledger"
             reason = said.decode(errors="replace").strip().splitlines()[-1:] or ["it ended without a word"]
-            _log.warning("recounted in this process instead", reason=reason[0][:200])
+            _warn(reason[0][:200])
         return _answer(self._connection, self._question, self._state)
 
     def end(self) -> None:
@@ -149,6 +147,12 @@ def _target(engine: Engine) -> str | None:
         return engine.url.render_as_string(hide_password=False)
     path = unquote(str(engine.url.database or "").removeprefix("file:").split("?", 1)[0])
     return None if path in _MEMORY else path
+
+
+def _warn(reason: str) -> None:
+    import structlog  # as late as this: the other process, which starts for one answer, warns of nothing
+
+    structlog.get_logger(__name__).warning("recounted in this process", reason=reason)
 
 
 def _to_bytes(made: Answer) -> bytes:

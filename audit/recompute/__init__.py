@@ -8,6 +8,7 @@ P2 The definition is that of docs/coverage.md, and so are the names of the figur
 from __future__ import annotations
 
 from kvcustody.audit.recompute.completeness import Unaccounted, unaccounted
+from kvcustody.audit.recompute.digest import recompute_digest
 from kvcustody.audit.recompute.figures import Figures, Judged, Recount
 from kvcustody.audit.recompute.history import History, read_history
 from kvcustody.audit.recompute.recount import EVERYTHING, Chosen, count_up, judge, recount
@@ -23,6 +24,7 @@ __all__ = [
     "count_up",
     "judge",
     "read_history",
+    "recompute_digest",
     "recount",
     "unaccounted",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from sys import intern
 from typing import Any, NamedTuple
 
 import orjson
@@ -190,11 +191,11 @@ def _opened(life: Life, body: dict[str, Any], shift: int) -> None:
     residency, begun = int(body["residency"]), int(body["boot_us"]) + shift
     if body["part"] == 1:
         life.people[residency] = Person(
-            body["tenant"],
-            body["classification"],
+            intern(body["tenant"]),
+            intern(body["classification"]),
             body["subject"],
             body["session"],
-            body.get("model", ""),
+            intern(body.get("model", "")),
             begun,
         )
     if body["runs"]:
@@ -215,7 +216,7 @@ def _released(life: Life, body: dict[str, Any], shift: int) -> None:
         life.released[residency] = (max(before[0], at), max(before[1], hold))
         if body["incarnation"] == life.uuid:
             was = life.left.get(residency, (0, ""))
-            life.left[residency] = max(was, (int(body["sequence"]), body["tenant"]))
+            life.left[residency] = max(was, (int(body["sequence"]), intern(body["tenant"])))
     if body["runs"]:
         life.spans += spans_of(body["runs"], Use(residency, 0, True, at, hold))
 
@@ -237,8 +238,8 @@ def _narrowed(life: Life, body: dict[str, Any], shift: int) -> None:
 def _ended(life: Life, body: dict[str, Any], shift: int) -> None:
     end = End(
         (body["of_incarnation"] != body["incarnation"], *_order(body)),
-        body["tenant"],
-        body["classification"],
+        intern(body["tenant"]),  # one text for a million leaves
+        intern(body["classification"]),
         body["cause"].startswith("unproven"),
         int(body["due_boot_us"]),
         int(body["ended_boot_us"]),

@@ -112,7 +112,8 @@ def _repeated(deltas: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
 
 def segments(spans: Sequence[Span]) -> Iterator[Segment]:
     """Every segment that at least one span covers, by pool and generation."""
-    begin = sorted(spans, key=attrgetter("pool", "first"))
+    begin = sorted(spans, key=attrgetter("first"))
+    begin.sort(key=attrgetter("pool"))
     count, end_of = len(begin), attrgetter("end")
     here: list[Span] = []
     at, reached, pool = 0, 0, -1

@@ -52,8 +52,10 @@ class Uses:
         if unasked_end > self.unasked_every:
             self.unasked_every = unasked_end
         if is_own:
-            self.own = max(self.own, hold_end)
-            self.unasked_own = max(self.unasked_own, unasked_end)
+            if hold_end > self.own:
+                self.own = hold_end
+            if unasked_end > self.unasked_own:
+                self.unasked_own = unasked_end
         if is_written and residency < self.writer:
             self.writer = residency
 

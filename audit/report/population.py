@@ -3,21 +3,19 @@
 N1 The order is that of incarnation id, then (pool, generation); custodies that ended come before overdue ones.
 N2 The digest is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and then seven
 big-endian 64-bit integers a custody: pool, generation, block, due (boot-time microseconds), verdict (its place in
-`VERDICTS`), 1 if covered, shards. Whoever has the leaves can compute it again (`recompute_digest` does).
+`VERDICTS`), 1 if covered, shards. Whoever has the leaves can compute it again (`recompute.recompute_digest` does).
 N3 Draw `i` takes custody number SHA-256(seed, ":", i) modulo the size of the population, unless it was drawn before.
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kvcustody.audit.evidence import POOL_SHIFT
-from kvcustody.audit.recompute import Judged
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.units import UNKNOWN, LifeUnits
 from kvcustody.audit.uses import LEVELS
@@ -25,7 +23,6 @@ from kvcustody.audit.verdicts import VERDICTS as ENDED
 
 VERDICTS = (*ENDED, "overdue")
 _OVERDUE = VERDICTS.index("overdue")
-_ROW = struct.Struct(">7q")
 _GENERATION = (1 << POOL_SHIFT) - 1
 
 
@@ -98,25 +95,6 @@ def draw(seed: str, size: int, population: int) -> list[int]:
         drawn.setdefault(int.from_bytes(picked, "big") % population)
         turn += 1
     return list(drawn)
-
-
-def recompute_digest(judged: Iterable[Judged]) -> str:
-    """The digest (N2) from a recount's verdicts, without any table."""
-    lives: dict[str, tuple[list[bytes], list[bytes]]] = {}
-    pack = _ROW.pack
-    for item in judged:
-        ended, overdue = lives.setdefault(item.incarnation, ([], []))
-        rows = overdue if item.verdict == "overdue" else ended
-        pool, due, verdict = item.pool, item.due, VERDICTS.index(item.verdict)
-        covered, shards = int(item.covered), item.shards
-        for generation, block in enumerate(item.blocks, item.generation):
-            rows.append(pack(pool, generation, block, due, verdict, covered, shards))
-    made = hashlib.sha256()
-    for uuid in sorted(lives):
-        made.update(uuid.encode() + b"\n")
-        for rows in lives[uuid]:
-            made.update(b"".join(sorted(rows)))  # big-endian: as bytes they sort by pool and generation
-    return made.hexdigest()
 
 
 def is_covered(each: LifeUnits) -> Int64s:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.audit.agreement import Difference, differences
+from kvcustody.audit.collector import collector_off
 from kvcustody.audit.coverage import Coverage, coverage
-from kvcustody.audit.evidence import collector_off
 from kvcustody.audit.recompute import Chosen, Recount, Unaccounted, read_history, recount, unaccounted
 from kvcustody.audit.recompute.sources import leaves_in_export
 from kvcustody.audit.recounting import recounting

@@ -30,7 +30,7 @@ from kvcustody.audit.exports.verify import verify_export
 from kvcustody.audit.exports.writer import write_export
 from kvcustody.audit.move import move_ledger
 from kvcustody.audit.proofs import ProofError
-from kvcustody.audit.recompute import Chosen, judge, read_history, recount
+from kvcustody.audit.recompute import Chosen, judge, read_history, recompute_digest, recount
 from kvcustody.audit.recompute.sources import leaves_in_export
 from kvcustody.audit.report.build import build_report, newest_checkpoint, period
 from kvcustody.audit.report.contents import Asked, Report
@@ -302,8 +302,6 @@ def test_a_report_that_was_changed_is_not_sound(sealed: Sealed) -> None:
 
 
 def test_a_receipt_missing_from_the_leaves_changes_the_population(sealed: Sealed, export: Path) -> None:
-    from kvcustody.audit.report.population import recompute_digest
-
     leaves = list(leaves_in_export(export))
     whole = recompute_digest(judge(read_history(leaves)))
     gone = next(leaf for leaf in leaves if b'"kind":"receipt"' in leaf and b'"tenant":"tenant-1"' in leaf)
