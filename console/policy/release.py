@@ -17,15 +17,18 @@ from kvcustody.console.policy.release_options import (
     Key,
     Note,
     Reason,
+    Remote,
     Revision,
     Store,
     TrustFile,
     open_desk,
+    owner_consents,
     read_document,
     signer_of,
 )
 from kvcustody.console.policy.release_view import history_data, review_data, show_proposal, show_review
 from kvcustody.console.policy.review import print_diff
+from kvcustody.console.remote import Authority, KeyFile, Server
 from kvcustody.errors import ConfigError
 from kvcustody.governance.release.staged import Stage
 from kvcustody.policies.workbench.request import instant
@@ -58,10 +61,13 @@ def propose(
     days: _Days = 365,
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Propose a policy as the next revision, signed by its author. Nothing takes effect."""
-    with open_desk(store, trust) as desk:
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
         made = desk.propose(
             read_document(file), signer_of(key), note=note, seconds=days * 86_400, file=str(file)
         )
@@ -72,10 +78,17 @@ _REVIEW = "Example:\n\n    kvcustody policy review 3"
 
 
 def review(
-    revision: Revision, *, store: Store = STORE, trust: TrustFile = TRUST, as_json: Json = False
+    revision: Revision,
+    *,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
 ) -> None:
     """What a revision would change against the active one, its proof, and whose consent it lacks."""
-    with open_desk(store, trust) as desk, _waiting("proving"):
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
         found = desk.review(revision)
     if as_json:
         print_json(review_data(found))
@@ -96,10 +109,13 @@ def approve(
     ] = "",
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Sign somebody else's proposal, against what is active now and with exactly the widening that was reviewed."""
-    with open_desk(store, trust) as desk, _waiting("proving"):
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
         found = desk.approve(revision, signer_of(key), cells=cells)
     if as_json:
         print_json(review_data(found))
@@ -118,18 +134,28 @@ def consent(
     key: Key,
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """The owner's consent to what a revision opens of its blocks, and to nothing else."""
-    with open_desk(store, trust) as desk:
-        openings = desk.consent(revision, source, signer_of(key))
+    remote = Remote(server, key_file, authority)
+    if (
+        server is not None
+    ):  # an owner sees what waits for the own tenant's consent, and nothing else of the release
+        with owner_consents(remote, trust) as consents:
+            made = consents.consent(revision, source, signer_of(key))
+    else:
+        with open_desk(store, trust, remote) as desk:
+            made = [opening.data() for opening in desk.consent(revision, source, signer_of(key))]
     if as_json:
-        print_json([opening.data() for opening in openings])
-    for opening in () if as_json else openings:
-        levels = ", ".join(opening.classifications)
+        print_json(made)
+    for opening in () if as_json else made:
+        levels = ", ".join(opening["classifications"])
         print(
-            f"consented: {opening.reader} reads {opening.owner}'s {levels} through {opening.id}, "
-            f"{instant(opening.start_us)} until {instant(opening.end_us)}"
+            f"consented: {opening['reader']} reads {opening['owner']}'s {levels} through {opening['id']}, "
+            f"{opening['from']} until {opening['until']}"
         )
 
 
@@ -149,6 +175,9 @@ def activate(
     ] = "",
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Put an approved revision into effect once isolation is proved: for everybody, or for a stage.
@@ -156,7 +185,7 @@ def activate(
     While it is staged, whatever crosses between tenants needs both revisions.
     """
     stage = _stage(tenants, percent)
-    with open_desk(store, trust) as desk, _waiting("proving"):
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
         found = desk.activate(revision, signer_of(key), stage=stage)
     if as_json:
         print_json(review_data(found) | {"stage": None if stage is None else str(stage)})
@@ -175,10 +204,13 @@ def rollback(
     days: _Days = 365,
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Propose what an earlier revision said as a new one, less what was revoked; it is approved like any other."""
-    with open_desk(store, trust) as desk:
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
         made = desk.rollback(revision, signer_of(key), note=note, seconds=days * 86_400)
     show_proposal(made, as_json)
 
@@ -195,10 +227,13 @@ def revoke(
     reason: Reason,
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
-    with open_desk(store, trust) as desk:
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
         revoked = desk.revoke(ids, signer_of(key), reason=reason)
     if as_json:
         print_json({"revoked": sorted(revoked)})
@@ -224,6 +259,9 @@ def break_glass(
     restore: Annotated[int, typer.Option("--restore", help="A revision that was in effect.", min=0)] = 0,
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """One person's act in an emergency, on record, for a time: narrow the policy, or restore a proven revision.
@@ -231,7 +269,7 @@ def break_glass(
     When the time is over nothing is reused, until a revision is released in the ordinary way.
     """
     text = None if document is None else read_document(document)
-    with open_desk(store, trust) as desk, _waiting("proving"):
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
         found = desk.break_glass(
             signer_of(key), reason=reason, seconds=minutes * 60, document=text, restores=restore
         )
@@ -247,9 +285,17 @@ def break_glass(
 _HISTORY = "Example:\n\n    kvcustody policy history --json"
 
 
-def history(*, store: Store = STORE, trust: TrustFile = TRUST, as_json: Json = False) -> None:
+def history(
+    *,
+    store: Store = STORE,
+    trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
     """Every step of the release, verified, and what is in effect."""
-    with open_desk(store, trust) as desk:
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
         state = desk.state()
     if as_json:
         print_json(history_data(state))

@@ -15,12 +15,14 @@ from kvcustody.console.policy.author import EXIT_NO
 from kvcustody.console.policy.release_options import (
     STORE,
     TRUST,
+    Remote,
     Revision,
     Store,
     TrustFile,
     open_desk,
     read_public,
 )
+from kvcustody.console.remote import Authority, KeyFile, Server
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.release.trust import read_trust, write_trust
 from kvcustody.policies.bundle import verify
@@ -126,10 +128,13 @@ def bundle_command(
     out: Annotated[Path, typer.Option("--out", help="Where the bundle goes.")] = Path("policy.bundle"),
     store: Store = STORE,
     trust: TrustFile = TRUST,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Write an approved revision as one signed file, for workers that have no store to follow."""
-    with open_desk(store, trust) as desk:
+    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
         data = desk.bundle(revision)
     fresh = out.with_name(out.name + ".new")
     try:

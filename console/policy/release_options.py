@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from sqlalchemy import Engine
@@ -14,7 +14,11 @@ from kvcustody.audit.note import parse_vkey
 from kvcustody.audit.store import check_store, open_store
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
+from kvcustody.console.remote import connect
 from kvcustody.errors import ConfigError, LedgerError
+from kvcustody.governance.control_plane.consents import OwnerConsents
+from kvcustody.governance.control_plane.release_store import DeskReleaseStore
+from kvcustody.governance.ledger_port import CountingLedger
 from kvcustody.governance.release.desk import ReleaseDesk
 from kvcustody.governance.release.signer import FileSigner, open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
@@ -31,7 +35,7 @@ Store = Annotated[
     typer.Option(
         "--store",
         envvar="KVCUSTODY_POLICY_RELEASE",
-        help="A release folder, or a database URL (sqlite:///… or postgresql://…).",
+        help="A release folder, or a database URL (sqlite:///… or postgresql://…); not with --server.",
     ),
 ]
 Revision = Annotated[int, typer.Argument(help="A revision's number.", metavar="REVISION", min=1)]
@@ -41,9 +45,32 @@ Note = Annotated[str, typer.Option("--note", help="What changes and why; it goes
 TRUST, STORE = Path("trust.toml"), "release"
 
 
+class Remote(NamedTuple):
+    """The control plane that a release command is to ask; none where there is no `server`."""
+
+    server: str | None = None
+    key_file: Path | None = None
+    authority: Path | None = None
+
+
 @contextmanager
-def open_desk(store: str, trust: Path) -> Iterator[ReleaseDesk]:
-    """The desk over a store. Every step goes into the ledger: the database's own, or the one in the release folder."""
+def owner_consents(remote: Remote, trust: Path) -> Iterator[OwnerConsents]:
+    """What waits for an owner's consent at a control plane."""
+    assert remote.server is not None
+    with connect(remote.server, remote.key_file, remote.authority) as connection:
+        yield OwnerConsents(connection, read_trust(trust).audience, SystemClock())
+
+
+@contextmanager
+def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[ReleaseDesk]:  # noqa: B008 - a constant
+    """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
+    the control plane's, which records it itself.
+    """
+    if remote.server is not None:
+        with connect(remote.server, remote.key_file, remote.authority) as connection:
+            records = DeskReleaseStore(connection)
+            yield ReleaseDesk(records, read_trust(trust), clock=SystemClock(), ledger=CountingLedger())
+        return
     if store == "ledger":
         raise ConfigError("`ledger` is a worker's setting; here, name the ledger's database by its URL")
     with ExitStack() as stack:
@@ -61,8 +88,8 @@ def open_desk(store: str, trust: Path) -> Iterator[ReleaseDesk]:
         spill.mkdir(mode=0o700, parents=True, exist_ok=True)
         writer = EventWriter(engine, worker="policy-release", clock=SystemClock(), spill_directory=spill)
         stack.callback(writer.close)
-        records: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
-        yield ReleaseDesk(records, trusted, clock=SystemClock(), ledger=writer)
+        kept: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
+        yield ReleaseDesk(kept, trusted, clock=SystemClock(), ledger=writer)
 
 
 def _bring_up(engine: Engine) -> None:

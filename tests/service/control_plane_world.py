@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.audit.signing import SigningKey
+from kvcustody.audit.signing import create_signing_key
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.api.server import serve
@@ -119,13 +119,16 @@ class ControlPlane:
                 self.keys[name] = principals.issue_key(name, days=1, by=by).key
                 self.key_file(name).write_text(self.keys[name])
                 self.key_file(name).chmod(0o600)
-        made = {name: SigningKey.generate(name) for name in _PEOPLE}
+        made = {name: create_signing_key(self.signing_file(name), name) for name in _PEOPLE}
         self.signers = {name: FileSigner(key) for name, key in made.items()}
         rows = [(str(made[name].verifier), role, tenant) for name, (_, tenant, role) in _PEOPLE.items()]
         (self.folder / "trust.toml").write_text(write_trust("prod", rows))
 
     def key_file(self, name: str) -> Path:
         return self.folder / f"{name}.key"
+
+    def signing_file(self, name: str) -> Path:
+        return self.folder / f"{name}.signing"
 
     def connect(self, name: str) -> Connection:
         return Connection(self.address, self.keys[name])

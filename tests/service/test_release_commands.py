@@ -1,0 +1,59 @@
+"""The steps of a release by `kvcustody policy …` at a control plane: people with a key of the API and one to sign."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from control_plane_world import APART, ControlPlane
+from typer.testing import CliRunner
+
+from kvcustody.console.main import app
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """The server is in this process: its log would be on the stdout that is read here."""
+    for name in list(os.environ):
+        assert not name.upper().startswith("KVCUSTODY_S"), name
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+def _policy(plane: ControlPlane, who: str, *words: str, code: int = 0) -> Any:
+    """What `kvcustody policy WORDS` prints for somebody."""
+    given = ["--trust", str(plane.folder / "trust.toml"), "--server", plane.address, "--json"]
+    given += ["--api-key-file", str(plane.key_file(who))]
+    if words[0] not in ("review", "history"):
+        given += ["--key", str(plane.signing_file(who))]
+    ran = CliRunner().invoke(app, ["policy", *words, *given])
+    assert ran.exit_code == code, ran.output
+    return json.loads(ran.stdout) if code == 0 else ran.output
+
+
+def test_a_release_goes_through_a_control_plane_by_commands_alone(plane: ControlPlane) -> None:
+    (plane.folder / "apart.yaml").write_text(APART)
+    before = _policy(plane, "grace", "history")["active"]
+    made = _policy(plane, "ada", "propose", str(plane.folder / "apart.yaml"), "--note", "apart")
+    narrow = made["manifest"]["revision"]
+    assert narrow > before
+    refused = _policy(plane, "ada", "approve", str(narrow), code=2)
+    assert "not" in refused.lower(), "who writes does not approve"
+    _policy(plane, "grace", "approve", str(narrow))
+    _policy(plane, "grace", "activate", str(narrow))
+    back = _policy(plane, "ada", "rollback", str(before), "--note", "as it was")["manifest"]["revision"]
+    cells = _policy(plane, "grace", "review", str(back))["cells"]
+    assert _policy(plane, "grace", "approve", str(back), "--cells", cells)["revision"] == back
+    refused = _policy(plane, "grace", "activate", str(back), code=2)
+    assert "consent" in refused, "control: it opens the owner's blocks"
+    [opened] = _policy(plane, "holger", "consent", str(back), "reads")
+    assert (opened["owner"], opened["reader"]) == ("holder", "reader")
+    _policy(plane, "grace", "activate", str(back))
+    assert _policy(plane, "grace", "history")["active"] == back
