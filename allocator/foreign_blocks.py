@@ -29,6 +29,7 @@ from kvcustody.allocator.scrub_queue import ScrubOrder, ScrubQueue
 from kvcustody.errors import CapacityError
 
 NO_BLOCK = -1
+_ENDED = bytes([FENCED, DIRTY])
 _DOMAINS_MIN = 1024  # domains kept before those without a block are dropped
 
 
@@ -247,9 +248,10 @@ class ForeignBlocks:
         done, failed = self.queue.answer(number, shard, results)
         if done is not None:
             blocks, generations = done
-            states = self.state[blocks]
-            same = (self.generation[blocks] == generations) & ((states == FENCED) | (states == DIRTY))
-            self.state[blocks if same.all() else blocks[same]] = CLEAN
+            states, now = self.state[blocks], self.generation[blocks]
+            if states.tobytes().strip(_ENDED) or now.tobytes() != generations.tobytes():
+                blocks = blocks[(now == generations) & ((states == FENCED) | (states == DIRTY))]
+            self.state[blocks] = CLEAN
         if len(failed):
             unused = failed[(self.state[failed] != ACTIVE) & (self.state[failed] != CACHED)]
             self.state[unused] = QUARANTINED

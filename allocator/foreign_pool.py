@@ -25,6 +25,7 @@ _CLEAN = bytes([CLEAN])
 _FREE = bytes([CLEAN, DIRTY, FENCED])
 _HELD = bytes([ACTIVE, CACHED])
 _least = np.minimum.reduce
+_FEW_BLOCKS = 8  # up to so many are written one by one: an array operation costs more than that
 
 
 class ForeignPool(ForeignHolds):
@@ -81,7 +82,7 @@ class ForeignPool(ForeignHolds):
 
     def hand_out_each(self, residencies: Sequence[ForeignResidency], blocks: Blocks, now_us: int) -> None:
         """`hand_out` of one block each, in the residencies' own domains: the growth of a decode step."""
-        number = first = self._take(blocks, now_us)
+        first = self._take(blocks, now_us)
         tags: list[int] = []
         ceilings: list[int] = []
         for at, residency in enumerate(residencies):
@@ -91,14 +92,22 @@ class ForeignPool(ForeignHolds):
             ceilings.append(residency.ceiling_us)
             domain.owner.charge(1)
             self.domains[domain.tag] = domain
-            residency.handed.append((blocks[at : at + 1], number))
-            number += 1
-        self.state[blocks] = ACTIVE
-        self.generation[blocks] = np.arange(first, number)
-        self.refs[blocks] = 1
-        self.tag[blocks] = tags
-        self.ceiling_us[blocks] = ceilings
-        self.born_us[blocks] = now_us
+            residency.handed.append((blocks[at : at + 1], first + at))
+        if len(tags) > _FEW_BLOCKS:
+            self.state[blocks] = ACTIVE
+            self.generation[blocks] = np.arange(first, first + len(tags))
+            self.refs[blocks] = 1
+            self.tag[blocks] = tags
+            self.ceiling_us[blocks] = ceilings
+            self.born_us[blocks] = now_us
+            return
+        for at, block in enumerate(blocks.tolist()):
+            self.state_bytes[block] = ACTIVE
+            self.generation[block] = first + at
+            self.refs[block] = 1
+            self.tag[block] = tags[at]
+            self.ceiling_us[block] = ceilings[at]
+            self.born_us[block] = now_us
 
     def attachable(self, blocks: Blocks, expected: NDArray[np.int32] | int, now_us: int) -> int:
         """How many leading blocks may be attached now: in the expected domain, indexed, held, before their ceiling."""
@@ -159,11 +168,19 @@ class ForeignPool(ForeignHolds):
             self.parent[blocks[0]] = before
             self.children[before] += 1
 
-    def publish_each(self, blocks: Blocks, before: Blocks) -> None:
+    def publish_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
         """`publish` of one block each; `before[i]` is the block that `blocks[i]` continues, or -1."""
-        self.indexed[blocks] = True
-        self.parent[blocks] = before
-        np.add.at(self.children, before[before >= 0], 1)
+        if len(blocks) > _FEW_BLOCKS:
+            which, parents = np.array(blocks, dtype=np.int64), np.array(before, dtype=np.int64)
+            self.indexed[which] = True
+            self.parent[which] = parents
+            np.add.at(self.children, parents[parents >= 0], 1)
+            return
+        for block, parent in zip(blocks, before, strict=True):
+            self.indexed[block] = True
+            self.parent[block] = parent
+            if parent >= 0:
+                self.children[parent] += 1
 
     def unpublish(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
         """The engine forgot these; returns further blocks that it must forget too (descendants, L7)."""

@@ -105,6 +105,11 @@ class KeyChain:
         if isinstance(self.keys, LazyKeys):
             self.keys = self.keys.complete()
         tail, size = self.tail, self.prompt.block_bytes
+        if not tail and 4 * len(tokens) == size and self.state is not None:  # one whole block
+            self.state.update(struct.pack(f"<{len(tokens)}i", *tokens))
+            key = self.state.digest()
+            self.keys.append(key)
+            return [key]
         if len(tokens) == 1:
             tail += _TOKEN.pack(tokens[0])
         else:

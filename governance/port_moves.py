@@ -93,7 +93,7 @@ class PortMoves(PortReading):
     def published_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
         """`published` of one block each, all of requests that publish: what a decode step filled."""
         if blocks:
-            self.pool.publish_each(np.array(blocks, dtype=np.int64), np.array(before, dtype=np.int64))
+            self.pool.publish_each(blocks, before)
 
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""

@@ -54,4 +54,6 @@ def test_a_generated_block_continues_the_prompt_whatever_was_asked_for(reached: 
     made = chain.extend([5])  # the block's last token
     whole = read_prompt([*TOKENS, 5], BLOCK_TOKENS, None, keep_last=True)
     assert [*one_by_one({}), *made] == LazyKeys(state(), whole).complete()
-    assert chain.keys == [*one_by_one({}), *made]
+    made += chain.extend([6, 7, 8, 9])
+    longer = read_prompt([*TOKENS, 5, 6, 7, 8, 9], BLOCK_TOKENS, None, keep_last=True)
+    assert chain.keys == [*one_by_one({}), *made] == LazyKeys(state(), longer).complete()
