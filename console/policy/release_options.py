@@ -67,6 +67,11 @@ def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[Re
     the control plane's, which records it itself.
     """
     if remote.server is not None:
+        if store != STORE:
+            raise ConfigError(
+                "--server and --store name two releases: give one of them (KVCUSTODY_SERVER and "
+                "KVCUSTODY_POLICY_RELEASE count as well)"
+            )
         with connect(remote.server, remote.key_file, remote.authority) as connection:
             records = DeskReleaseStore(connection)
             yield ReleaseDesk(records, read_trust(trust), clock=SystemClock(), ledger=CountingLedger())

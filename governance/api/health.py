@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
+from kvcustody.audit.witness.status import witness_status
 from kvcustody.governance.api.builder import Api, Serving
 from kvcustody.governance.api.models.health import Alive, Health
 from kvcustody.governance.api.operation import Operation
@@ -45,7 +46,9 @@ def metrics(service: Serving) -> Response:
 
 
 def health(service: Serving) -> dict[str, Any]:
-    """The state of the ledger's writer, its signatures, the batches of workers and the workers themselves."""
+    """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves."""
+    with service.reading() as connection:
+        seen = witness_status(connection, service.clock.utc_us())
     status = service.writer.status()
     signer = service.signer.status() if service.signer is not None else None
     workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
@@ -53,6 +56,7 @@ def health(service: Serving) -> dict[str, Any]:
         "status": "ok" if status.healthy and status.admitting else "degraded",
         "ledger": status._asdict(),
         "checkpoints": None if signer is None else signer._asdict(),
+        "witnesses": seen._asdict() | {"witnesses": [witness._asdict() for witness in seen.witnesses]},
         "row_walls": service.row_walls,
         "received_leaves": service.ingest.stored_leaves,
         "workers": len(workers),

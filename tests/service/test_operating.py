@@ -15,6 +15,7 @@ from service_world import Worker, register, ship
 
 from kvcustody.audit.events import ResidencyOpened
 from kvcustody.audit.siem.sink import check_webhook
+from kvcustody.audit.witness.status import UNWITNESSED
 from kvcustody.governance.service.settings import Webhook
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -79,6 +80,11 @@ def test_capacity_is_what_workers_say_and_quotas_what_tenants_hold(client, peopl
     assert isinstance(opened, ResidencyOpened)
     ship(client, people["worker"], worker, worker.batch([opened]))
     assert _held(client, people) == before + 5
+
+
+def test_health_says_how_far_witnesses_have_seen(client, people, worker) -> None:
+    found = client("GET", "/v1/health", people["operator"]).json()["witnesses"]
+    assert found["witnesses"] == [] and found["warning"] == UNWITNESSED
 
 
 def _held(client: Any, people: Any) -> int:

@@ -40,6 +40,7 @@ def _policy(plane: ControlPlane, who: str, *words: str, code: int = 0) -> Any:
 
 def test_a_release_goes_through_a_control_plane_by_commands_alone(plane: ControlPlane) -> None:
     (plane.folder / "apart.yaml").write_text(APART)
+    assert "two releases" in _policy(plane, "grace", "history", "--store", "elsewhere", code=2)
     before = _policy(plane, "grace", "history")["active"]
     made = _policy(plane, "ada", "propose", str(plane.folder / "apart.yaml"), "--note", "apart")
     narrow = made["manifest"]["revision"]

@@ -16,7 +16,8 @@ from kvcustody.audit.schema import events, incarnations
 from kvcustody.audit.store import open_store
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError, CustodyError, ServiceError
-from kvcustody.governance.control_plane import agent, remote_ledger
+from kvcustody.governance.control_plane import agent, erasures, opening, remote_ledger
+from kvcustody.governance.release import feed
 from kvcustody.governance.settings import load_settings
 
 HOUR_US = 3600 * MICROSECONDS
@@ -29,7 +30,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setattr(remote_ledger, "_WAIT_SECONDS_MAX", 1.0)
     monkeypatch.setattr(agent, "_WAIT_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(opening, "_WAIT_SECONDS_MAX", 1)
     monkeypatch.setattr(agent, "REPORT_SECONDS", 0.5)
+    for module in (agent, erasures, feed):  # questions that are held open end with the connection
+        monkeypatch.setattr(module, "_END_SECONDS", 0.05)
 
 
 def leaves_of(plane: ControlPlane, incarnation: str) -> list[tuple[int, str]]:

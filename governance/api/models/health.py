@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from kvcustody.audit.checkpoint_signer import SignerStatus
+from kvcustody.audit.witness.status import WitnessSeen
 from kvcustody.audit.writer import WriterStatus
 from kvcustody.governance.api.models.base import Model, Whole, example
 from kvcustody.governance.api.models.shown import shown
 
+WitnessModel = shown(WitnessSeen, "WitnessSeen")
 Ledger = shown(WriterStatus, "LedgerHealth")
 Checkpoints = shown(SignerStatus, "CheckpointHealth")
 
@@ -19,6 +21,31 @@ class Alive(Model):
     model_config = example({"status": "ok"})
 
     status: Literal["ok"]
+
+
+_WITNESSES = {
+    "size": 4,
+    "signed_size": 4,
+    "witnessed_size": 4,
+    "unwitnessed_us": 0,
+    "witnesses": [
+        {"name": "witness.example", "size": 4, "at_us": 1_780_000_000_000_000, "age_us": 5_000_000}
+    ],
+    "warning": None,
+}
+
+
+class Witnesses(Model):
+    """How far witnesses have signed the ledger; `warning` says what none of them has seen."""
+
+    model_config = example(_WITNESSES)
+
+    size: Whole
+    signed_size: Whole
+    witnessed_size: Whole
+    unwitnessed_us: Whole
+    witnesses: list[WitnessModel]  # type: ignore[valid-type]
+    warning: str | None
 
 
 class Health(Model):
@@ -40,6 +67,7 @@ class Health(Model):
                 "spilled_bytes": 0,
             },
             "checkpoints": {"size": 4, "at_us": 1_780_000_000_000_000, "refused": "", "problem": ""},
+            "witnesses": _WITNESSES,
             "row_walls": True,
             "received_leaves": 120,
             "workers": 1,
@@ -50,6 +78,7 @@ class Health(Model):
     status: Literal["ok", "degraded"]
     ledger: Ledger  # type: ignore[valid-type]
     checkpoints: Checkpoints | None  # type: ignore[valid-type]
+    witnesses: Witnesses
     row_walls: bool
     received_leaves: Whole
     workers: Whole
