@@ -129,7 +129,9 @@ _READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two lo
 def _opened(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
     attached, written = group.extents["runs"], group.extents["written"]
     columns["_written_blocks"] = written.blocks
-    if any(written.blocks):
+    if max(attached.high) < 0:  # no runs at all, whose extents are (0, 0, -1)
+        columns["_low"], columns["_high"] = written.low, written.high
+    elif any(written.blocks):
         both = list(zip(*attached, *written, strict=True))
         columns["_low"] = [
             min(low, other) if blocks and more else low if blocks else other

@@ -42,6 +42,7 @@ _LOOKUP = (
     f" FROM (VALUES {_WANTED}) AS wanted JOIN subjects AS s ON s.tenant = wanted.column1"
     " AND s.subject = wanted.column2 AND s.session = wanted.column3"
 )
+_THERE = f"SELECT pseudonym FROM subjects WHERE pseudonym IN ({', '.join('?' * _LOOKUP_ROWS)})"  # noqa: S608 - our own marks
 
 
 class SubjectDirectory:
@@ -188,9 +189,9 @@ def store_names(connection: Connection, names: Sequence[Sequence[Any]], *, skip_
     if skip_known and rows:
         there: set[str] = set()
         for start in range(0, len(rows), _LOOKUP_ROWS):
-            names = [row[0] for row in rows[start : start + _LOOKUP_ROWS]]
-            query = select(subjects.c.pseudonym).where(subjects.c.pseudonym.in_(names))
-            there.update(connection.scalars(query))
+            chunk = [row[0] for row in rows[start : start + _LOOKUP_ROWS]]
+            chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
+            there.update(connection.exec_driver_sql(_marked(connection, _THERE), tuple(chunk)).scalars())
         rows = [row for row in dict.fromkeys(rows) if row[0] not in there]
     if rows:
         insert_rows(connection, subjects, rows)

@@ -31,7 +31,6 @@ from kvcustody.governance.api.models.workers import (
 )
 from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.service.cursor import Question
-from kvcustody.governance.service.leaf_check import read_batch
 from kvcustody.governance.service.roles import Action
 from kvcustody.governance.service.service import Service
 
@@ -128,7 +127,7 @@ async def ship(
     body = await request.body()
 
     def store() -> dict[str, Any]:
-        batch = read_batch(body, service.fleet.sender(caller.name, incarnation))
+        batch = service.ingest.read(body, service.fleet.sender(caller.name, incarnation))
         stored = service.ingest.put(incarnation, batch)
         service.fleet.received(incarnation, max(sequence, batch.last_sequence))
         last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}

@@ -21,7 +21,8 @@ from kvcustody.audit.store import StoreGoneError, describe
 from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.gathering import gathered
-from kvcustody.governance.service.leaf_check import Received, unwritable
+from kvcustody.governance.service.leaf_check import Received, read_batch, unwritable
+from kvcustody.governance.service.leaf_columns import Sender
 from kvcustody.governance.service.problems import ProblemError
 
 _WAITING_LEAVES_MAX = 100_000
@@ -72,11 +73,17 @@ class Ingest:
         self._queue: deque[_Waiting] = deque()
         self._leaves = 0
         self._wake = threading.Condition()
+        self._reading = threading.Lock()  # several readers would only take the interpreter from who commits
         self._ending = False
         self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
         self.stored_leaves = 0
         self._thread = threading.Thread(target=self._run, name="kvcustody-ingest", daemon=True)
         self._thread.start()
+
+    def read(self, body: bytes, sender: Sender) -> Received:
+        """The batch in a request, checked as `read_batch` does; one at a time."""
+        with self._reading:
+            return read_batch(body, sender)
 
     def put(self, incarnation: str, batch: Received) -> Stored:
         """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
@@ -161,9 +168,11 @@ class Ingest:
         names = [row for waiting in group for row in waiting.batch.names]
         if names:
             self._committer.write_names(names if self._keys is None else hidden(self._keys, names))
-        batch = gathered([waiting.batch.batch for waiting in group])
-        count = len(batch.data)
-        added = self._committer.write(batch, skip_known=skip_known) if count else 0
+        batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
+        count = sum(len(batch.data) for batch in batches)
+        if skip_known or self._engine.dialect.name != "sqlite":
+            batches = [gathered(batches)] if batches else []
+        added = self._committer.write(batches[0], skip_known=skip_known, rest=batches[1:]) if batches else 0
         self.stored_leaves += added
         known = count - added
         for waiting in group:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from sqlalchemy import func, select
 
 from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted, parse
 from kvcustody.audit.events.batch import Batch, batch_of
+from kvcustody.audit.fsck import fsck
 from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.queries import custody_of, gaps
 from kvcustody.audit.schema import events, incarnations, releases
-from kvcustody.audit.store import open_store
+from kvcustody.audit.store import WRITE, open_store
 from kvcustody.audit.writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerUnavailable, ServiceError
@@ -78,6 +80,27 @@ def test_a_batch_is_stored_once_however_often_it_comes(
         found = custody_of(connection, "acme", names_of(connection, "acme", "user-1"))
         assert gaps(connection) == ()
     assert found and found[-1].incarnation == worker.incarnation
+
+
+def test_batches_that_waited_for_the_database_are_each_there_once(service: Service, client, people) -> None:
+    """Of several processes, handed in while another transaction has the ledger; the trees hold them too."""
+    workers = [Worker() for _ in range(4)]
+    for each in workers:
+        register(client, people["worker"], each)
+        ship(client, people["worker"], each, each.batch(each.request("acme")))
+    second = [each.batch([*each.request("acme"), *each.request("labs")]) for each in workers]
+
+    def put(each: Worker, batch: Any) -> Any:
+        read = service.ingest.read(batch.body, service.fleet.sender("worker", each.incarnation))
+        return service.ingest.put(each.incarnation, read)
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            stored = [pool.submit(put, *pair) for pair in zip(workers, second, strict=True)]
+        assert [one.result() for one in stored] == [(8, 0)] * 4
+    assert [leaf_count(service, each) for each in workers] == [12] * 4
+    with service.reading() as connection:
+        assert fsck(connection).problems == []
 
 
 def _changed(leaf: bytes, **values: Any) -> bytes:
