@@ -40,7 +40,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure("kv_cache_bytes_per_block", "gauge", "Bytes of a block, measured.", _WORKER, "bytes_per_block"),
     Measure("kv_cache_charged_blocks", "gauge", "Blocks that tenants are charged for, on all workers, as these said.",
             _TENANT),
-    Measure("kv_cache_active_tokens", "gauge", "Tokens of running requests.", _WORKER, "active_tokens"),
+    Measure("kv_cache_active_tokens", "gauge", "Tokens of running requests, in our own pools.", _WORKER,
+            "active_tokens"),
     Measure("requests_running", "gauge", "Requests that hold blocks.", _WORKER, "running"),
     Measure("requests_deferred_total", "counter", "Requests that had to wait, by reason.", ("worker", "reason"),
             "deferred.{reason}"),
@@ -180,6 +181,8 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
             ("overdue", pool.overdue_residencies),
         ):
             add(name, value)
+        if pool.active_tokens is not None:
+            add("active_tokens", pool.active_tokens)
         found["overdue_seconds"] = max(found.get("overdue_seconds", 0), pool.overdue_us / 1_000_000)
     for tally in stats.tenants.values():
         for name in ("requests", "hit_requests", "prompt_tokens", "first_request_hits", "granted_hit_blocks"):

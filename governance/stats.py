@@ -25,6 +25,7 @@ class PoolStats(NamedTuple):
     expired_residencies: int
     overdue_residencies: int
     overdue_us: int = 0  # for how long the oldest of them has been
+    active_tokens: int | None = None  # of running requests; None where the engine alone knows
 
 
 class Stats(NamedTuple):
@@ -51,6 +52,7 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         manager.expired_residencies,
         manager.tree.wheel.overdue(now_us),
         overdue_us(manager, now_us),
+        int(manager.decode.length.sum()),
     )
 
 

@@ -20,6 +20,7 @@ from kvcustody.governance.control_plane import agent as agents
 from kvcustody.governance.control_plane import erasures
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.identity import identify
+from kvcustody.governance.metrics import worker_status
 from kvcustody.governance.outcome import Admission
 from kvcustody.governance.release import feed
 from kvcustody.governance.worker import Worker
@@ -121,10 +122,12 @@ def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: Con
     with plane.worker() as worker, plane.connect("olive") as operator, plane.connect("dora") as officer:
         ask(worker, "holder")
         [manager] = worker.governor.managers
+        assert worker_status(worker.governor.stats(), 16)["active_tokens"] == 0
         lost = worker.governor.admit(
             identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id="lost"
         )
         assert isinstance(lost, Admission)
+        assert worker_status(worker.governor.stats(), 16)["active_tokens"] == len(PROMPT)
         (handle,) = worker.governor.running
         del worker.governor._live[handle]  # planted: the finish of this request will never come
         first = operator.post("/v1/workers/gpu-0/scans", {})
