@@ -105,7 +105,8 @@ class Recounting:
         """The answer, from beside or, where that is not to be taken, from here (B2)."""
         if self._process is not None:
             made, said = self._process.communicate()
-            if self._process.returncode == 0:
+            status, self._process = self._process.returncode, None
+            if status == 0:
                 found = _from_bytes(made)
                 if found.leaves == self._leaves:
                     return found
@@ -116,9 +117,10 @@ class Recounting:
 
     def end(self) -> None:
         """Nothing goes on after this."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
             self._process.communicate()
+            self._process = None
 
 
 @contextmanager
