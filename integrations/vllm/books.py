@@ -115,7 +115,7 @@ class Books:
         """What was put off and this look-up may read enters the index first (journal, J5)."""
         if residency.reads_own_alone:
             domain = residency.domain
-            writers = [late.mine.residency for late in self.journal.late]
+            writers = [mine.residency for mine, *_ in self.journal.late]
             if all(writer is not None and writer.domain is not domain for writer in writers):
                 return
         self.journal.enter()

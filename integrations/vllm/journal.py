@@ -17,7 +17,7 @@ J5 Blocks that a step fills enter vLLM's index when it has left, under keys made
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.engine_port import EnginePort
@@ -47,13 +47,8 @@ class _Placed(NamedTuple):
     at_us: int
 
 
-class Late(NamedTuple):
-    """Entries [first, last) of a request's table that may enter the index, and have not yet (J5)."""
-
-    mine: GovernedRequest
-    table: list[KVCacheBlock]
-    first: int
-    last: int
+Late: TypeAlias = "tuple[GovernedRequest, list[KVCacheBlock], int, int]"
+"""Entries [first, last) of a request's table that may enter the index, and have not yet (J5)."""
 
 
 class Journal:

@@ -19,7 +19,6 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.vllm.free_queue import LOOK_AHEAD_BLOCKS, GovernedFreeQueue, governed_free_queue
 from kvcustody.integrations.vllm.governed_request import ATTRIBUTE, Published
-from kvcustody.integrations.vllm.journal import Late
 from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         if mine is None or not mine.publishes:
             return
         if custody.enters_late and block_mask is None:
-            custody.journal.late.append(Late(mine, blocks, num_cached_blocks, num_full_blocks))
+            custody.journal.late.append((mine, blocks, num_cached_blocks, num_full_blocks))
         else:
             self.publish(
                 mine, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask

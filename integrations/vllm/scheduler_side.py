@@ -37,7 +37,7 @@ from kvcustody.integrations.vllm.wake import WakeTimer
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
@@ -69,7 +69,7 @@ class SchedulerSide:
         self._opened: opening.Opened | None = None
         self._models: Models
         self._order: ScrubOrder | None = None  # leaves with the next step
-        self._grown: list[str] | None = None  # requests that the last step handed blocks
+        self._grown: CachedRequestData | None = None  # what the last step handed to requests that run
         self._is_attended = False
         self._built_us = 0
         self._max_model_tokens = int(config.model_config.max_model_len)
@@ -223,9 +223,9 @@ class SchedulerSide:
             or port.pool.queue.may_repeat  # the port heard already of a block that was handed out dirty
             or (journal.is_behind and not self._hands_out_zeroes(cached.new_block_ids))
         ):
-            self._tell(list(compress(cached.req_ids, cached.new_block_ids)))
-        elif journal.is_behind:
-            self._grown = list(compress(cached.req_ids, cached.new_block_ids))
+            self._tell(cached)
+        else:
+            self._grown = cached
         order, self._order = self._order, None
         self._is_attended = False
         return StepOrder(order=order, step=port.fence(now_us))
@@ -250,10 +250,10 @@ class SchedulerSide:
         self._is_attended = True
         self.books.put_off()
 
-    def _tell(self, grown: Sequence[str] | None, *, ahead: bool = False) -> None:
+    def _tell(self, grown: CachedRequestData | None, *, ahead: bool = False) -> None:
         """Tell the port everything, let it act, and keep the order of scrubs that has to leave with the next step."""
         books, port = self.books, self.port
-        books.journal.settle(grown)
+        books.journal.settle(None if grown is None else list(compress(grown.req_ids, grown.new_block_ids)))
         if ahead:
             books.room.ahead()
         if self._order is not None:  # it never left: one order for both
