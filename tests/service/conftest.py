@@ -149,9 +149,9 @@ def client(service: Service) -> Iterator[Client]:
     made.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: while it serves, the process collects its garbage seldom
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One control plane for all that real workers are tried on; every test leaves it serving, with READS in effect."""
+    """One control plane for what a file tries with real workers; every test leaves it serving, with READS in effect."""
     from control_plane_world import READS, ControlPlane
 
     made = ControlPlane(tmp_path_factory.mktemp("cp"))
