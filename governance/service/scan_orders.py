@@ -2,7 +2,8 @@
 
 D1 A worker has at most one order that waits: asking again gives that one.
 D2 An order that was not answered is handed to whichever process of its worker asks, until its deadline: it survives the
-   end of that process and of this one. Past the deadline it is `unreachable`, and nobody scans for it any more.
+   end of that process and of this one. Past the deadline it is `unreachable`, and no process is given it any more; one
+   that had it and answers late is still heard.
 D3 An answer names a scan that the ledger has; what it found is read there, and not taken from the worker's word.
 """
 
