@@ -60,7 +60,7 @@ class Appender:
         return Appended(added, given - added)
 
     def append_all(self, connection: Connection, batches: Iterable[Batch]) -> int:
-        """Append batches as they come, and seal them together when there are no more; how many leaves they had.
+        """Append batches and seal them together; how many leaves they had.
 
         Several are for SQLite, whose transaction has the whole database; on PostgreSQL, logs that are locked one batch
         after the other would not be locked in the order of their ids, and two writers could wait for each other.

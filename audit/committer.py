@@ -9,10 +9,9 @@ K3 What runs during a transaction (`meanwhile`) sees neither success nor failure
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -25,13 +24,6 @@ from kvcustody.audit.store import GONE, WRITE, StoreGoneError, check_store, file
 from kvcustody.audit.wal import WalCopier
 
 Call = Callable[[], None]
-
-
-class _Piece(NamedTuple):
-    """A batch, and names that no earlier one has brought."""
-
-    names: list[Row]
-    batch: Batch
 
 
 class Committer:
@@ -53,41 +45,26 @@ class Committer:
         batch: Batch,
         *,
         skip_known: bool = False,
-        rest: Iterable[Batch] = (),
+        rest: Sequence[Batch] = (),
         meanwhile: Call | None = None,
     ) -> int:
         """Commit a batch, and return how many of its leaves were new; raises what the database raises.
 
-        What `rest` gives is part of the same transaction (on SQLite alone, `Appender.append_all`). It is asked by the
-        caller's thread, which makes the next batch while the last one goes in.
+        Those in `rest` are part of the same transaction (on SQLite alone, `Appender.append_all`).
         """
         names = self._directory.fresh()
-        pieces: SimpleQueue[_Piece | None] = SimpleQueue()
-        pieces.put(_Piece(names, batch))
         added: list[int] = []
 
         def act() -> None:
-            added.append(self._transaction(iter(pieces.get, None), skip_known))
-
-        def beside() -> None:
-            try:
-                for more in rest:
-                    fresh = self._directory.fresh()[len(names) :]  # they are in the order of their making
-                    names.extend(fresh)
-                    pieces.put(_Piece(fresh, more))
-            finally:
-                pieces.put(None)
-            if meanwhile is not None:
-                meanwhile()
+            added.append(self._transaction([batch, *rest], names, skip_known))
 
         try:
             if meanwhile is None:
-                beside()
                 act()
             else:
-                self._aside.run(act, beside)
+                self._aside.run(act, meanwhile)
         except BaseException:
-            if not added:  # else it is `rest` or `meanwhile` that failed
+            if not added:  # else it is `meanwhile` that failed
                 self._appender.forget()
                 self._uncertain = True
             raise
@@ -98,22 +75,16 @@ class Committer:
         self._wal.committed(added[0])
         return added[0]
 
-    def _transaction(self, pieces: Iterator[_Piece], skip_known: bool) -> int:
+    def _transaction(self, batches: Sequence[Batch], names: list[Row], skip_known: bool) -> int:
         """One transaction from its begin to its commit; leaves that were new."""
         self.check_there()
         with self._begun() as connection:
-            batches = self._named(connection, pieces)
+            store_names(connection, names, skip_known=self._uncertain)
             if skip_known:
                 return sum(
                     self._appender.append(connection, batch, skip_known=True).added for batch in batches
                 )
             return self._appender.append_all(connection, batches)
-
-    def _named(self, connection: Connection, pieces: Iterator[_Piece]) -> Iterator[Batch]:
-        """The batches, each when its names are stored."""
-        for names, batch in pieces:
-            store_names(connection, names, skip_known=self._uncertain)
-            yield batch
 
     def check_there(self) -> None:
         """Raise `StoreGoneError` where the file is another one, before a connection makes an empty one in its place."""

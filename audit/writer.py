@@ -20,7 +20,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvcustody.audit.append import register
 from kvcustody.audit.committer import Committer, refused
 from kvcustody.audit.events import Context, Event, GapRecorded
-from kvcustody.audit.events.batch import Batch
 from kvcustody.audit.events.encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.intake import Intake
 from kvcustody.audit.mark import Mark
@@ -103,8 +102,6 @@ class EventWriter:
             batch=settings.batch,
             count_seconds=settings.count_seconds,
         )
-        # On SQLite batches of one transaction are encoded while those before them go in (`_more`).
-        self._at_once = settings.batch * (1 if engine.dialect.name == "sqlite" else _BEHIND)
         self._mark = Mark()
         self._ahead = NOTHING  # encoded during the last commit
         self._stop_at = float("inf")
@@ -281,7 +278,7 @@ class EventWriter:
 
     def _encode(self) -> Encoded:
         """The next events of the queue as leaves."""
-        items, given_up = self._intake.take(self._at_once)
+        items, given_up = self._intake.take(_BEHIND * self._settings.batch)
         self._mark.advance(given_up)
         if not items:
             return NOTHING
@@ -303,30 +300,20 @@ class EventWriter:
         if len(self._intake) >= self._settings.batch and not self._outage.held:
             self._ahead = self._encode()
 
-    def _more(self, works: list[Encoded]) -> Iterator[Batch]:
-        """What is encoded while the first goes into the database, of the same transaction; added to `works`."""
-        while len(works) * self._at_once < _BEHIND * self._settings.batch:
-            if len(self._intake) < self._settings.batch:
-                return
-            works.append(self._encode())
-            yield works[-1].batch
-
     def _commit(self, work: Encoded) -> list[Entry]:
         """Commit as one transaction, or one by one when an entry is refused; returns what did not get in."""
-        works = [work]
         try:
-            self._committer.write(work.batch, rest=self._more(works), meanwhile=self._encode_ahead)
+            self._committer.write(work.batch, meanwhile=self._encode_ahead)
         except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
             if not refused(problem):
                 self._outage.lost(problem)
-                return _entries(works)
+                return work.entries()
         except _UNWRITABLE:
             pass  # one of them is not writable; the loop below finds out which
         else:
-            for done in works:
-                self._finish(done.items)
+            self._finish(work.items)
             return []
-        return self._commit_singly(_entries(works))
+        return self._commit_singly(work.entries())
 
     def _commit_singly(self, entries: list[Entry]) -> list[Entry]:
         for number, entry in enumerate(entries):
@@ -360,7 +347,3 @@ class EventWriter:
                 if isinstance(event, GapRecorded):
                     done.extend(range(event.first_sequence, event.last_sequence + 1))
         self._mark.advance(done)
-
-
-def _entries(works: Sequence[Encoded]) -> list[Entry]:
-    return [entry for work in works for entry in work.entries()]

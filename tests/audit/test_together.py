@@ -1,4 +1,4 @@
-"""Batches that wait are one transaction: encoded while those before them go in, sealed once, all in or none."""
+"""Batches that wait are one transaction: sealed once, all in or none."""
 
 from __future__ import annotations
 
