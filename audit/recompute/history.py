@@ -143,15 +143,24 @@ def read_history(leaves: Iterable[bytes]) -> History:
     """Sort the leaves, given in any order of logs; raises `LedgerError` for bytes that are no leaf."""
     history = History()
     later: list[dict[str, Any]] = []
+    lives, last_us, count, of_kind = history.lives, 0, 0, _READERS.get
     try:
-        for body in map(orjson.loads, leaves):
-            life, uuid = _account(history, body), body["incarnation"]
+        for body in map(orjson.loads, leaves):  # millions: what every leaf needs is done here
+            uuid, kind, at_us = body["incarnation"], body["kind"], int(body["at_us"])
+            life = lives[uuid] if uuid in lives else history.life(uuid)
+            life.offset_us = at_us - int(body["boot_us"])  # the same in every leaf of an incarnation
+            count += 1
+            if at_us > last_us:
+                last_us = at_us
+            if kind in _FOUNDING:
+                _found(history, life, body, at_us)
             if body.get("of_incarnation", uuid) != uuid:
                 later.append(body)  # needs the other's clock, which may not have been read yet
-            elif reader := _READERS.get(body["kind"]):
+            elif reader := of_kind(kind):
                 reader(life, body, 0)
     except (ValueError, KeyError, TypeError) as problem:
         raise LedgerError(f"a leaf cannot be read: {problem!r}") from problem
+    history.last_us, history.leaves = last_us, count
     for body in later:
         life = history.life(body["of_incarnation"])
         if body["kind"] in _READERS:
@@ -160,27 +169,19 @@ def read_history(leaves: Iterable[bytes]) -> History:
     return history
 
 
-def _account(history: History, body: dict[str, Any]) -> Life:
-    """What every leaf is counted for; returns the incarnation that wrote it."""
-    at_us, kind = int(body["at_us"]), body["kind"]
-    history.leaves += 1
-    if at_us > history.last_us:
-        history.last_us = at_us
-    uuid = body["incarnation"]
-    life = history.lives[uuid] if uuid in history.lives else history.life(uuid)
-    life.offset_us = at_us - int(body["boot_us"])  # the same in every leaf of an incarnation
-    if kind == "erasure-requested":
+def _found(history: History, life: Life, body: dict[str, Any], at_us: int) -> None:
+    """What is of no block: an erasure that was asked for, and the start of an incarnation."""
+    if body["kind"] == "erasure-requested":
         history.erasures.append(
             Erasure(
                 body["erasure"], at_us, body["selector"], body["tenant"], body["subject"], body["session"]
             )
         )
-    elif kind == "worker-started":
-        order = _order(body)
-        if life.founded is None or order > life.founded:
-            life.founded, life.shards = order, int(body["shards"] or 0)
-            life.generation = int(body.get("generation") or 0)
-    return life
+        return
+    order = _order(body)
+    if life.founded is None or order > life.founded:
+        life.founded, life.shards = order, int(body["shards"] or 0)
+        life.generation = int(body.get("generation") or 0)
 
 
 def _order(body: dict[str, Any]) -> tuple[int, int]:
@@ -272,6 +273,7 @@ def _receipt(life: Life, body: dict[str, Any], shift: int) -> None:
     life.spans += spans_of(body["runs"], proof)
 
 
+_FOUNDING = frozenset({"erasure-requested", "worker-started"})
 LEVELS = ("launched", "retired", "sampled", "full")  # weakest first
 _RANK = {name: rank for rank, name in enumerate(LEVELS)}
 _READERS: dict[str, Callable[[Life, dict[str, Any], int], None]] = {

@@ -83,6 +83,7 @@ class _Judge:
     def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen, now: int) -> None:
         self._life = life
         self._chosen = chosen
+        self._narrows = (chosen.tenant, chosen.classification) != (None, None)
         self._now = now
         self._erased = ended_by_erasures(life, erasures)
         self._narrowed = ended_by_narrowing(life)
@@ -102,7 +103,9 @@ class _Judge:
     def _look(self, segment: Segment) -> Iterator[Judged]:
         """The verdict on custodies that are alike in everything."""
         ends = segment.of(End)
-        mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
+        mine = ends
+        if self._narrows:
+            mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
         if mine:
             first = mine[0] if len(mine) == 1 else min(mine, key=lambda span: span.fact.order)
             found = self._ended(first, segment)
