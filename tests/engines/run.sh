@@ -31,5 +31,7 @@ fi
 SELECT=(-m "not soak")
 [ $ALL = no ] || SELECT=()
 "$VENV/bin/python" -m pytest -q --durations=10 "${SELECT[@]}" "${SUITES[@]}"
-"$VENV/bin/python" tests/engines/vllm/own_suite.py
+own=0
+"$VENV/bin/python" tests/engines/vllm/own_suite.py || own=$?
+[ "$own" = 0 ] || [ "$own" = 69 ] || exit "$own" # 69: its source cannot be fetched, and it says so
 [ $ALL = no ] || [ "$VERSION" != 0.32.0 ] || "$VENV/bin/python" tests/engines/vllm/own_suite.py --version 0.33.0
