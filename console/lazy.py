@@ -19,7 +19,7 @@ import typer.core
 import typer.main
 
 from kvcustody.console.command import CustodyGroup
-from kvcustody.console.plugins import add_commands, installed
+from kvcustody.console.plugins import add_command, installed
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LazyGroup(CustodyGroup):
                 self.commands[cmd_name] = _loaded(cmd_name, lazy)
             elif entry is not None:
                 made = typer.Typer(rich_markup_mode="markdown")
-                add_commands(made, [entry])
+                add_command(made, entry)
                 self.commands[cmd_name] = typer.main.get_group(made).commands[cmd_name]
         return self.commands.get(cmd_name)
 

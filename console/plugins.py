@@ -8,7 +8,6 @@ G2  One that cannot be loaded costs its own command alone: that command says why
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -25,25 +24,19 @@ def installed() -> tuple[EntryPoint, ...]:
     return tuple({entry.name: entry for entry in sorted(entry_points(group=GROUP))}.values())
 
 
-def add_commands(app: typer.Typer, found: Iterable[EntryPoint]) -> None:
-    """Add every command of `found` whose name is free."""
-    taken = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    taken |= {group.name or "" for group in app.registered_groups}
-    for entry in sorted(found):
-        if entry.name in taken:
-            continue  # ours stay ours
-        taken.add(entry.name)
-        try:
-            loaded = entry.load()
-            if isinstance(loaded, typer.Typer):
-                app.add_typer(loaded, name=entry.name)
-            elif callable(loaded):
-                epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
-                app.command(name=entry.name, epilog=epilog)(loaded)
-            else:
-                raise TypeError(f"`{entry.value}` is neither a typer app nor a function")
-        except Exception as error:
-            _add_broken(app, entry, error)
+def add_command(app: typer.Typer, entry: EntryPoint) -> None:
+    """Add the command of one entry point, or one that says why it cannot be loaded (G2)."""
+    try:
+        loaded = entry.load()
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=entry.name)
+        elif callable(loaded):
+            epilog = getattr(sys.modules.get(loaded.__module__), "EPILOG", None)
+            app.command(name=entry.name, epilog=epilog)(loaded)
+        else:
+            raise TypeError(f"`{entry.value}` is neither a typer app nor a function")
+    except Exception as error:
+        _add_broken(app, entry, error)
 
 
 def _add_broken(app: typer.Typer, entry: EntryPoint, error: Exception) -> None:

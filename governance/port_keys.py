@@ -29,9 +29,7 @@ Find = Callable[[bytes], int]
 """The block that the engine's index has under a key, or -1."""
 
 
-_AHEAD_BLOCKS = (
-    4  # that an iteration makes first; then as many again as it has, since what follows a hit often is one
-)
+_AHEAD_BLOCKS = 4  # made first by an iteration; then as many again as it has: what follows a hit often is one
 
 
 class LazyKeys(list[bytes]):

@@ -141,9 +141,7 @@ def consent(
 ) -> None:
     """The owner's consent to what a revision opens of its blocks, and to nothing else."""
     remote = Remote(server, key_file, authority)
-    if (
-        server is not None
-    ):  # an owner sees what waits for the own tenant's consent, and nothing else of the release
+    if server is not None:  # an owner sees what waits for the own tenant's consent, and nothing else
         with owner_consents(remote, trust) as consents:
             made = consents.consent(revision, source, signer_of(key))
     else:

@@ -21,7 +21,7 @@ from kvcustody.audit.observed import observed_totals
 from kvcustody.audit.schema import incarnations
 from kvcustody.audit.store import open_store
 from kvcustody.console.command import CustodyGroup
-from kvcustody.console.plugins import GROUP, add_commands
+from kvcustody.console.plugins import GROUP, add_command
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.command import read_salts
 from kvcustody.integrations.events.publisher import EventPublisher
@@ -30,7 +30,7 @@ LOCAL = "tcp://127.0.0.1:0"
 ENTRY = EntryPoint("observe", "kvcustody.integrations.events.command:observe", GROUP)
 APP = typer.Typer(cls=CustodyGroup, pretty_exceptions_enable=False)
 APP.callback()(lambda: None)
-add_commands(APP, [ENTRY])
+add_command(APP, ENTRY)
 STRICT = """
 schema: kvcustody/policy@1
 name: short
