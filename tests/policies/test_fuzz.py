@@ -166,15 +166,15 @@ def test_deep_nesting_is_bounded(opening):
     assert {problem.code for problem in caught.value.problems} <= {"KVP113", "KVP103", "KVP114"}
 
 
-def test_ten_thousand_misspelt_names_are_rejected_quickly(base):
+def test_thousands_of_misspelt_names_are_rejected_quickly(base):
     """Suggestions are searched for only while a problem will be shown."""
-    names = [f"customer-{i:05d}" for i in range(9_000)]
+    names = [f"customer-{i:05d}" for i in range(3_000)]
     text = base.replace("tenants:\n", "tenants:\n" + "".join(f"  {name}: {{}}\n" for name in names), 1)
-    missing = ", ".join(f"custom-{i:05d}" for i in range(9_000))
+    missing = ", ".join(f"custom-{i:05d}" for i in range(3_000))
     text = text.replace("when: {reader: owner}", f"when: {{reader: [{missing}]}}", 1)
     with pytest.raises(PolicyRejected) as caught:
         load_policy(text, name="many.yaml")
-    assert caught.value.omitted == 9_000 - len(caught.value.problems)
+    assert caught.value.omitted == 3_000 - len(caught.value.problems)
 
 
 def test_an_alias_bomb_is_not_expanded():
