@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, Select, and_, func, select
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from crash_content import check_content, unknown_operations
+
 from kvcustody.audit.fsck import fsck
 from kvcustody.audit.queries import gaps
 from kvcustody.audit.schema import (
@@ -31,6 +35,7 @@ CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,rename,unlink"
 
 
 class Kill(NamedTuple):
+    seed: int
     incarnation: str
     durable: int
     submitted: int
@@ -108,7 +113,7 @@ def kill_often(store: Engine, folder: Path, kills: int, seed: int = 0) -> list[K
             time.sleep(0.1 * chance.random())
             os.kill(child, signal.SIGKILL)
             those.reap(child)
-            made += progress_of(progress)
+            made += progress_of(progress, number)
     return made
 
 
@@ -121,18 +126,21 @@ def inject(
         for seed in seeds:
             child, progress = those.start(seed, pace)
             those.reap(child, seconds)
-            made += progress_of(progress)
+            made += progress_of(progress, seed)
     return made
 
 
-def progress_of(path: Path) -> list[Kill]:
+def progress_of(path: Path, seed: int) -> list[Kill]:
     """What a dead writer had told; nothing where it died during its start."""
     words = path.read_text().strip("\0").split() if path.exists() else []
-    return [Kill(words[0], int(words[1]), int(words[2]), tuple(map(int, words[3:])))] if words else []
+    if not words:
+        return []
+    return [Kill(seed, words[0], int(words[1]), int(words[2]), tuple(map(int, words[3:])))]
 
 
 def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list[Kill]) -> int:
-    """Replay what is left, then: nothing acknowledged is missing, nothing is there twice, and the trees agree (F2).
+    """Replay what is left, then: nothing acknowledged is missing, nothing is there twice, each life's record is what it
+    did, in its order, and the trees agree (F2).
 
     Returns how many operations the ledger holds.
     """
@@ -147,6 +155,9 @@ def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list
         }
         assert [gap for gap in gaps(connection) if "continuation" in gap.cause] == []
         assert fsck(connection).problems == []
+        for kill in made:
+            check_content(connection, kill.seed, kill.incarnation)
+        assert unknown_operations(connection, [*(kill.incarnation for kill in made), last.incarnation]) == 0
         ends = connection.execute(select(incarnations.c.uuid, incarnations.c.end)).all()
         assert {row.end for row in ends if row.uuid != last.incarnation} <= {"died"}
         return int(connection.scalar(select(func.count()).select_from(events)) or 0)

@@ -3,7 +3,8 @@
 Commands on stdin: `go LEDGER SPILL PROGRESS SEED PACE` forks and prints the child's id; `wait` reaps it. The child
 does random operations for ever, with the database locked now and then, and keeps in PROGRESS the last sequence it was
 told is durable (and the one it had merely submitted, for the positive control), and the last that it was refused. At
-the pace `steady` it commits small batches and rests; at `hurried` it does as many operations as the disk takes.
+the pace `steady` it commits small batches and rests; at `hurried` it does as many operations as the disk takes. What it
+does is a function of SEED alone (`Operations`, `durable_act`), so that a test can do it again and compare.
 
 Progress is written through a mapping and replies through writev, so that the calls which a test injects faults into
 (pwrite64, write, fsync, fdatasync, ftruncate, rename, unlink) are the ledger's alone.
@@ -27,6 +28,7 @@ import numpy as np
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
+    DecisionRecorded,
     Event,
     HitCounted,
     KeyEvent,
@@ -63,8 +65,8 @@ SHOWN_BYTES, REFUSED_SHOWN = 256, 8
 class Operations:
     """Random acts of one life; each residency is opened once and each launch reported once."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(f"operations of {seed}")
         self._residency = self._generation = self._launch = 0
         self._open: deque[tuple[int, str, Run]] = deque()
         self._dirty: deque[tuple[str, Run]] = deque()
@@ -75,8 +77,11 @@ class Operations:
         if lot < 0.05 and self._open:
             residency, tenant, run = self._chance.choice(self._open)
             return BlocksAttached(now, residency, tenant, (run,))
-        if lot < 0.1:
+        if lot < 0.08:
             return HitCounted(now, "tenant-0", "tenant-0", "reuse", "permit", "own-scope", 1)
+        if lot < 0.1:  # in the logs of both
+            reader = f"tenant-{self._residency % 2}"
+            return DecisionRecorded(now, "reuse", "deny", reader, "tenant-2", "internal", ("no-grant",), 1)
         if lot < 0.3 and self._open:
             return self._release(now)
         if lot < 0.4 and self._dirty:
@@ -112,6 +117,16 @@ class Operations:
         return ReceiptRecorded(now, self._launch, 0, tenant, *rest)
 
 
+def durable_act(number: int, now: int) -> Event:
+    """The n-th act of a life that waits for its record: a grant is used for the first time, or a key is made."""
+    if number % 2:
+        reader, grant = f"tenant-{number % 3}", (f"grant-{number}",)
+        return DecisionRecorded(
+            now, "reuse", "permit", reader, "owner", "internal", grant, 1, "grant", number
+        )
+    return KeyEvent(now, None, "made", number, "operator")
+
+
 def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None:
     chance = random.Random(seed)
     engine = open_store(ledger, timeout_seconds=0.02)
@@ -123,9 +138,10 @@ def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None
     Path(progress).touch()
     os.truncate(progress, SHOWN_BYTES)
     file = mmap.mmap(os.open(progress, os.O_RDWR), SHOWN_BYTES)
+    file[:] = f"{writer.incarnation} 0 0".ljust(SHOWN_BYTES).encode()  # before it does anything
     intruder = sqlite3.connect(ledger, isolation_level=None, timeout=0.5)
     writer.submit([WorkerStarted(clock.now_us(), "victim", 4096, 1, 4096, "cpu", "test")])
-    operations = Operations(chance)
+    operations, acts = Operations(seed), 0
     locked = False
     refused: deque[int] = deque(maxlen=REFUSED_SHOWN)
     while True:
@@ -133,7 +149,8 @@ def child(ledger: str, spill: str, progress: str, seed: int, pace: Pace) -> None
         submitted = writer.submit([operations.next(now) for _ in range(chance.randrange(1, pace.burst))])
         if chance.random() < pace.durable:
             try:
-                writer.submit_durable(KeyEvent(clock.now_us(), None, "made", submitted, "operator"))
+                acts += 1
+                writer.submit_durable(durable_act(acts, clock.now_us()))
             except LedgerUnavailable as error:
                 refused.append(int(error.operands["sequence"]))
         if chance.random() < pace.locked:

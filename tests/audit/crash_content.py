@@ -1,0 +1,106 @@
+"""What a killed life did, done again from its seed, against what the ledger holds of it (F2: the sets are equal).
+
+C1 The leaves of a life's operations, by sequence, are the first of those that it did: none missing in between, none
+twice, none else, each saying what was done, in every log that it belongs to.
+C2 Its acts that waited for their record are there once or not at all (they were refused), in their order.
+Clock readings, pseudonyms and what numbers a leaf are left out: no seed gives them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Select, func, select
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from crash_server import Operations, durable_act
+
+from kvcustody.audit.events import Context, Event, HitCounted, leaves
+from kvcustody.audit.schema import events, incarnations
+
+_CONTEXT = Context("0" * 32, 0, lambda tenant, subject, session="": "0" * 24)
+_KINDS = (
+    *("residency-opened", "blocks-attached", "residency-released", "custody-ended", "receipt"),
+    *("decision", "key-event"),
+)
+Body = dict[str, Any]
+
+
+def check_content(connection: Connection, seed: int, incarnation: str) -> None:
+    """Raise unless the ledger holds of this life what it did, in its order (C1, C2)."""
+    done, waited = _split(_bodies(connection, incarnation))
+    for at, (found, right) in enumerate(zip(done, _operations(seed), strict=False)):
+        assert found == right, f"operation {at} of life {seed} is on record as {found}, and was {right}"
+    numbers = [_number(group[0]) for group in waited]
+    assert numbers == sorted(set(numbers)), f"acts of life {seed} that waited are on record as {numbers}"
+    for group in waited:
+        assert group == _said(durable_act(_number(group[0]), 0)), group
+
+
+def unknown_operations(connection: Connection, known: Sequence[str]) -> int:
+    """How many leaves of operations are of lives that nobody knows of."""
+    lives = set(connection.scalars(select(incarnations.c.id).where(incarnations.c.uuid.not_in(known))))
+    query = select(events.c.incarnation, func.count()).where(
+        events.c.kind.in_(("residency-opened", "decision"))
+    )
+    found = connection.execute(query.group_by(events.c.incarnation)).all()
+    return sum(count for life, count in found if life in lives)
+
+
+def _bodies(connection: Connection, incarnation: str) -> Iterator[Body]:
+    """The leaves of a life's own acts, by sequence."""
+    life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
+    mine: Select[Any] = select(events.c.leaf).where(events.c.incarnation == life, events.c.kind.in_(_KINDS))
+    for leaf in connection.scalars(mine.order_by(events.c.sequence, events.c.part)):
+        body = orjson.loads(leaf)
+        if body.get("of_incarnation") in (
+            None,
+            "",
+            incarnation,
+        ):  # what else it wrote closes a dead one's custody
+            yield body
+
+
+def _split(bodies: Iterator[Body]) -> tuple[list[list[Body]], list[list[Body]]]:
+    """Leaves by event: operations, and acts that waited."""
+    done: list[list[Body]] = []
+    waited: list[list[Body]] = []
+    for _, group in itertools.groupby(bodies, lambda body: body["sequence"]):
+        found = sorted(map(_bare, group), key=lambda body: str(body["log"]))
+        acted = found[0]["kind"] == "key-event" or found[0].get("via") == "grant"
+        (waited if acted else done).append(found)
+    return done, waited
+
+
+def _operations(seed: int) -> Iterator[list[Body]]:
+    """What a life of this seed records, without end."""
+    operations = Operations(seed)
+    while True:
+        event = operations.next(0)
+        if not isinstance(event, HitCounted):  # added up
+            yield _said(event)
+
+
+def _said(event: Event) -> list[Body]:
+    """The bare leaves of an event, one for each of its logs."""
+    return sorted(
+        (_bare(orjson.loads(leaf.data)) for leaf in leaves(event, _CONTEXT, 1)),
+        key=lambda body: str(body["log"]),
+    )
+
+
+def _number(body: Body) -> int:
+    """Which of its life's acts a leaf is of."""
+    found: int = body["epoch" if body["kind"] == "key-event" else "residency"]
+    return found
+
+
+def _bare(body: Body) -> Body:
+    left_out = ("incarnation", "of_incarnation", "sequence", "subject", "session")
+    return {key: value for key, value in body.items() if key not in left_out and not key.endswith("_us")}
