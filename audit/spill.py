@@ -7,6 +7,9 @@ F3 The segments together never exceed the limit: past it `append` raises `SpillF
 nothing.
 F4 A segment is deleted only after the caller has made all of it durable elsewhere; a live process holds a
 lock on its own, so another never replays it.
+F5 A live process holds every segment of its own open until it is retired. One whose file somebody removed, or put
+another in the place of, is written again from there before anything is added and before a replay: what was called
+durable rests on no name that may go.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kvcustody.errors import LedgerError
@@ -33,14 +37,16 @@ class SpillFullError(LedgerError):
 class Segment:
     """One closed segment, locked while it is read."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, held: dict[Path, int] | None = None) -> None:
         self.path = path
         self.torn_bytes = 0
         self._descriptor = descriptor
+        self._held = {} if held is None else held  # the process's own, by their paths
 
     def records(self) -> Iterator[bytes]:
         """Every whole record in order; `torn_bytes` is known when the iterator ends."""
-        with self.path.open("rb") as file:
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
             size = os.fstat(file.fileno()).st_size
             if file.read(len(_MAGIC)) != _MAGIC:
                 self.torn_bytes = size
@@ -56,15 +62,18 @@ class Segment:
 
     def retire(self) -> None:
         """Delete the segment, or set it aside as `.torn` where part of it could not be read."""
-        if self.torn_bytes:
-            self.path.rename(self.path.with_suffix(".torn"))
-        else:
-            self.path.unlink()
-        sync_directory(self.path.parent)
+        with suppress(FileNotFoundError):  # somebody was quicker; all of it is elsewhere
+            if self.torn_bytes:
+                self.path.rename(self.path.with_suffix(".torn"))
+            else:
+                self.path.unlink()
+            sync_directory(self.path.parent)
+        if self.path in self._held:
+            os.close(self._held.pop(self.path))
         self.close()
 
     def close(self) -> None:
-        """Let go of the lock; may be called again."""
+        """Let go of the lock, unless the process's own; may be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -81,6 +90,7 @@ class Spill:
         self._descriptor = -1
         self._path = directory
         self._size = 0
+        self._held: dict[Path, int] = {}  # own segments that are closed and not retired (F5)
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as problem:
@@ -91,16 +101,14 @@ class Spill:
     def append(self, records: list[bytes]) -> None:
         """Write all records and fsync; raises `SpillFullError` having written none."""
         data = b"".join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
+        self._restore()
         if self.bytes() + len(data) > self._limit_bytes:
             raise SpillFullError(
                 f"the spill holds its limit of `{self._limit_bytes}` bytes", limit=self._limit_bytes
             )
         try:
             self._open()
-            written = 0
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-            os.fsync(self._descriptor)
+            _write(self._descriptor, data)
         except OSError as problem:
             self._undo()
             raise SpillFullError(
@@ -113,13 +121,23 @@ class Spill:
         return sum(size for size in map(_size, self._directory.glob("*.spill")) if size > len(_MAGIC))
 
     def segments(self) -> list[Segment]:
-        """Close the own segment and lock every one that no other live process holds, oldest first."""
-        self.close()
+        """Close the own segment and lock every one that no other live process holds, oldest first.
+
+        Raises `SpillFullError` where one of the own is gone and cannot be written again (F5).
+        """
+        self._restore()
+        if self._descriptor >= 0:
+            self._held[self._path] = self._descriptor
+            self._descriptor = -1
         found = []
-        for path in sorted(
-            self._directory.glob("*.spill"), key=lambda path: (path.stat().st_mtime_ns, path.name)
-        ):
-            descriptor = os.open(path, os.O_RDONLY)
+        for path in sorted(self._directory.glob("*.spill"), key=lambda path: (_changed_ns(path), path.name)):
+            if path in self._held:
+                found.append(Segment(path, os.dup(self._held[path]), self._held))
+                continue
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -129,22 +147,41 @@ class Spill:
         return found
 
     def close(self) -> None:
-        """Close the own segment; the next append begins another."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Let go of the own segments; the next append begins another."""
+        for descriptor in (self._descriptor, *self._held.values()):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = -1
+        self._held.clear()
+
+    def _restore(self) -> None:
+        """Write own segments again whose files are not in their places any more (F5)."""
+        own = {**self._held, self._path: self._descriptor} if self._descriptor >= 0 else self._held
+        for path, descriptor in [pair for pair in own.items() if not _is(*pair)]:
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                made = self._next()
+                again = _make(made, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+            except OSError as problem:
+                raise SpillFullError(
+                    f"spill `{path}` was removed and cannot be written again: {problem.strerror}", path=path
+                ) from problem
+            os.close(descriptor)
+            if descriptor == self._descriptor:
+                self._path, self._descriptor = made, again
+            else:
+                del self._held[path]
+                self._held[made] = again
 
     def _open(self) -> None:
-        if self._descriptor >= 0:
-            return
+        if self._descriptor < 0:
+            self._path = self._next()
+            self._descriptor, self._size = _make(self._path, _MAGIC), len(_MAGIC)
+
+    def _next(self) -> Path:
+        """Where the next segment goes."""
         self._number += 1
-        self._path = self._directory / f"{self._incarnation}-{self._number:06d}.spill"
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._size = 0
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        os.write(self._descriptor, _MAGIC)
-        self._size = len(_MAGIC)
-        sync_directory(self._directory)
+        return self._directory / f"{self._incarnation}-{self._number:06d}.spill"
 
     def _undo(self) -> None:
         """Take back a part that was written; a segment without a record goes, so that retries leave no files."""
@@ -155,9 +192,10 @@ class Spill:
                 os.ftruncate(self._descriptor, self._size)
                 return
             self._path.unlink()
-        except OSError:
-            pass  # the next append begins another segment: nothing is ever written behind a torn part
-        self.close()
+            os.close(self._descriptor)
+        except OSError:  # the next append begins another segment: nothing is ever written behind a torn part
+            self._held[self._path] = self._descriptor
+        self._descriptor = -1
 
 
 def sync_directory(directory: Path) -> None:
@@ -167,6 +205,46 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make(path: Path, data: bytes) -> int:
+    """A new file that holds `data`, durable and locked; none where that fails."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _write(descriptor, data)
+        sync_directory(path.parent)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Append all of it, fsynced."""
+    written = 0
+    while written < len(data):
+        written += os.write(descriptor, data[written:])
+    os.fsync(descriptor)
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Whether the path is of the file that is open."""
+    try:
+        there = path.stat()
+    except OSError:
+        return False
+    held = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _size(path: Path) -> int:

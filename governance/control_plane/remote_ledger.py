@@ -255,7 +255,7 @@ class RemoteLedger:
         self.note_unlinkings(int(stored["unlinkings"]))
         self._wait_seconds = _WAIT_SECONDS
 
-    def _lost(self, error: ServiceError | ConfigError) -> None:
+    def _lost(self, error: ServiceError | ConfigError | SpillFullError) -> None:
         if not self.down:
             _log.warning("control plane takes no batches", reason=error.message)
         self.down = error.message
@@ -296,7 +296,7 @@ class RemoteLedger:
         """Hand in what is spilled; then the control plane counts as back."""
         try:
             self._catch_up()
-        except (ServiceError, ConfigError) as error:
+        except (ServiceError, ConfigError, SpillFullError) as error:
             self._lost(error)
 
     def _catch_up(self) -> None:

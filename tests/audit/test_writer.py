@@ -233,6 +233,41 @@ def test_a_spill_with_a_torn_tail_gives_every_whole_record(
     check_logs(store)
 
 
+@pytest.mark.parametrize("how", ["the file", "the folder", "another file in its place"])
+def test_a_spill_that_is_removed_under_the_writer_loses_nothing(
+    store: Engine, make_writer: Any, lock: Any, tmp_path: Path, how: str
+) -> None:
+    """What was called durable is written again from what is held open: one segment being filled, one tried before."""
+    writer = make_writer(store)
+    folder = tmp_path / "spill"
+    with lock(store):
+        for number in range(2):
+            writer.submit([opened(10 * number + each) for each in range(10)])
+            assert writer.flush(3.0)
+            until = time.monotonic() + 30
+            while not number and writer._spill._descriptor >= 0 and time.monotonic() < until:
+                time.sleep(0.005)  # a replay was tried: the first segment is closed
+        paths = list(folder.glob("*.spill"))
+        assert len(paths) == 2
+        if how == "the folder":
+            shutil.rmtree(folder)
+        for path in paths if how != "the folder" else ():
+            path.unlink()
+            if how != "the file":
+                path.write_bytes(b"")
+        writer.submit([opened(20)])
+        assert writer.flush(3.0)
+        survivors = b"".join(path.read_bytes() for path in folder.glob("*.spill"))
+        assert all(
+            b'"residency":%d,' % number in survivors for number in range(21)
+        )  # kill -9 now loses nothing
+    healthy(writer)
+    with store.connect() as connection:
+        assert sorted(connection.scalars(select(residencies.c.residency))) == [*range(21)]
+        assert gaps(connection) == ()
+    assert not list(folder.glob("*.spill"))
+
+
 def test_a_full_spill_stops_admission_but_never_the_caller(
     store: Engine, make_writer: Any, lock: Any
 ) -> None:
