@@ -21,7 +21,7 @@ TICK_BITS = 14  # one wheel tick is 2**14 us = 16.4 ms
 
 
 class Residency:
-    """One request's presence in the cache; after release, its hold. `facts` is opaque to the allocator."""
+    """One request's presence in the cache; after release, its hold. `facts` and `trace` are opaque to the allocator."""
 
     __slots__ = (
         "account",
@@ -38,6 +38,7 @@ class Residency:
         "opened_us",
         "principal",
         "tick",
+        "trace",
     )
 
     def __init__(
@@ -48,6 +49,7 @@ class Residency:
         self.domain = domain
         self.principal = principal
         self.facts = facts
+        self.trace = ""
         self.opened_us = opened_us
         self.leaf: Node | None = None
         self.deadline_us = 0

@@ -88,8 +88,7 @@ class Appender:
         projections: dict[Table, list[Columns]] = {}
         for group in batch.groups:
             about = self._about(connection, group, batch)
-            made = project(group, about)
-            if made is not None:
+            for made in project(group, about):
                 projections.setdefault(made.table, []).append(made.whole(logs, places))
             if group.kind in _LIFE:
                 _live(connection, group, about)

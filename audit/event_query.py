@@ -3,7 +3,8 @@
 Q1 The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
 checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's log.
 Q2 A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
-leaf: no projection can hide or invent a leaf.
+leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
+against the leaves.
 Q3 One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
 """
 
@@ -31,6 +32,7 @@ from kvcustody.audit.schema import (
     releases,
     residencies,
 )
+from kvcustody.audit.trace_schema import event_traces
 from kvcustody.errors import LedgerError
 
 _WINDOW = 20_000
@@ -53,7 +55,7 @@ class EventFilter(NamedTuple):
     """Which leaves; None and empty mean any. Times are UTC µs, `until_us` is exclusive.
 
     `logs` restricts what can be seen at all (a tenant's own log); `tenant` is that tenant's log. `rule` and `grant`
-    are ids among what determined a decision; `outcome` is an outcome, effect or result.
+    are ids among what determined a decision; `outcome` is an outcome, effect or result; `trace` is a W3C trace id.
     """
 
     logs: tuple[str, ...] | None = None
@@ -69,6 +71,7 @@ class EventFilter(NamedTuple):
     residency: int | None = None
     incarnation: str | None = None
     block: BlockRef | None = None
+    trace: str | None = None
 
 
 class Cursor(NamedTuple):
@@ -137,7 +140,9 @@ def find_events(
         place = after if after is not None and after.log == log else None
         below = None if sizes is None else sizes.get(name, 0)
         conditions = _matching(connection, wanted)
-        if not conditions:  # every leaf of the period: nothing to search for, so no window
+        if (
+            not conditions and wanted.trace is None
+        ):  # every leaf of the period: nothing to search for, so no window
             plain = [
                 _row(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
             ]
@@ -155,7 +160,7 @@ def find_events(
                 place = Cursor(log, row.at_us, row.idx)
                 if len(rows) == limit:
                     return EventPage(tuple(rows), place, scanned)
-            if window.clipped(conditions):
+            if window.is_clipped:
                 continue  # more matches in this window than were asked for, and some did not hold
             scanned += window.size
             if window.end is None:
@@ -184,10 +189,11 @@ def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 2
     found: list[EventRow] = []
     conditions = _matching(connection, wanted)
     for log, name in _logs(connection, wanted, None):
+        column = _ordered(wanted)
         query = (
-            select(events.c.at_us, events.c.idx, events.c.kind, events.c.leaf)
-            .where(events.c.log == log, *_times(wanted), *conditions)
-            .order_by(events.c.at_us.desc(), events.c.idx.desc())
+            _leaves(wanted)
+            .where(*_inside(log, wanted, None, None), *conditions)
+            .order_by(column.at_us.desc(), column.idx.desc())
         )
         kept = 0
         for row in connection.execution_options(stream_results=True).execute(query):
@@ -232,9 +238,11 @@ def _statement(given: frozenset[str]) -> Select[Any]:
 def _inside(
     log: int, wanted: EventFilter, below: int | None, place: Cursor | None
 ) -> list[ColumnElement[bool]]:
-    """What keeps to a log, a period, a checkpoint, and behind a place."""
-    column = events.c
+    """What keeps to a log, a trace, a period, a checkpoint, and behind a place."""
+    column = _ordered(wanted)
     made = [column.log == log, *_times(wanted)]
+    if wanted.trace is not None:
+        made.append(event_traces.c.trace == wanted.trace)
     if below is not None:
         made.append(column.idx < below)
     if place is not None:
@@ -243,14 +251,29 @@ def _inside(
     return made
 
 
+def _ordered(wanted: EventFilter) -> Any:
+    """The columns that pages are in the order of: those of a trace's own table have an index for it."""
+    return events.c if wanted.trace is None else event_traces.c
+
+
+def _leaves(wanted: EventFilter) -> Select[Any]:
+    """Leaves as they are shown; conditions are on the columns of `_ordered`."""
+    query = select(events.c.at_us, events.c.idx, events.c.kind, events.c.leaf)
+    if wanted.trace is None:
+        return query
+    same = (getattr(events.c, name) == getattr(event_traces.c, name) for name in ("log", "idx", "at_us"))
+    return query.join(event_traces, and_(*same))
+
+
 class _Window:
-    """The next so many leaves of a log in order, whatever they say."""
+    """The next so many leaves of a log in order, or of a trace in it, whatever they say."""
 
     def __init__(
         self, connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None
     ) -> None:
         self._connection = connection
-        column = events.c
+        self._wanted = wanted
+        column = _ordered(wanted)
         inside = _inside(log, wanted, below, place)
         ordered = (
             select(column.at_us, column.idx).where(*inside).order_by(column.at_us, column.idx).limit(_WINDOW)
@@ -270,9 +293,9 @@ class _Window:
 
     def rows(self, conditions: Sequence[ColumnElement[bool]], limit: int) -> Iterator[Any]:
         """At most `limit` leaves of the window whose bytes match."""
-        column = events.c
+        column = _ordered(self._wanted)
         query = (
-            select(column.at_us, column.idx, column.kind, column.leaf)
+            _leaves(self._wanted)
             .where(*self._inside, *conditions)
             .order_by(column.at_us, column.idx)
             .limit(limit)
@@ -282,9 +305,10 @@ class _Window:
             self._taken += 1
             yield row
 
-    def clipped(self, conditions: Sequence[ColumnElement[bool]]) -> bool:
+    @property
+    def is_clipped(self) -> bool:
         """The window may hold more matches than it was asked for."""
-        return bool(conditions) and self._taken == self._asked
+        return self._taken == self._asked
 
 
 def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[tuple[int, str]]:
@@ -297,16 +321,21 @@ def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> 
         query = query.where(logs.c.name.in_(wanted.logs))
     if wanted.tenant is not None:
         query = query.where(logs.c.name == log_of(wanted.tenant))
+    if wanted.trace is not None:
+        query = query.where(
+            exists().where(event_traces.c.trace == wanted.trace, event_traces.c.log == logs.c.id)
+        )
     query = query.where(logs.c.id >= first)
     return [(row.id, row.name) for row in connection.execute(query)]
 
 
 def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
     made: list[ColumnElement[bool]] = []
+    column = _ordered(wanted)
     if wanted.since_us is not None:
-        made.append(events.c.at_us >= wanted.since_us)
+        made.append(column.at_us >= wanted.since_us)
     if wanted.until_us is not None:
-        made.append(events.c.at_us < wanted.until_us)
+        made.append(column.at_us < wanted.until_us)
     return made
 
 
@@ -358,6 +387,7 @@ def _says(body: dict[str, Any], wanted: EventFilter) -> bool:
         (wanted.revision, lambda value: body.get("revision") == value),
         (wanted.residency, lambda value: body.get("residency") == value),
         (wanted.block, lambda value: _names(body, value)),
+        (wanted.trace, lambda value: body.get("trace") == value),
     )
     return all(value is None or check(value) for value, check in checks)
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from sqlalchemy import Table
 
-from kvcustody.audit import erasure_schema, keeping_schema, release_schema, service_schema, tree_schema
+from kvcustody.audit import (
+    erasure_schema,
+    keeping_schema,
+    release_schema,
+    service_schema,
+    trace_schema,
+    tree_schema,
+)
 from kvcustody.audit.schema import metadata
 
-ROOMS = (erasure_schema, keeping_schema, release_schema, service_schema, tree_schema)
+ROOMS = (erasure_schema, keeping_schema, release_schema, service_schema, trace_schema, tree_schema)
 
 
 def every_table() -> list[Table]:

@@ -239,8 +239,7 @@ class LogCheck:
             recorders = [batch.incarnations[place] for place in group.places]
             about = group.columns.get("of_incarnation", recorders)
             lives = [self._lives[of or recorder] for of, recorder in zip(about, recorders, strict=True)]
-            projection = project(group, lives)
-            if projection is not None:
+            for projection in project(group, lives):
                 rows = projection.rows([self._log] * len(places), places)
                 made.setdefault(projection.table, {}).update((row[1], row) for row in rows)
         return made

@@ -2,7 +2,7 @@
 
 J1 A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is
 replayed, and a table re-derived, from bytes. J2 An event written in two logs is projected once, in the log
-of the tenant that acted.
+of the tenant that acted. J3 Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from sqlalchemy import Table
 from kvcustody.audit import erasure_schema, keeping_schema, schema
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.batch import Group
+from kvcustody.audit.events.kinds import TRACE
+from kvcustody.audit.trace_schema import event_traces
 
 Row = tuple[Any, ...]
 Columns = dict[str, Sequence[Any]]
@@ -86,7 +88,7 @@ _TABLES: dict[str, tuple[Table, dict[str, str]]] = {
     "gap": (schema.outages, {}),
     "withdrawn": (schema.outages, {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}),
 }
-TABLES = tuple(dict.fromkeys(table for table, _ in _TABLES.values()))
+TABLES = (*dict.fromkeys(table for table, _ in _TABLES.values()), event_traces)
 _COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
 
 
@@ -99,11 +101,24 @@ def _sources(kind: str) -> tuple[str, ...]:
 _SOURCES = {kind: _sources(kind) for kind in _TABLES}
 
 
-def project(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
-    """The rows of one kind of leaves, in their order; None where the leaves alone are the record.
+def project(group: Group, lives: Sequence[Incarnation]) -> list[Projection]:
+    """The rows of one kind of leaves, in their order; none where the leaves alone are the record.
 
     `lives` are the incarnations that the leaves are about, one a leaf.
     """
+    made = _of_kind(group, lives)
+    found = [] if made is None else [made]
+    return [*found, _of_traces(group)] if TRACE in group.columns else found
+
+
+def _of_traces(group: Group) -> Projection:
+    """Where the leaves that carry a trace are (J3)."""
+    traces = group.columns[TRACE]
+    kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
+    return Projection(event_traces, kept[0], kept[1:])
+
+
+def _of_kind(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
     entry = _TABLES.get(group.kind)
     if entry is None:
         return None

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.errors import LedgerError
 
-SCHEMA_REVISION = "0014"
+SCHEMA_REVISION = "0015"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction

@@ -66,6 +66,7 @@ def opened(
         now_us + residency.domain.absolute_us if residency.domain.cacheable else 0,
         _handed_out(sequence, pool),
         plan.model,
+        residency.trace,
     )
 
 
@@ -126,27 +127,27 @@ def joined(join: Joined, pool: int) -> BlocksAttached:
     plan = residency.facts
     assert isinstance(plan, Plan)
     runs = FlatRuns(join.blocks, join.generations, pool)
-    return BlocksAttached(join.at_us, residency.id, plan.tenant, runs)
+    return BlocksAttached(join.at_us, residency.id, plan.tenant, runs, residency.trace)
 
 
 def let_go(gone: LetGo, pool: int) -> Iterator[Event]:
     """A running request stopped using blocks: a tail that it copied, a window that it passed."""
-    plan = gone.residency.facts
+    residency = gone.residency
+    plan = residency.facts
     assert isinstance(plan, Plan)
+    head = (gone.at_us, residency.id, plan.tenant, "passed")
     own = gone.generations >= gone.recorded_until
     for chosen, is_own in ((own, True), (~own, False)):
         if chosen.any():
             runs = FlatRuns(gone.blocks[chosen], gone.generations[chosen], pool)
-            yield BlocksReleased(
-                gone.at_us, gone.residency.id, plan.tenant, "passed", runs, is_own, NO_TIME_US
-            )
+            yield BlocksReleased(*head, runs, is_own, NO_TIME_US, trace=residency.trace)
 
 
 def released(sequence: Sequence, runs: Runs, tenant: str, cause: str, now_us: int) -> ResidencyReleased:
     """The residency as it left: what it wrote, and until when it holds."""
     residency = sequence.residency
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
-    return ResidencyReleased(now_us, residency.id, tenant, cause, runs, hold_us)
+    return ResidencyReleased(now_us, residency.id, tenant, cause, runs, hold_us, "", residency.trace)
 
 
 def ended(custody: Custody, pool: int, now_us: int) -> CustodyEnded:

@@ -27,9 +27,16 @@ class FirstUses:
         self._executor: ThreadPoolExecutor | None = None
 
     def may(
-        self, reader: str, owner: str, classification: str, source: str, via: str, decision: Decision
+        self,
+        reader: str,
+        owner: str,
+        classification: str,
+        source: str,
+        via: str,
+        decision: Decision,
+        trace: str = "",
     ) -> bool:
-        """Whether the reuse may happen now; starts its recording where it is the first."""
+        """Whether the reuse may happen now; starts its recording where it is the first, under the request's trace."""
         key = (reader, source, decision.revision)
         if key in self._durable:
             return True
@@ -45,6 +52,7 @@ class FirstUses:
                 decision.reasons,
                 decision.revision,
                 via,
+                trace=trace,
             )
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, thread_name_prefix="kvcustody-first-use")
@@ -57,6 +65,11 @@ class FirstUses:
             return False
         self._durable.add(key)
         return True
+
+    @property
+    def recording(self) -> bool:
+        """False while the ledger has what happens only later."""
+        return self._ledger.recording
 
     def forget(self) -> None:
         """A new revision: every use is a first use again."""

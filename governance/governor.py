@@ -48,6 +48,7 @@ from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment, via_reasons
 from kvcustody.governance.stats import Stats, charged_blocks, pool_stats
 from kvcustody.governance.tally import Tally
+from kvcustody.governance.trace_context import check_trace
 from kvcustody.policies.table import DecisionTable
 
 _log = structlog.get_logger(__name__)
@@ -103,15 +104,17 @@ class Governor(Authority):
         extras: Mapping[int, bytes] | None = None,
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
+        trace: str = "",
     ) -> Admission | Refused | Deferred:
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
-        which it ends (`governance.extra_content.frame`). Raises `IdentityError` for a malformed identity or hint and
-        `ConfigError` for token ids outside int32.
+        which it ends (`governance.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
+        leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
+        outside int32.
         """
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
-        moment = Moment(self._clock.now_us(), self._clock.utc_us())
+        moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
             if isinstance(plan, Deferred):
@@ -129,7 +132,7 @@ class Governor(Authority):
             return Refused(request_id, "request id is in use")
         if not len(tokens):
             return Refused(request_id, "prompt is empty")
-        if not self._ledger.admitting:
+        if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
             tally.count(tally.deferred, "ledger")
             return Deferred(request_id, "ledger")
         admitted = plan.admitted
@@ -141,11 +144,13 @@ class Governor(Authority):
         manager: BlockManager = plan.manager
         now_us = moment.now_us
         found = manager.find(read, prompt, now_us)
+        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        residency.trace = moment.trace
         begun = manager.begin(
             handle,
             found,
             prompt,
-            manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us),
+            residency,
             now_us,
             active_us=plan.active_us,
             lookahead_tokens=lookahead_tokens,
@@ -246,6 +251,7 @@ class Governor(Authority):
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
         residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        residency.trace = parent.residency.trace
         child = manager.fork(parent, key, residency, now_us)
         if manager.pool.joined:
             self._record_joins(manager)

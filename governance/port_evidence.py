@@ -59,6 +59,7 @@ def opened(residency: ForeignResidency, pool: ForeignPool, revision: int) -> Res
         residency.began_us + domain.absolute_us if domain.cacheable else NO_TIME_US,
         tuple(Run(blocks, first, pool.number) for blocks, first in residency.handed),
         plan.model if plan is not None else "",
+        residency.trace,
     )
 
 
@@ -90,7 +91,9 @@ def unreported(residency: ForeignResidency) -> int:
 def released(residency: ForeignResidency, runs: Runs, cause: str, now_us: int) -> ResidencyReleased:
     """The residency as it left: what it wrote, and until when it holds."""
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
-    return ResidencyReleased(now_us, residency.id, residency.tenant, cause, runs, hold_us)
+    return ResidencyReleased(
+        now_us, residency.id, residency.tenant, cause, runs, hold_us, "", residency.trace
+    )
 
 
 def ends(pool: ForeignPool, now_us: int) -> list[Event]:
@@ -105,12 +108,13 @@ def ends(pool: ForeignPool, now_us: int) -> list[Event]:
 
 
 def _let_go(gone: LetGo, pool: int) -> Iterator[Event]:
+    residency = gone.residency
+    head = (gone.at_us, residency.id, residency.account.name, "passed")
     own = gone.generations >= gone.recorded_until
     for chosen, is_own in ((own, True), (~own, False)):
         if chosen.any():
             runs = FlatRuns(gone.blocks[chosen], gone.generations[chosen], pool)
-            name = gone.residency.account.name
-            yield BlocksReleased(gone.at_us, gone.residency.id, name, "passed", runs, is_own, NO_TIME_US)
+            yield BlocksReleased(*head, runs, is_own, NO_TIME_US, trace=residency.trace)
 
 
 def receipts(launches: Sequence[Scrubbed], first: int, pool: ForeignPool, now_us: int) -> list[Event]:

@@ -172,6 +172,7 @@ class PortMoves(PortReading):
             self._clock.now_us(),
         )
         again.reserved_blocks = residency.reserved_blocks
+        again.trace = residency.trace
         chain = residency.keys
         if isinstance(chain, KeyChain):
             prompt = read_prompt(tokens, self.block_tokens, chain.prompt.extras, keep_last=self._keep_last)

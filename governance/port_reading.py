@@ -16,6 +16,7 @@ from kvcustody.governance.port_books import PortBooks
 from kvcustody.governance.port_keys import NO_KEYS, Find, KeyChain, Keys, look_up
 from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.governance.reuse import Moment
+from kvcustody.governance.trace_context import check_trace
 
 
 class PortReading(PortBooks):
@@ -36,19 +37,21 @@ class PortReading(PortBooks):
         max_tokens: int = 0,
         groups: int = 1,
         keyed: bool = True,
+        trace: str = "",
     ) -> ForeignResidency | Refused:
         """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
 
         `principal` None: no valid identity (T1). `tokens`: prompt token ids; `extras`: framed extra content by the
         block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
-        of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused. Raises
-        `ConfigError` for token ids outside int32 and `IdentityError` for a malformed hint.
+        of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the
+        W3C trace id that it came with, for its leaves alone. Raises `ConfigError` for token ids outside int32 and
+        `IdentityError` for a malformed hint or trace.
         """
         if request_id in self._running:
             self._catch_up()
             if request_id in self._running:
                 return Refused(request_id, "request id is in use")
-        moment = Moment(self._clock.now_us(), self._clock.utc_us())
+        moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._standing(principal, model, route, hints, request_id, moment)
         if isinstance(plan, Refused):
             return plan
@@ -56,6 +59,7 @@ class PortReading(PortBooks):
         domain = plan.own.domain if plan is not None else self._accounts.anonymous_domain(self.table)
         subject = plan.subject_key if plan is not None else None
         residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
+        residency.trace = moment.trace
         blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
         most = self._accounts.limit_blocks(account)
         if blocks > most:
@@ -116,7 +120,8 @@ class PortReading(PortBooks):
             plan = residency.facts
             assert isinstance(plan, Plan)
         tally = self._tally(plan.tenant)
-        read, reasons = self._reuse.read_plan(plan, chain.prompt, tally, Moment(now_us, self._clock.utc_us()))
+        moment = Moment(now_us, self._clock.utc_us(), residency.trace)
+        read, reasons = self._reuse.read_plan(plan, chain.prompt, tally, moment)
         residency.reasons = reasons
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
@@ -147,8 +152,9 @@ class PortReading(PortBooks):
         """
         if residency.is_reserved:
             return None
-        account = residency.account
-        if not self._ledger.admitting:
+        account, plan = residency.account, residency.facts
+        waits = isinstance(plan, Plan) and plan.waits_for_ledger
+        if not self._ledger.admitting or (waits and not self._ledger.recording):
             return self._defer(residency, "ledger")
         need = residency.reserved_blocks
         if not self._accounts.fits(account, need):

@@ -6,6 +6,7 @@ U3  A denied grant costs what an absent block costs: a chain is hashed and looke
 U4  While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
 U5  What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
     and once the revision itself has expired everything is: it permits nothing any more.
+U6  Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from kvcustody.policies.table import DecisionTable
 
 # An enum's member costs more to reach than a decision to make.
 _REUSE, _OWN = Action.REUSE, Via.OWN
-LAPSED, EXPIRED = "policy-lease", "policy-expired"
+LAPSED, EXPIRED, UNRECORDED = "policy-lease", "policy-expired", "ledger-outage"
 
 
 class Moment(NamedTuple):
-    """When a request is decided, on both clocks."""
+    """When a request is decided, on both clocks, and the trace that it belongs to (empty: none)."""
 
     now_us: int
     utc_us: int
+    trace: str = ""
 
 
 class Reuse:
@@ -65,6 +67,9 @@ class Reuse:
         if moment.now_us >= self.expires_us:
             self._deny(tally, plan, EXPIRED, plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), (EXPIRED,)
+        if plan.hits_need_ledger and not self._first_uses.recording:
+            self._deny(tally, plan, UNRECORDED, plan.tenant)
+            return ReadPlan(Chain(plan.own.domain, None)), (UNRECORDED,)
         own = self._table.decide(
             _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
         )
@@ -126,7 +131,7 @@ class Reuse:
             return True
         name = self._table.policy.classifications[entry.level]
         return self._first_uses.may(
-            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision
+            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision, moment.trace
         )
 
     def _deny(self, tally: Tally, plan: Plan, rule: str, owner: str) -> None:

@@ -11,6 +11,8 @@ hash of either, or a key.
 E5 Times in events, and `*_boot_us` in leaves, are boot-time microseconds of the incarnation: all deadline
 arithmetic uses those, exactly. `at_us` in a leaf is UTC, for people and periods; `at_us - boot_us` is the
 incarnation's offset, fixed at its start, so a step of the wall clock moves no deadline. 0 means "none".
+E6 `trace` is the W3C trace id, 32 hexadecimal digits, that the request or act came with, where it came with one;
+else the leaf has no such key. The other party's copy of a leaf never has it.
 
 Classes. A: durable before the act it records takes effect. B: lifecycle; spilled to disk when the database
 is away. C: aggregated into counters. A residency id is unique inside its incarnation; globally it is

@@ -18,6 +18,7 @@ class AccessRecorded(NamedTuple):
     operation: str
     of_tenant: str = ""
     filters: tuple[str, ...] = ()
+    trace: str = ""
 
 
 class PrincipalChanged(NamedTuple):
@@ -33,3 +34,4 @@ class PrincipalChanged(NamedTuple):
     of_tenant: str
     actor: str
     detail: str = ""
+    trace: str = ""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, ROWS, TOTALS, Event, logs_of
+from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, ROWS, TOTALS, TRACE, Event, logs_of
 from kvcustody.audit.events.signing_keys import SigningKeyRecorded
 from kvcustody.audit.runs import EXACT, Runs, count, encode, split
 from kvcustody.errors import LedgerError
@@ -62,7 +62,7 @@ def leaves(event: Event, context: Context, sequence: int) -> list[Leaf]:
     body, lists = _body(event, context, sequence)
     made: list[Leaf] = []
     for log in logs_of(event):
-        whole = {**body, "log": log} if made else body
+        whole = {key: value for key, value in body.items() if key != TRACE} if made else body
         whole["log"] = log
         data = canonical(whole)
         handover = isinstance(event, SigningKeyRecorded)
@@ -112,6 +112,7 @@ class _Shape(NamedTuple):
     share: bool
     subject: bool
     about: bool  # may be about another incarnation
+    traced: bool  # may have a trace
 
 
 def _shape(kind: type) -> _Shape:
@@ -125,6 +126,7 @@ def _shape(kind: type) -> _Shape:
         "share_ppm" in keys,
         "subject" in keys,
         "of_incarnation" in keys,
+        TRACE in keys,
     )
 
 
@@ -144,6 +146,8 @@ def _body(event: Event, context: Context, sequence: int) -> tuple[dict[str, Any]
         body["share_ppm"] = round(body["share_ppm"] * 1_000_000)
     if shape.about and not body["of_incarnation"]:
         body["of_incarnation"] = context.incarnation
+    if shape.traced and not body[TRACE]:
+        del body[TRACE]
     if shape.subject:
         _pseudonymise(body, context.pseudonym)
     body["incarnation"] = context.incarnation

@@ -62,12 +62,13 @@ class KeyEvent(NamedTuple):
     action: str
     epoch: int
     actor: str
+    trace: str = ""
 
 
 class DecisionRecorded(NamedTuple):
     """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
 
-    Written in the reader's log and, when another tenant owns the blocks, in the owner's.
+    Written in the reader's log and, when another tenant owns the blocks, in the owner's, without the reader's trace.
     """
 
     at_us: int
@@ -80,3 +81,4 @@ class DecisionRecorded(NamedTuple):
     revision: int
     via: str = ""
     residency: int = 0
+    trace: str = ""

@@ -28,6 +28,7 @@ class ResidencyOpened(NamedTuple):
     absolute_us: int
     written: Runs = ()
     model: str = ""
+    trace: str = ""
 
 
 class BlocksAttached(NamedTuple):
@@ -41,6 +42,7 @@ class BlocksAttached(NamedTuple):
     residency: int
     tenant: str
     runs: Runs
+    trace: str = ""
 
 
 class ResidencyReleased(NamedTuple):
@@ -57,6 +59,7 @@ class ResidencyReleased(NamedTuple):
     written: Runs
     hold_us: int
     incarnation: str = ""
+    trace: str = ""
 
 
 class BlocksReleased(NamedTuple):
@@ -74,6 +77,7 @@ class BlocksReleased(NamedTuple):
     own: bool
     hold_us: int
     incarnation: str = ""
+    trace: str = ""
 
 
 class HoldsNarrowed(NamedTuple):

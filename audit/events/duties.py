@@ -19,6 +19,7 @@ class ErasureRequested(NamedTuple):
     deadline_us: int
     actor: str
     detail: str = ""
+    trace: str = ""
 
 
 class ErasureCompleted(NamedTuple):

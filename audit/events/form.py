@@ -21,6 +21,7 @@ from kvcustody.audit.events.kinds import (
     ROWS,
     SYSTEM,
     TOTALS,
+    TRACE,
     Event,
     field_types,
     log_of,
@@ -53,6 +54,13 @@ class Written(NamedTuple):
     extents: dict[str, Extents]
 
 
+class _Layout(NamedTuple):
+    """The keys whose values differ from leaf to leaf, and the text before each of them and after the last."""
+
+    open: list[str]
+    shared: list[bytes]
+
+
 class Form:
     """How events of one kind are written: the texts that all its leaves share, and what goes between them."""
 
@@ -81,12 +89,15 @@ class Form:
             self._fill |= {"subject": _once, "session": _once}
         if ROWS[0] in self._keys:
             self._fill |= dict.fromkeys(ROWS, _numbers_once)
-        self._open, self._shared = self._layout()
+        self._plain = self._layout(traced=False)
+        if TRACE in self._keys:
+            self._fill[TRACE] = _trace_parts
+            self._traced = self._layout(traced=True)
 
     def write(self, items: Sequence[Item]) -> Written:
         """The leaves of events of this kind; raises `NotPlainError` where one needs the one-by-one form."""
         columns = self._columns(items)
-        texts = {key: fill(columns[key]) for key, fill in self._fill.items()}
+        texts = {key: fill(columns[key]) for key, fill in self._fill.items() if key in columns}
         extents = {}
         for key in self._lists:
             texts[key], extents[key] = run_texts(columns[key])
@@ -96,16 +107,22 @@ class Form:
         texts["log"] = list(map(self._texts.__getitem__, logs))
         texts["sequence"] = _integers([sequence for sequence, _ in items])
         texts["at_us"] = _integers(columns["at_us"])
-        return Written(logs, columns["at_us"], self._filled(texts), columns, extents)
+        layout = self._traced if TRACE in columns else self._plain
+        return Written(logs, columns["at_us"], _filled(layout, texts), columns, extents)
 
-    def _layout(self) -> tuple[list[str], list[bytes]]:
-        """The keys whose values differ from leaf to leaf, and the text before each of them and after the last."""
+    def _layout(self, *, traced: bool) -> _Layout:
+        """The texts of leaves of this kind, with a place for a trace or without."""
         name, outage = KINDS[self.kind]
         fixed = {"schema": SCHEMA, "kind": name, "outage": outage, "part": 1, "parts": 1}
         fixed["incarnation"] = self._context.incarnation
         sizes = [TOTALS[key] for key in self._lists]
         keys, shared, text = [], [], b"{"
-        for key in sorted({*HEAD_KEYS, *self._keys, *sizes}):
+        for key in sorted({*HEAD_KEYS, *self._keys, *sizes} - ({TRACE} if not traced else set())):
+            if key == TRACE:  # with its own name and comma, as not every leaf has it
+                keys.append(key)
+                shared.append(text.removesuffix(b","))
+                text = b","
+                continue
             text += orjson.dumps(key) + b":"
             if key in fixed:
                 text += orjson.dumps(fixed[key]) + b","
@@ -113,7 +130,7 @@ class Form:
                 keys.append(key)
                 shared.append(text)
                 text = b","
-        return keys, [*shared, text.removesuffix(b",") + b"}\n"]
+        return _Layout(keys, [*shared, text.removesuffix(b",") + b"}\n"])
 
     def _columns(self, items: Sequence[Item]) -> dict[str, Sequence[Any]]:
         """Values by leaf key, as the leaf will have them; run lists are still runs."""
@@ -129,6 +146,11 @@ class Form:
             columns["share_ppm"] = [round(share * 1_000_000) for share in columns["share_ppm"]]
         if "subject" in columns:
             self._pseudonymise(columns)
+        if TRACE in columns:
+            if any(columns[TRACE]):
+                columns[TRACE] = [trace or None for trace in columns[TRACE]]
+            else:
+                del columns[TRACE]
         return columns
 
     def _pseudonymise(self, columns: dict[str, Sequence[Any]]) -> None:
@@ -143,21 +165,6 @@ class Form:
             None if session is None else name(tenant, subject or "", session)
             for tenant, subject, session in zip(tenants, subjects, sessions, strict=True)
         ]
-
-    def _filled(self, texts: Mapping[str, Sequence[bytes]]) -> list[bytes]:
-        """Every leaf: its texts between the shared ones, all joined at once and cut at the newlines.
-
-        A newline inside a JSON string is always escaped, so those of the leaves' ends are the only ones.
-        """
-        count, width = len(texts["log"]), len(self._open) + len(self._shared)
-        pieces = [b""] * (width * count)
-        for place, text in enumerate(self._shared):
-            pieces[2 * place :: width] = [text] * count
-        for place, key in enumerate(self._open):
-            pieces[2 * place + 1 :: width] = texts[key]
-        data = b"".join(pieces).split(b"\n")
-        data.pop()
-        return data
 
     def _logs(self, columns: Mapping[str, Sequence[Any]], count: int) -> Sequence[str]:
         if "tenant" not in columns:
@@ -187,6 +194,22 @@ class Form:
         if values.count(values[0]) == len(values):
             return [texts[values[0]]] * len(values)
         return list(map(texts.__getitem__, values))
+
+
+def _filled(layout: _Layout, texts: Mapping[str, Sequence[bytes]]) -> list[bytes]:
+    """Every leaf: its texts between the shared ones, all joined at once and cut at the newlines.
+
+    A newline inside a JSON string is always escaped, so those of the leaves' ends are the only ones.
+    """
+    count, width = len(texts["log"]), len(layout.open) + len(layout.shared)
+    pieces = [b""] * (width * count)
+    for place, text in enumerate(layout.shared):
+        pieces[2 * place :: width] = [text] * count
+    for place, key in enumerate(layout.open):
+        pieces[2 * place + 1 :: width] = texts[key]
+    data = b"".join(pieces).split(b"\n")
+    data.pop()
+    return data
 
 
 def _check(plain: bool) -> None:
@@ -219,3 +242,9 @@ def _numbers_once(values: Sequence[Any]) -> Sequence[bytes]:
     _check({*map(type, values)} == {tuple})
     _integers([0, *chain.from_iterable(values)])
     return list(map(orjson.dumps, values))
+
+
+def _trace_parts(values: Sequence[Any]) -> Sequence[bytes]:
+    """What a trace adds to a leaf; nothing where there is none."""
+    _check({*map(type, values)} <= {str, type(None)})
+    return [b"" if value is None else b',"trace":' + orjson.dumps(value) for value in values]

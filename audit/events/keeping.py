@@ -56,3 +56,4 @@ class SinkChanged(NamedTuple):
     action: str
     actor: str
     reason: str
+    trace: str = ""

@@ -162,6 +162,7 @@ HEAD_KEYS = (
 )
 TOTALS = {"runs": "blocks", "written": "written_blocks"}  # run lists and the keys of their sizes
 ROWS = ("holds", "until_boot_us")  # lists of numbers that belong together and continue together
+TRACE = "trace"  # the one key that a leaf lacks where its event has nothing to say
 _RUN_FIELDS = ("attached", "runs")  # and "written", where the event has no other list
 _DURATIONS = ("scrub_within_us", "age_us")
 _RENAMED = {

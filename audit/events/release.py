@@ -19,6 +19,7 @@ class ReleaseStep(NamedTuple):
     record: str
     actor: str
     detail: str = ""
+    trace: str = ""
 
 
 class PolicyStaged(NamedTuple):

@@ -1,4 +1,7 @@
-"""Leaves as CloudEvents 1.0 (JSON). `source` and `id` together are log and idx, so that a receiver can drop doubles."""
+"""Leaves as CloudEvents 1.0 (JSON). `source` and `id` together are log and idx, so that a receiver can drop doubles.
+
+`traceid` is an extension of ours: the registered `traceparent` also names a span, and a leaf is of a whole trace.
+"""
 
 from __future__ import annotations
 
@@ -23,4 +26,8 @@ def cloud_event(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
         "data": row.body,
     }
     tenant = row.body.get("tenant") or row.body.get("reader")
-    return made | {"subject": f"tenant/{tenant}"} if tenant else made
+    if tenant:
+        made["subject"] = f"tenant/{tenant}"
+    if row.body.get("trace"):
+        made["traceid"] = row.body["trace"]
+    return made

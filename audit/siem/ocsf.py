@@ -120,6 +120,8 @@ def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
     tenant = body.get("tenant") or body.get("reader") or body.get("of_tenant")
     if tenant:
         made["metadata"]["tenant_uid"] = tenant
+    if body.get("trace"):
+        made["metadata"]["correlation_uid"] = body["trace"]
     return made | _required(mapping.class_uid, row)
 
 

@@ -23,6 +23,7 @@ from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.audit.ledger import DEFAULT, Ledger, moment_us, reading, shown
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.errors import ConfigError
+from kvcustody.governance.trace_context import check_trace
 
 _HEAD = frozenset(
     {
@@ -94,6 +95,9 @@ def query(
     block: Annotated[
         str | None, typer.Option(help="A block, as `INCARNATION:BLOCK:GENERATION[:POOL]`.")
     ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="A W3C trace id, 32 hexadecimal digits: what belongs to its requests.")
+    ] = None,
     as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100,
     after: Annotated[
@@ -115,6 +119,7 @@ def query(
         revision=revision,
         residency=residency,
         block=_block(block),
+        trace=None if trace is None else check_trace(trace),
     )
     place = None if after is None else Cursor.from_text(after)
     with reading(ledger) as engine, engine.connect() as connection:

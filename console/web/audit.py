@@ -21,9 +21,10 @@ from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.checkpoint_keys import recorded_keys
 from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action
+from kvcustody.governance.trace_context import is_trace
 
 _PAGE = 50
-_TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block")
+_TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
 _NUMBERS = ("revision", "residency")
 
 
@@ -35,6 +36,8 @@ def explore(visit: Visit) -> Response:
     visit.record("consoleAudit", tenant)
     asked: dict[str, Any] = {name: visit.text(name) for name in _TEXTS}
     asked |= {name: visit.number(name) for name in _NUMBERS}
+    if asked["trace"] is not None and not is_trace(asked["trace"]):
+        raise ProblemError("invalid", "`trace` is no trace id: 32 lowercase hexadecimal digits, not all zero")
     since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
     answer = audit_api.found_events(
         visit.caller,

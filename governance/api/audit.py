@@ -30,6 +30,7 @@ from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.cursor import Question
 from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action, Reach
+from kvcustody.governance.trace_context import CHARACTERS, PATTERN
 
 READ = Action.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
@@ -41,6 +42,16 @@ Number = Annotated[int | None, Query(ge=0, lt=LARGE)]
 Kind = Annotated[KindName | None, Query(description="A kind of event.", examples=["receipt"])]
 LogName = Annotated[
     str, Query(min_length=1, max_length=160, description="`tenant/NAME` or `system`.", examples=["system"])
+]
+Trace = Annotated[
+    str | None,
+    Query(
+        min_length=CHARACTERS,
+        max_length=CHARACTERS,
+        pattern=PATTERN,
+        description="A W3C trace id.",
+        examples=["4bf92f3577b34da6a3ce929d0e0e4736"],
+    ),
 ]
 Index = Annotated[int, Query(ge=0, lt=LARGE)]
 
@@ -87,6 +98,7 @@ def found_events(
             pattern=r"^[0-9a-f]{32}:\d{1,15}:\d{1,15}(:\d{1,6})?$", description="INCARNATION:BLOCK:GENERATION"
         ),
     ] = None,
+    trace: Trace = None,
     as_of: AsOf = None,
     cursor: Cursor = None,
     limit: Limit = 100,
@@ -96,7 +108,7 @@ def found_events(
     asked = {
         "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
         "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
-        "as_of": as_of,
+        "trace": trace, "as_of": as_of,
     }  # fmt: skip
     question = Question("listEvents", caller.name, asked)
     position = service.cursors.read(question, cursor)
@@ -113,6 +125,7 @@ def found_events(
         residency=residency,
         incarnation=incarnation,
         block=None if block is None else _block(block),
+        trace=trace,
     )
     after = None if position is None else Place(*position)
     with service.reading(mine) as connection, absent_is_absent():

@@ -18,8 +18,10 @@ import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, SYSTEM, Leaf, log_of
 from kvcustody.audit.events.batch import EMPTY, Batch, batch_of
+from kvcustody.audit.events.kinds import TRACE
 from kvcustody.governance.service.leaf_columns import Sender, read_columns
 from kvcustody.governance.service.problems import ProblemError
+from kvcustody.governance.trace_context import is_trace
 
 LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
@@ -30,7 +32,7 @@ CONTROL_KINDS = frozenset(  # what only the control plane writes
 _OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 _NAMES = {str, type(None)}
-_OPTIONAL = frozenset({"written", "written_blocks"})
+_OPTIONAL = frozenset({"written", "written_blocks", TRACE})
 
 Name = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
 
@@ -103,6 +105,8 @@ def _leaf(line: bytes, sender: Sender, place: int, seen: set[tuple[Any, ...]]) -
         or body.get("worker", sender.worker) != sender.worker
     ):
         raise _refused(place, "is not of this worker's incarnation")
+    if TRACE in body and not is_trace(body[TRACE]):
+        raise _refused(place, "names a trace that is none")
     if float in set(map(type, body.values())):
         raise _refused(place, "carries a float")
     _check_numbers(body, sender, place)

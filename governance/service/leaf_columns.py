@@ -3,11 +3,12 @@
 C1 What is taken here, `leaf_check` takes too, and gives the same `Batch`. None means: look leaf by leaf.
 C2 Bytes are compared with the canonical form of what they say. With the keys of a leaf in their order, that is the form
    without sorting.
+C3 A trace, which not every leaf of a kind has, is looked at by itself: leaves with and without one are one group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter, sub
 from typing import Any, NamedTuple
@@ -16,9 +17,10 @@ import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, log_of
 from kvcustody.audit.events.batch import Batch, Founder, Group, extents
-from kvcustody.audit.events.kinds import FIELD_KEYS, HEAD_KEYS, TOTALS, field_types
+from kvcustody.audit.events.kinds import FIELD_KEYS, HEAD_KEYS, TOTALS, TRACE, field_types
 from kvcustody.audit.merkle import leaf_hashes
 from kvcustody.audit.run_texts import Extents
+from kvcustody.governance.trace_context import is_trace
 
 _NAMES: frozenset[type] = frozenset({str, type(None)})
 _TYPES: dict[str, frozenset[type]] = {
@@ -62,7 +64,7 @@ def _shapes() -> Iterator[tuple[tuple[str, tuple[str, ...]], _Shape]]:
             key: _TYPES.get(annotation, _LIST)
             for key, annotation in zip(FIELD_KEYS[event], field_types(event), strict=True)
         }
-        keys = tuple(sorted(LEAF_KEYS[name]))
+        keys = tuple(sorted(LEAF_KEYS[name] - {TRACE}))
         fields = tuple((key, types[key]) for key in keys if key in types and key not in HEAD_KEYS)
         lists = tuple(key for key in TOTALS if key in types)
         sizes = tuple((TOTALS[key], _TYPES["int"]) for key in lists)
@@ -80,13 +82,20 @@ def read_columns(lines: list[bytes], sender: Sender, refused: frozenset[str]) ->
             return None
         if [orjson.dumps(body, option=orjson.OPT_STRICT_INTEGER) for body in bodies] != lines:
             return None
-        return _batch(lines, bodies, sender, refused)
+        traces = {place: body.pop(TRACE) for place, body in enumerate(bodies) if TRACE in body}
+        if not all(map(is_trace, traces.values())):
+            return None
+        return _batch(lines, bodies, traces, sender, refused)
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
         return None
 
 
 def _batch(
-    lines: list[bytes], bodies: list[dict[str, Any]], sender: Sender, refused: frozenset[str]
+    lines: list[bytes],
+    bodies: list[dict[str, Any]],
+    traces: Mapping[int, str],
+    sender: Sender,
+    refused: frozenset[str],
 ) -> Batch | None:
     logs, lives, sequences, parts, of_parts, kinds, outages, at_us, boot_us, schemas = zip(
         *map(_PLACED, bodies), strict=True
@@ -107,6 +116,10 @@ def _batch(
         group = _group(_SHAPES[kind, keys], keys, mine, [bodies[place] for place in mine], sender)
         if group is None:
             return None
+        if not traces.keys().isdisjoint(mine):
+            if TRACE not in LEAF_KEYS[kind]:
+                return None
+            group = group._replace(columns={**group.columns, TRACE: [traces.get(place) for place in mine]})
         groups.append(group)
     founders = {sender.incarnation: Founder(sender.worker, sender.offset_us, at_us[0])}
     hashes = leaf_hashes(lines)

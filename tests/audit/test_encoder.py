@@ -87,8 +87,7 @@ def rows_of(batch: Batch) -> dict[str, dict[int, Any]]:
     """Every projected row, by table and place."""
     found: dict[str, dict[int, Any]] = {}
     for group in batch.groups:
-        made = project(group, [Incarnation(5, CONTEXT.offset_us)] * len(group.places))
-        if made is not None:
+        for made in project(group, [Incarnation(5, CONTEXT.offset_us)] * len(group.places)):
             count = range(len(batch.data))
             found.setdefault(made.table.name, {}).update(
                 zip(made.places, made.rows(count, count), strict=True)

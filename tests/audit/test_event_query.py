@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, delete, insert, select
 
 from kvcustody.audit import event_query
 from kvcustody.audit.event_query import (
@@ -26,16 +26,25 @@ from kvcustody.audit.events import (
     KeyEvent,
     PolicyActivated,
 )
+from kvcustody.audit.fsck import fsck
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.runs import decode
 from kvcustody.audit.schema import events, logs
+from kvcustody.audit.store import WRITE
+from kvcustody.audit.trace_schema import event_traces
 from kvcustody.errors import LedgerError
+
+TRACES = ("ab" * 16, "cd" * 16, "ef" * 16)
 
 
 def fill(store: Engine, make_writer: Any, world: Any) -> Any:
     played = world(5).run(120)
     writer = make_writer(store)
-    writer.submit(played.events)
+    traced = [
+        event._replace(trace=TRACES[number % 7]) if number % 7 < 3 and "trace" in event._fields else event
+        for number, event in enumerate(played.events)
+    ]
+    writer.submit(traced)
     now = played.now
     for number in range(30):
         effect = "permit" if number % 3 else "deny"
@@ -107,6 +116,14 @@ def test_every_filter_is_a_scan_of_all_leaves(
         (EventFilter(residency=3), lambda row: row.body.get("residency") == 3),
         (EventFilter(block=ref), touches),
         (EventFilter(incarnation="f" * 32), lambda row: False),
+        (EventFilter(trace=TRACES[0]), lambda row: row.body.get("trace") == TRACES[0]),
+        (EventFilter(trace=TRACES[1], until_us=middle), lambda row: _traced(row, 1) and row.at_us < middle),
+        (EventFilter(trace=TRACES[1], since_us=middle), lambda row: _traced(row, 1) and row.at_us >= middle),
+        (
+            EventFilter(trace=TRACES[2], tenant="tenant-1", kinds=("residency-opened",)),
+            lambda row: _traced(row, 2) and (row.log, row.kind) == ("tenant/tenant-1", "residency-opened"),
+        ),
+        (EventFilter(trace="12" * 16), lambda row: False),
     ]
     seen_something = 0
     with any_store.connect() as connection:
@@ -118,7 +135,45 @@ def test_every_filter_is_a_scan_of_all_leaves(
             newest = newest_events(connection, wanted, limit=5)
             last = sorted(expected, key=lambda row: (row.at_us, row.log, row.idx))[-5:]
             assert [row.at_us for row in newest] == [row.at_us for row in last]
-    assert seen_something == 12
+    assert seen_something == 16
+
+
+def _traced(row: EventRow, which: int) -> bool:
+    return bool(row.body.get("trace") == TRACES[which])
+
+
+def test_a_trace_is_found_without_a_look_at_other_leaves(
+    any_store: Engine, make_writer: Any, world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own rows alone are read, page by page, a log without any is passed by, and a row that lies finds nothing."""
+    fill(any_store, make_writer, world)
+    monkeypatch.setattr(event_query, "_WINDOW", 10)
+    leaves = whole(any_store)
+    mine = [row for row in leaves if _traced(row, 0)]
+    with any_store.connect() as connection:
+        found = find_events(connection, EventFilter(trace=TRACES[0]), limit=10_000)
+        assert list(found.rows) == mine and found.scanned == len(mine) < len(leaves) / 4
+        control = find_events(connection, EventFilter(residency=10**9), limit=10_000)
+        assert control.rows == () and control.scanned == len(leaves)
+        size = LedgerProofs(connection).checkpoint().size
+        assert find_events(connection, EventFilter(trace=TRACES[0]), limit=10_000, as_of=size) == found
+        assert fsck(connection).problems == []
+    liar = next(row for row in leaves if "trace" not in row.body)
+    with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
+        log = connection.scalar(select(logs.c.id).where(logs.c.name == liar.log))
+        lie = {"log": log, "idx": liar.idx, "trace": TRACES[0], "at_us": liar.at_us}
+        connection.execute(insert(event_traces).values(**lie))
+        lost = mine[0]
+        lost_log = connection.scalar(select(logs.c.id).where(logs.c.name == lost.log))
+        place = (event_traces.c.log == lost_log, event_traces.c.idx == lost.idx)
+        connection.execute(delete(event_traces).where(*place))
+    with any_store.connect() as connection:
+        assert list(every_event(connection, EventFilter(trace=TRACES[0]), page=3)) == mine[1:]
+        said = {(problem.log, problem.idx, problem.what) for problem in fsck(connection).problems}
+    assert said == {
+        (liar.log, liar.idx, "its row in `event_traces` is not what the leaf says"),
+        (lost.log, lost.idx, "its row in `event_traces` is missing"),
+    }
 
 
 def test_as_of_a_checkpoint_pages_repeat(any_store: Engine, make_writer: Any, world: Any) -> None:

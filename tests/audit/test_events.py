@@ -161,6 +161,52 @@ def test_cross_tenant_reuse_is_in_both_logs() -> None:
     assert logs_of(KeyEvent(1, None, "made", 1, "operator")) == ("system",)
 
 
+TRACED = [kind for kind in KINDS if "trace" in LEAF_KEYS[KINDS[kind].name]]
+
+
+@pytest.mark.parametrize("kind", TRACED, ids=lambda kind: kind.__name__)
+def test_a_leaf_without_a_trace_is_what_it_was_before_there_were_any(kind: Any) -> None:
+    """E6: the key is absent, not empty; with a trace it is the only difference."""
+    some: dict[str, Any] = {
+        "int": 7,
+        "bool": False,
+        "Runs": (),
+        "tuple[int, ...]": (),
+        "tuple[str, ...]": ("own",),
+    }
+    event = kind(
+        **{
+            name: some.get(annotation(kind.__annotations__[name]), "acme")
+            for name in kind._fields
+            if name != "trace"
+        }
+    )
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    bare, traced = (leaves(each, CONTEXT, 3)[0] for each in (event, event._replace(trace=trace)))
+    assert set(bare.body) == LEAF_KEYS[KINDS[kind].name] - {"trace"} and b"trace" not in bare.data
+    assert traced.body == bare.body | {"trace": trace}
+    assert traced.data == rfc8785.dumps(traced.body)
+
+
+def test_the_leaf_of_the_first_days_has_the_same_bytes() -> None:
+    """Bytes of a leaf as they were written before traces, so that no root of an earlier ledger moves."""
+    made = leaf(KeyEvent(1, "acme", "made", 2, "operator"), CONTEXT, 9)
+    assert made == (
+        b'{"action":"made","actor":"operator","at_us":1700000000000001,"boot_us":1,"epoch":2,"incarnation":"'
+        + b"ab" * 16
+        + b'","kind":"key-event","log":"tenant/acme","outage":"A","part":1,"parts":1,"schema":"kvcustody/event@1",'
+        b'"sequence":9,"tenant":"acme"}'
+    )
+
+
+def test_the_owner_does_not_see_the_readers_trace() -> None:
+    event = DecisionRecorded(1, "reuse", "permit", "labs", "acme", "internal", ("g",), 3, trace="ab" * 16)
+    mine, owners = leaves(event, CONTEXT, 1)
+    assert (mine.log, mine.body["trace"]) == ("tenant/labs", "ab" * 16)
+    assert owners.log == "tenant/acme" and b"trace" not in owners.data
+    assert {**mine.body, "log": owners.log} == {**owners.body, "trace": "ab" * 16}
+
+
 def test_a_long_list_of_holds_continues_over_leaves_pair_by_pair() -> None:
     holds = tuple(range(1, 5_000))
     until = tuple(10**12 + 7 * number for number in holds)

@@ -7,11 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, MetaData, delete, func, insert, select
+from sqlalchemy import Engine, MetaData, delete, func, insert, select, text
 
+from kvcustody.audit.event_query import EventFilter, find_events
 from kvcustody.audit.events import (
     CustodyEnded,
     Event,
@@ -27,6 +29,7 @@ from kvcustody.audit.partitions import MONTHS_AHEAD, REST, partitions
 from kvcustody.audit.runs import Run
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.trace_schema import event_traces
 from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, tree_nodes
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
@@ -181,3 +184,63 @@ def test_months_of_leaves_change_no_root_and_no_right(earlier: Engine) -> None:
             assert seen == len([row for row in before[0] if row.log == 2])  # type: ignore[attr-defined]
         else:
             assert names == []
+
+
+def test_traces_come_to_a_ledger_that_had_none(earlier: Engine, tmp_path: Path) -> None:
+    """0015: no row and no root changes, nothing has a trace, and the next writer's leaves are found by theirs."""
+    upgrade(earlier, "0014")
+    on_postgres = earlier.dialect.name == "postgresql"
+    tables = (events, logs, tree_nodes, root_leaves, checkpoints)
+    everything = [select(table).order_by(*table.primary_key.columns) for table in tables]
+    with earlier.connect() as connection:
+        before = [connection.execute(query).all() for query in everything]
+    if on_postgres:
+        rights = _roles_of_0014(earlier)
+    assert upgrade(earlier) == SCHEMA_REVISION
+    with earlier.connect() as connection:
+        assert [connection.execute(query).all() for query in everything] == before
+        assert connection.execute(select(event_traces)).all() == []
+        if on_postgres:
+            assert connection.execute(_RIGHTS, {"table": "event_traces"}).all() == rights
+            walls = "SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant' ORDER BY 1"
+            assert connection.exec_driver_sql(walls).scalars().all() == ["event_traces", "events"]
+            for table in ("logs", "workers", "incarnations"):  # the rows came with their ids
+                numbers = (
+                    f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), (SELECT max(id) FROM {table}))"
+                )
+                connection.exec_driver_sql(numbers)
+            connection.commit()
+    writer = EventWriter(earlier, worker="c", clock=SystemClock(), spill_directory=tmp_path / "spill")
+    writer.submit([KeyEvent(1, "tenant-1", "made", 99, "operator", trace) for trace in ("", "ab" * 16)])
+    writer.close(60)
+    with earlier.connect() as connection:
+        found = find_events(connection, EventFilter(trace="ab" * 16))
+        assert [(row.log, row.body["trace"]) for row in found.rows] == [("tenant/tenant-1", "ab" * 16)]
+        assert connection.scalar(select(func.count()).select_from(event_traces)) == 1
+        assert fsck(connection).problems == []
+
+
+_RIGHTS = text(
+    "SELECT grantee, string_agg(privilege_type, ' ' ORDER BY privilege_type) FROM"
+    " information_schema.role_table_grants WHERE table_name = :table AND grantee LIKE 'kvcustody%'"
+    " GROUP BY 1 ORDER BY 1"
+)
+
+
+def _roles_of_0014(engine: Engine) -> Any:
+    """Roles as `kvcustody db roles` of that revision left them, and what they may do on a projection."""
+    run = "DO $$ BEGIN CREATE ROLE {} NOLOGIN; EXCEPTION WHEN OTHERS THEN END $$"
+    rights = {"writer": "SELECT, INSERT", "reader": "SELECT", "retention": "SELECT, DELETE"}
+    rights |= {"auditor": "SELECT", "signer": "SELECT"}
+    with engine.begin() as connection:
+        for role, granted in rights.items():
+            connection.exec_driver_sql(run.format(f"kvcustody_{role}"))
+            connection.exec_driver_sql(f"GRANT {granted} ON decisions TO kvcustody_{role}")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION kvcustody_log() RETURNS integer LANGUAGE sql AS 'SELECT 1'"
+        )
+        connection.exec_driver_sql("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
+        connection.exec_driver_sql(
+            "CREATE POLICY of_tenant ON events FOR SELECT TO kvcustody_reader USING (log = (SELECT kvcustody_log()))"
+        )
+        return connection.execute(_RIGHTS, {"table": "decisions"}).all()

@@ -133,6 +133,13 @@ FORGED: dict[str, Callable[[bytes], bytes]] = {
     "too long": lambda leaf: _changed(leaf, cause="x" * 9000),
     "a tenant that is a list": lambda leaf: _changed(leaf, tenant=["acme"]),
     "a tenant that is a number": lambda leaf: _changed(leaf, tenant=7),
+    "a trace in capitals": lambda leaf: _changed(leaf, trace="AB" * 16),
+    "a trace of zeros": lambda leaf: _changed(leaf, trace="0" * 32),
+    "a trace that is too long": lambda leaf: _changed(leaf, trace="ab" * 17),
+    "a trace with a newline": lambda leaf: _changed(leaf, trace="ab" * 16 + "\n"),
+    "a trace that is a list": lambda leaf: _changed(leaf, trace=["ab" * 16]),
+    "a trace that is a number": lambda leaf: _changed(leaf, trace=7),
+    "an empty trace": lambda leaf: _changed(leaf, trace=""),
     "an escaped newline in the log": lambda leaf: _changed(leaf, log="tenant/acme\nsystem"),
 }
 
@@ -173,6 +180,8 @@ def test_columns_say_what_the_leaves_say() -> None:
         now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
     )
     lists = [[worker.started(), *worker.request("acme"), decision], worker.request("labs", None, 9)]
+    traced = [event for event in worker.request("acme") if "trace" in event._fields]
+    lists.append([*worker.request("acme"), *(event._replace(trace="ab" * 16) for event in traced), decision])
     lists.append([KeyEvent(now, None, "made", 1, "governor"), *worker.request("acme")])
     data = [worker.batch(made).leaves for made in lists]
     batches = []
@@ -205,6 +214,8 @@ def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, peo
         now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
     )
     made = [worker.started(), *worker.request("acme"), decision, KeyEvent(now, None, "made", 1, "governor")]
+    traced = [decision, *worker.request("acme")]
+    made += [event._replace(trace="ab" * 16) for event in traced if "trace" in event._fields]
     batch = worker.batch(made)
     assert ship(client, people["worker"], worker, batch).status_code == 200
     assert leaf_count(service, worker) == len(batch.leaves)

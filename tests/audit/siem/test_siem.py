@@ -56,6 +56,13 @@ def test_every_kind_maps_to_both_forms(kind: str) -> None:
     assert event["time"] == "2023-11-14T22:13:20.123456+00:00"
 
 
+def test_a_trace_is_told_where_each_form_has_a_place_for_it() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    traced, bare = (row("residency-opened", **more) for more in ({"trace": trace}, {}))
+    assert ocsf(traced)["metadata"]["correlation_uid"] == trace == cloud_event(traced)["traceid"]
+    assert "correlation_uid" not in ocsf(bare)["metadata"] and "traceid" not in cloud_event(bare)
+
+
 def test_the_table_has_no_kind_that_is_not_there_and_unknown_ones_are_refused() -> None:
     assert set(TABLE) == {kind.name for kind in KINDS.values()}
     with pytest.raises(LedgerError):

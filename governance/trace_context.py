@@ -1,0 +1,51 @@
+"""W3C Trace Context as far as custody needs it: the trace that a request belongs to (www.w3.org/TR/trace-context).
+
+T1 A trace id is 32 lowercase hexadecimal digits, not all zero. Nothing else is kept, compared or recorded as one.
+T2 It is the caller's word: it decides nothing, widens nothing, and only finds what was recorded under it.
+T3 A `traceparent` that is malformed is as good as none, as the standard wants it: it refuses no request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from kvcustody.errors import IdentityError
+
+TRACEPARENT: Final = "traceparent"
+PATTERN: Final = "^[0-9a-f]*[1-9a-f][0-9a-f]*$"  # of a trace id, whose length is `CHARACTERS`
+CHARACTERS: Final = 32
+_TRACE = re.compile(r"(?!0{32})[0-9a-f]{32}")
+_PARENT = re.compile(
+    r"(?P<version>(?!ff)[0-9a-f]{2})-(?P<trace>(?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<rest>-.*)?"
+)
+_CHARACTERS_MAX = 512
+
+
+def is_trace(value: object) -> bool:
+    """Whether `value` is a trace id (T1)."""
+    return type(value) is str and _TRACE.fullmatch(value) is not None
+
+
+def check_trace(value: object) -> str:
+    """`value` unchanged if it is a trace id, else `IdentityError` that does not quote it."""
+    if type(value) is not str or _TRACE.fullmatch(value) is None:
+        reason = "must be 32 lowercase hexadecimal digits, not all zero"
+        raise IdentityError(f"trace: {reason}", field="trace", reason=reason)
+    return value
+
+
+def trace_of(traceparent: object) -> str:
+    """The trace id in a `traceparent`; empty where there is none, or a malformed one (T3)."""
+    if type(traceparent) is not str or len(traceparent) > _CHARACTERS_MAX:
+        return ""
+    found = _PARENT.fullmatch(traceparent)
+    if found is None or (found["version"] == "00" and found["rest"] is not None):
+        return ""
+    return found["trace"]
+
+
+def trace_in(headers: Mapping[str, str] | None) -> str:
+    """The trace id in headers by lower-case name; empty where there is none."""
+    return "" if not headers else trace_of(headers.get(TRACEPARENT))
