@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from kvcustody.governance.service.problems import MEDIA_TYPE, ProblemError
+from kvcustody.governance.trace_context import TRACEPARENT, trace_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -69,6 +70,12 @@ class Exchange:
         if len(values) > 1:
             raise ProblemError("malformed", f"header `{name}` came {len(values)} times")
         return values[0].decode("latin-1")
+
+    @property
+    def trace(self) -> str:
+        """The trace id that the request came with; empty where it came with none, a malformed one or two."""
+        values = self.headers.get(TRACEPARENT.encode(), ())
+        return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
 
     @property
     def address(self) -> str:

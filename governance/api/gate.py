@@ -41,6 +41,7 @@ from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action
 from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.traced_writer import CURRENT
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -79,6 +80,7 @@ class Gate:
         elif scope["type"] == "http":
             exchange = Exchange(scope, receive, send, tls=self._service.settings.tls)
             operation = self._operations.find(exchange.method, exchange.path)
+            CURRENT.set(exchange.trace)
             if self._service.tracing is None:
                 await self._http(exchange, operation, None)
             else:

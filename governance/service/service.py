@@ -22,7 +22,6 @@ from kvcustody.audit.note import KeyKind
 from kvcustody.audit.pseudonyms import has_tags, names_of
 from kvcustody.audit.store import open_store
 from kvcustody.audit.subject_keys import SubjectKeys
-from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.checkpoint_keys import open_signing_key
@@ -45,6 +44,7 @@ from kvcustody.governance.service.secret import open_secret
 from kvcustody.governance.service.sessions import Sessions
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.sinks import Sinks
+from kvcustody.governance.service.traced_writer import TracedWriter
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.governance.service.turns import take_turns
 from kvcustody.governance.service.web_token import WebTokens
@@ -82,7 +82,7 @@ class Service:
             _log.warning(
                 "the ledger knows people by tags: set `subject_keys_url`, or nobody is found by name"
             )
-        self.writer = EventWriter(
+        self.writer = TracedWriter(
             self.engine,
             worker=settings.name,
             clock=clock,

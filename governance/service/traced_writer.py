@@ -1,0 +1,38 @@
+"""The service's own events under the trace of the request that they come from.
+
+T1 An event that may have a trace and has none gets the one of the request that is answered where it is submitted; what
+   a job or a timer does belongs to no request. Workers' leaves are not touched: they come as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Final
+
+from kvcustody.audit.events import KINDS, LEAF_KEYS, Event
+from kvcustody.audit.events.kinds import TRACE
+from kvcustody.audit.writer import EventWriter
+
+CURRENT: Final[ContextVar[str]] = ContextVar("kvcustody-trace", default="")  # of the request that is answered
+_TRACED: Final = frozenset(kind for kind, named in KINDS.items() if TRACE in LEAF_KEYS[named.name])
+
+
+class TracedWriter(EventWriter):
+    """A writer of events that are stamped where they are submitted."""
+
+    def submit(self, events: Sequence[Event]) -> int:
+        """Queue events of class B and C; returns the sequence of the last one."""
+        return super().submit([_stamped(event) for event in events] if CURRENT.get() else events)
+
+    def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
+        """Record a class A event before its act: returns its sequence once committed, else raises."""
+        return super().submit_durable(_stamped(event), timeout_seconds=timeout_seconds)
+
+
+def _stamped(event: Event) -> Event:
+    trace = CURRENT.get()
+    if not trace or type(event) not in _TRACED or getattr(event, TRACE):
+        return event
+    made: Event = event._replace(**{TRACE: trace})  # type: ignore[arg-type]
+    return made
