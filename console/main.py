@@ -39,10 +39,10 @@ COMMANDS = {
     ),
     "principal": Lazy(
         "kvcustody.console.principal.command:principals",
-        "Enrol, list and disable the people and machines that may ask a control plane.",
+        "Enrol, list, disable and enable the people and machines that may ask a control plane.",
     ),
     "apikey": Lazy(
-        "kvcustody.console.principal.command:keys", "Issue, list and revoke the API keys of principals."
+        "kvcustody.console.principal.keys:keys", "Issue, replace, list and revoke the API keys of principals."
     ),
     "api": Lazy(
         "kvcustody.console.api.group:app",

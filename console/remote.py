@@ -34,8 +34,17 @@ Authority = Annotated[
 ]
 
 
-def connect(server: str, key_file: Path | None, authority: Path | None = None) -> Connection:
-    """The connection that the options name."""
+def connect(
+    server: str,
+    key_file: Path | None,
+    authority: Path | None = None,
+    certificate: Path | None = None,
+    certificate_key: Path | None = None,
+) -> Connection:
+    """The connection that the options name; `certificate` is a client's own, with its key."""
     if key_file is None:
         raise ConfigError("--server needs --api-key-file")
-    return Connection(server, read_key_file(key_file), authority=authority)
+    key = read_key_file(key_file)
+    return Connection(
+        server, key, authority=authority, certificate=certificate, certificate_key=certificate_key
+    )

@@ -182,6 +182,9 @@ class _Known:
 
     known = caller
 
+    def check_stands(self, caller: Caller) -> None:
+        """Whoever holds the files stands."""
+
 
 def _local(service: Any, name: str | None) -> Caller:
     from kvcustody.governance.service.administration import local_name

@@ -1,50 +1,36 @@
-"""`kvcustody principal` and `kvcustody apikey`: on the ledger itself, or against a server with `--server`.
+"""`kvcustody principal`: who may ask a control plane; on the ledger itself, or against a server with `--server`.
 
-1. A new key is printed once, on stdout, and kept nowhere.
-2. Against a server a bootstrap key enrols and issues first keys; everything else needs the machine of the ledger.
+1. Against a server a bootstrap key enrols and enables, a key custodian's disables; on the ledger's own machine whoever
+   may write the ledger does all of it.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.principal.shared import (
+    AllowLast,
+    Bound,
+    Days,
+    Name,
+    bound_to,
+    local_book,
+    print_key,
+)
 from kvcustody.console.remote import Authority, KeyFile, Server, connect
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
-from kvcustody.governance.logs import configure
-from kvcustody.governance.service.administration import open_administration
-from kvcustody.governance.service.principals import Principals
+from kvcustody.governance.service.principal_rows import Principal
 from kvcustody.governance.service.roles import Role
-from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
-from kvcustody.governance.service.thumbprint import thumbprint_in
 
 principals = typer.Typer(
     no_args_is_help=True,
-    help="Enrol, list and disable the people and machines that may ask a control plane.",
+    help="Enrol, list, disable and enable the people and machines that may ask a control plane.",
     epilog="Roles and what each may do: docs/operations.md. Nobody is both author and approver.",
 )
-keys = typer.Typer(
-    no_args_is_help=True,
-    help="Issue, list and revoke the API keys of principals.",
-    epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
-)
-_Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
-_Bound = Annotated[
-    Path | None,
-    typer.Option(
-        "--certificate",
-        help="For a worker: PEM of the client certificate that the key is bound to (`workers_listen`).",
-        metavar="FILE",
-    ),
-]
-_Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the key ends.")]
 
 
 @principals.command(
@@ -53,12 +39,12 @@ _Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the 
     "    kvcustody principal add gpu-0 --role worker --server unix:/run/kvcustody/api.sock --api-key-file boot.key"
 )
 def add(
-    name: _Name,
+    name: Name,
     role: Annotated[list[Role], typer.Option("--role", help="A role; may be repeated.")],
     tenant: Annotated[str | None, typer.Option(help="The tenant of a tenant-viewer or tenant-admin.")] = None,
     machine: Annotated[bool, typer.Option("--machine", help="Not a person.")] = False,
-    days: _Days = None,
-    certificate: _Bound = None,
+    days: Days = None,
+    certificate: Bound = None,
     config: Config = None,
     server: Server = None,
     key_file: KeyFile = None,
@@ -67,7 +53,7 @@ def add(
 ) -> None:
     """Enrol a principal and print its first key. The key is shown once."""
     kind = "machine" if machine else "person"
-    bound = _bound(certificate)
+    bound = bound_to(certificate)
     if bound is not None and Role.WORKER not in role:
         raise ConfigError("--certificate: a key is bound to a certificate for a worker alone")
     if server is not None:
@@ -77,12 +63,12 @@ def add(
             made = connection.post(
                 "/v1/principals", {key: value for key, value in body.items() if value is not None}
             )
-        _print_key(made["key"], as_json)
+        print_key(made["key"], as_json)
         return
-    with _local(config) as (book, by, settings):
+    with local_book(config) as (book, by, settings):
         book.enrol(name, role, tenant=tenant, kind=kind, by=by)
         made = book.issue_key(name, days=days or settings.key_days, certificate=bound, by=by)
-        _print_key(made._asdict(), as_json)
+        print_key(made._asdict(), as_json)
 
 
 @principals.command("list", epilog="Example: `kvcustody principal list --json`")
@@ -105,9 +91,9 @@ def list_principals(
                 if cursor is None:
                     break
     else:
-        with _local(config) as (book, _, _):
+        with local_book(config) as (book, _, _):
             while rows := book.listed(after=found[-1]["name"] if found else "", limit=1000):
-                found += [row._asdict() | {"roles": sorted(row.roles)} for row in rows]
+                found += [_row(row) for row in rows]
     if as_json:
         print_json(found)
         return
@@ -118,125 +104,57 @@ def list_principals(
     stdout().print(table)
 
 
-@principals.command(epilog="Example: `kvcustody principal disable alice`")
-def disable(name: _Name, config: Config = None, as_json: Json = False) -> None:
-    """End a principal, all of its keys and all of its sessions at once. Its name is not given again."""
-    with _local(config) as (book, by, _):
-        found = book.disable(name, by=by)
-    if as_json:
-        print_json(found._asdict() | {"roles": sorted(found.roles)})
-    else:
-        print(f"disabled: {name}")
-
-
-@keys.command(
-    epilog="Examples:\n\n    kvcustody apikey issue alice --days 30\n\n"
-    "    kvcustody apikey issue gpu-0 --replace --overlap-days 1 --certificate gpu-0.pem"
+@principals.command(
+    epilog="Examples:\n\n    kvcustody principal disable alice\n\n"
+    "    kvcustody principal disable corp:alice --server https://kv.example --api-key-file custodian.key"
 )
-def issue(
-    name: _Name,
-    days: _Days = None,
-    replace: Annotated[bool, typer.Option("--replace", help="The principal's other keys end.")] = False,
-    overlap_days: Annotated[
-        float, typer.Option(min=0.0, max=30.0, help="With --replace: days that the other keys still work.")
-    ] = 1.0,
-    certificate: _Bound = None,
+def disable(
+    name: Name,
+    allow_last: AllowLast = False,
     config: Config = None,
     server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """Issue a key to a principal, and print it. It is shown once.
+    """End a principal, all of its keys and all of its sessions at once. Its name is not given again.
 
-    With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
+    `ISSUER:NAME` is one whom an issuer of tokens keeps: its tokens count no more. --server takes a key custodian.
     """
-    bound = _bound(certificate)
     if server is not None:
-        if replace:
-            raise ConfigError(
-                "--replace works on the ledger itself; with a server, a principal replaces its own keys"
-            )
         with connect(server, key_file, authority) as connection:
-            body = {"days": days or 90, "certificate": bound}
-            _print_key(connection.post(f"/v1/principals/{name}/keys", body), as_json)
-        return
-    with _local(config) as (book, by, settings):
-        overlap = overlap_days if replace else None
-        made = book.issue_key(
-            name, days=days or settings.key_days, overlap_days=overlap, certificate=bound, by=by
-        )
-    _print_key(made._asdict(), as_json)
+            found = connection.post("/v1/principals:disable", {"name": name, "allow_last": allow_last})
+    else:
+        with local_book(config) as (book, by, _):
+            found = _row(book.disable(name, allow_last=allow_last, by=by))
+    _tell(found, f"disabled: {name}", as_json)
 
 
-@keys.command(epilog="Example: `kvcustody apikey rotate --server https://kv.example --api-key-file me.key`")
-def rotate(
-    server: Annotated[str, typer.Option("--server", envvar="KVCUSTODY_SERVER", help="The control plane.")],
+@principals.command(epilog="Example: `kvcustody principal enable alice`")
+def enable(
+    name: Name,
+    config: Config = None,
+    server: Server = None,
     key_file: KeyFile = None,
     authority: Authority = None,
-    days: Annotated[int, typer.Option(min=1, max=366, help="Days until the new key ends.")] = 90,
-    overlap_days: Annotated[int, typer.Option(min=0, max=30, help="Days that the old keys still work.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Replace your own key: prints a new one, and lets the old ones end after the overlap."""
-    with connect(server, key_file, authority) as connection:
-        _print_key(connection.post("/v1/keys:rotate", {"days": days, "overlap_days": overlap_days}), as_json)
+    """Let a principal ask again that was disabled. No key or session from before works: issue it a new key."""
+    if server is not None:
+        with connect(server, key_file, authority) as connection:
+            found = connection.post("/v1/principals:enable", {"name": name})
+    else:
+        with local_book(config) as (book, by, _):
+            found = _row(book.enable(name, by=by))
+    _tell(found, f"enabled: {name}; it has no key until one is issued", as_json)
 
 
-@keys.command("list", epilog="Example: `kvcustody apikey list alice --json`")
-def list_keys(name: _Name, config: Config = None, as_json: Json = False) -> None:
-    """List the keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
-    with _local(config) as (book, _, _):
-        book.get(name)
-        found = [key._asdict() for key in book.keys(name)]
+def _row(found: Principal) -> dict[str, Any]:
+    return found._asdict() | {"roles": sorted(found.roles)}
+
+
+def _tell(found: dict[str, Any], says: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
-        return
-    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", left=6)
-    for key in found:
-        days = [_day(key[at]) for at in ("issued_us", "expires_us", "used_us", "revoked_us")]
-        table.add_row(key["prefix"], *days, key["certificate"] or "")
-    stdout().print(table)
-
-
-@keys.command(epilog="Example: `kvcustody apikey revoke 0f1e2d3c4b5a`")
-def revoke(
-    prefix: Annotated[str, typer.Argument(help="The key's public prefix: its 12 digits.", metavar="PREFIX")],
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Refuse a key from now on."""
-    with _local(config) as (book, by, _):
-        found = book.revoke_key(prefix, by=by)
-    if as_json:
-        print_json(found._asdict())
     else:
-        print(f"revoked: {prefix} of {found.principal}")
-
-
-def _bound(certificate: Path | None) -> str | None:
-    """How a key names the certificate in a file."""
-    return None if certificate is None else thumbprint_in(certificate)
-
-
-def _print_key(made: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(made)
-        return
-    print(made["key"])
-    typer.echo(f"prefix {made['prefix']}, ends {_day(made['expires_us'])}; shown this once", err=True)
-
-
-def _day(at_us: int | None) -> str:
-    if at_us is None:
-        return ""
-    return datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC).strftime("%Y-%m-%d %H:%M")
-
-
-@contextmanager
-def _local(config: Path | None) -> Iterator[tuple[Principals, str, ServiceSettings]]:
-    """The book of principals of the ledger that the settings name."""
-    configure("warning", "console")
-    settings = load_service_settings(config)
-    with open_administration(settings) as administration:
-        yield administration.principals, administration.by, settings
+        print(says)

@@ -18,6 +18,7 @@ from kvcustody.governance.api.jobs import add_jobs
 from kvcustody.governance.api.operating import add_operating
 from kvcustody.governance.api.pages_port import Pages
 from kvcustody.governance.api.policies import add_policies
+from kvcustody.governance.api.principal_endings import add_principal_endings
 from kvcustody.governance.api.scan_orders import add_scan_orders
 from kvcustody.governance.api.self_service import add_self_service
 from kvcustody.governance.api.stream import add_stream
@@ -29,6 +30,7 @@ _GROUPS = (
     add_health,
     add_self_service,
     add_enrolment,
+    add_principal_endings,
     add_custody,
     add_audit,
     add_stream,

@@ -38,7 +38,7 @@ absent and what is somebody else's are answered alike. Refusals are problem deta
 Pages are read with `cursor`, which fits the same filters only; `as_of` repeats a page as it was at a checkpoint."""
 TAGS = {
     "self": "Your own principal, keys and session.",
-    "principals": "Who may ask: with the bootstrap key.",
+    "principals": "Who may ask: enrolled with the bootstrap key, ended by a key custodian.",
     "custody": "What is held, for whom, until when, and how it ended.",
     "audit": "The ledger: its events, its checkpoints and proofs.",
     "erasures": "Requests to end custody, and their certificates.",

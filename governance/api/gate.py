@@ -39,7 +39,7 @@ from kvcustody.governance.service.answers import Claim
 from kvcustody.governance.service.authenticator import too_many
 from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.problems import ProblemError
-from kvcustody.governance.service.roles import Action
+from kvcustody.governance.service.roles import Action, Reach
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.traced_writer import CURRENT
 
@@ -169,7 +169,7 @@ class Gate:
         action = operation.action
         assert action is not None
         caller.must(action, *operation.also)
-        if self._workers_only and action is not Action.WORK:
+        if self._workers_only and not _for_workers(operation, caller):
             raise ProblemError("not-found")
         exchange.scope[CALLER] = caller
         query = _query(exchange, self._queries[operation.name])
@@ -267,6 +267,12 @@ class Gate:
             authenticated_by=caller.by if caller is not None else None,
             milliseconds=round(seconds * 1000, 1),
         )
+
+
+def _for_workers(operation: Operation, caller: Caller) -> bool:
+    """Whether the workers' own address answers: what workers do, and what they do with their own keys."""
+    works = caller.reach(Action.WORK) is not Reach.NONE
+    return operation.action is Action.WORK or (operation.at_workers and works)
 
 
 def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:

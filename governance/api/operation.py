@@ -26,6 +26,7 @@ class Operation:
     keyed: bool = False  # needs an `Idempotency-Key`
     batch: bool = False  # takes a worker's batch: the larger limit
     also: tuple[Action, ...] = ()  # other actions that allow it as well
+    at_workers: bool = False  # served to workers at their own address too
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

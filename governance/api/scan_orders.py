@@ -86,6 +86,7 @@ async def owed(
     taken = set(known.split(","))
     return await held_open(
         service,
+        caller,
         wait,
         lambda: _owed(service, caller.name),
         lambda answer: any(item not in taken for item in answer["orders"]),

@@ -8,12 +8,13 @@ from functools import partial
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Path, Request, Response
+from fastapi import Path, Query, Request, Response
 
 import kvcustody
 from kvcustody.audit.store import SCHEMA_REVISION
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.cookies import SESSION_COOKIES, set_cookie
+from kvcustody.governance.api.exchange import CERTIFICATE
 from kvcustody.governance.api.models.access import (
     Document,
     IssuedKey,
@@ -27,6 +28,7 @@ from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.roles import Action, Reach, reach
 
+AllowLast = Annotated[bool, Query(description="Even the last key of the last who manages keys.")]
 Prefix = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", examples=["0f1e2d3c4b5a"])]
 
 
@@ -37,11 +39,11 @@ def add_self_service(api: Api) -> None:
     """Declare the operations."""
     api.add(_mine("whoami", "GET", "/v1/whoami"), whoami, answers=Whoami)
     api.add(_mine("version", "GET", "/v1/version"), version, answers=Version)
-    api.add(_mine("listOwnKeys", "GET", "/v1/keys"), own_keys, answers=Keys)
-    rotate = _mine("rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True)
+    api.add(_mine("listOwnKeys", "GET", "/v1/keys", at_workers=True), own_keys, answers=Keys)
+    rotate = _mine("rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True)
     api.add(rotate, rotate_own_key, answers=IssuedKey, status=201)
-    revoke = _mine("revokeOwnKey", "DELETE", "/v1/keys/{prefix}")
-    api.add(revoke, revoke_own_key, status=204, problems=("not-found",))
+    revoke = _mine("revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True)
+    api.add(revoke, revoke_own_key, status=204, problems=("not-found", "conflict"))
     begin = _mine("beginSession", "POST", "/v1/session", keyed=True)
     api.add(begin, begin_session, answers=Session, status=201)
     api.add(_mine("endSession", "DELETE", "/v1/session"), end_session, status=204)
@@ -85,18 +87,31 @@ def own_keys(caller: Asking, service: Serving) -> dict[str, Any]:
     return {"items": [key._asdict() for key in service.principals.keys(caller.name)]}
 
 
-def rotate_own_key(caller: Asking, service: Serving, how: Rotation) -> dict[str, Any]:
-    """A new key for yourself; your other keys end after the overlap."""
+def rotate_own_key(caller: Asking, service: Serving, request: Request, how: Rotation) -> dict[str, Any]:
+    """A new key for yourself; your other keys end after the overlap.
+
+    It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
+    connection.
+    """
     _enrolled(caller.by)
-    made = service.principals.issue_key(
-        caller.name, days=how.days, overlap_days=how.overlap_days, by=caller.name
-    )
-    return made._asdict()
+    book, presented = service.principals, request.scope.get(CERTIFICATE)
+    if how.bind and presented is None:
+        raise ProblemError(
+            "invalid", "`bind` needs a connection with a client certificate (`workers_listen`)"
+        )
+    bound = presented if how.bind else book.binding(caller.key)
+    days, overlap = how.days, how.overlap_days
+    return book.issue_key(
+        caller.name, days=days, overlap_days=overlap, certificate=bound, by=caller.name
+    )._asdict()
 
 
-def revoke_own_key(caller: Asking, service: Serving, prefix: Prefix) -> Response:
+def revoke_own_key(
+    caller: Asking, service: Serving, prefix: Prefix, allow_last: AllowLast = False
+) -> Response:
     """Refuse one of your keys from now on."""
-    service.principals.revoke_key(prefix, principal=caller.name, by=caller.name)
+    book = service.principals
+    book.revoke_key(prefix, principal=caller.name, allow_last=allow_last, by=caller.name)
     return Response(status_code=204)
 
 

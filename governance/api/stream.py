@@ -54,6 +54,8 @@ async def stream(
     given = service.cursors.read(question, cursor)
     at = None if given is None else Position(int(given[0]), int(given[1]))
     found = await _news(service, mine, at, begin, limit, wait)
+    if wait:
+        await run_sync(service.authenticator.check_stands, caller)
     answer: dict[str, Any] = {
         "items": [told(row, shape) for row in found.rows],
         "next": service.cursors.write(question, list(found.position)),

@@ -65,11 +65,11 @@ def add_workers(api: Api) -> None:
 
 
 async def policy_records(
-    service: Serving, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
+    caller: Asking, service: Serving, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
 ) -> dict[str, Any]:
     """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
     return await held_open(
-        service, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
+        service, caller, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
     )
 
 
@@ -85,6 +85,7 @@ async def erasures(
     taken = set(known.split(","))
     return await held_open(
         service,
+        caller,
         wait,
         lambda: _owed(service, caller.name),
         lambda answer: any(item["erasure"] not in taken for item in answer["items"]),

@@ -15,7 +15,8 @@ from kvcustody.audit.store import open_store
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.service.api_key import KeyHasher
-from kvcustody.governance.service.principals import IssuedKey, Principals
+from kvcustody.governance.service.principal_rows import IssuedKey
+from kvcustody.governance.service.principals import Principals
 from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.service import private_folder
 from kvcustody.governance.service.settings import ServiceSettings
@@ -41,7 +42,9 @@ def open_administration(settings: ServiceSettings, *, clock: Clock | None = None
         spill = settings.state_path / "spill-local"
         writer = EventWriter(engine, worker=f"{settings.name}.local", clock=clock, spill_directory=spill)
         stack.callback(writer.close)
-        yield Administration(Principals(engine, KeyHasher(), clock, writer.submit_durable), local_name())
+        issuers = [issuer.name for issuer in settings.issuers]
+        book = Principals(engine, KeyHasher(), clock, writer.submit_durable, issuers)
+        yield Administration(book, local_name())
 
 
 def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey:

@@ -4,6 +4,7 @@ A1 There is one refusal, whatever was wrong: the reason goes to the log, never t
 A2 Exactly one credential a request. A key, a token and a session are told apart by their form alone.
 A3 An address whose credentials keep failing has to wait; those of others do not notice.
 A4 A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
+A5 A principal that was disabled is nobody, whatever it shows; an answer that is still held open for it is not given.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import structlog
 from kvcustody.errors import IdentityError
 from kvcustody.governance.service.api_key import MARK, prefix_of
 from kvcustody.governance.service.caller import Caller
-from kvcustody.governance.service.principals import Principal, Principals
+from kvcustody.governance.service.principal_rows import Principal
+from kvcustody.governance.service.principals import Principals
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.rate import Rates
 from kvcustody.governance.service.sessions import Sessions
@@ -69,6 +71,11 @@ class Authenticator:
         found = None if name is None else self._principals.find(name)
         return None if found is None or found.disabled_us is not None else _caller(found, "session")
 
+    def check_stands(self, caller: Caller) -> None:
+        """Raise `unauthenticated` where a caller was ended after its request had begun (A5)."""
+        if caller.by != "local" and self._principals.ended(caller.name, caller.key):
+            raise unauthenticated()
+
     def _proven(self, authorization: str | None, cookie: str | None, certificate: str | None) -> Caller:
         if authorization is None:
             if cookie is None:
@@ -83,6 +90,8 @@ class Authenticator:
         if credential.startswith(f"{MARK}_"):
             return self._by_key(credential, certificate)
         proven = self._tokens.verify(credential, certificate)
+        if self._principals.ended(proven.principal):
+            raise _refused("principal is disabled")
         return Caller(proven.principal, proven.roles, proven.tenant, "token")
 
     def _by_key(self, key: str, certificate: str | None) -> Caller:

@@ -91,7 +91,8 @@ class Service:
         )
         stack.callback(self.writer.close)
         self.signer = self._signer(stack)
-        self.principals = Principals(self.engine, KeyHasher(), clock, self.record)
+        issuers = [issuer.name for issuer in settings.issuers]
+        self.principals = Principals(self.engine, KeyHasher(), clock, self.record, issuers)
         self.sessions = Sessions(
             self.engine,
             self.secret,

@@ -60,8 +60,12 @@ ROWS = {
     "revokeOwnKey": Row("/v1/keys/{key}", **SELF, ok=204, of_caller=True),
     "beginSession": Row("/v1/session", **SELF, ok=201),
     "endSession": Row("/v1/session", **SELF, ok=204),
-    "listPrincipals": Row("/v1/principals", every="bootstrap"),
-    "getPrincipal": Row("/v1/principals/auditor", every="bootstrap"),
+    "listPrincipals": Row("/v1/principals", every="bootstrap key-custodian"),
+    "getPrincipal": Row("/v1/principals/auditor", every="bootstrap key-custodian"),
+    "listKeys": Row("/v1/principals/auditor/keys", every="bootstrap key-custodian"),
+    "disablePrincipal": Row("/v1/principals:disable", every="key-custodian", body={"name": "nobody"}, ok=404),
+    "revokeKeys": Row("/v1/principals:revoke-keys", every="key-custodian", body={"name": "nobody"}, ok=404),
+    "enablePrincipal": Row("/v1/principals:enable", every="bootstrap", body={"name": "auditor"}),
     "enrolPrincipal": Row(
         "/v1/principals", every="bootstrap", body={"name": "new-{fresh}", "roles": ["dpo"]}, ok=201
     ),
@@ -376,7 +380,7 @@ def test_reads_of_those_who_see_others_are_on_record(world: World, service, peop
         and mine[-1]["filters"] == ["tenant"]
         and mine[-1]["roles"] == ["auditor"]
     )
-    assert set(AccessRecorded._fields) - {"at_us"} <= set(mine[-1])
+    assert set(AccessRecorded._fields) - {"at_us", "trace"} <= set(mine[-1])
 
 
 def test_an_unrecordable_read_is_not_answered(world: World, service, monkeypatch) -> None:

@@ -202,6 +202,41 @@ def test_what_replaces_a_bound_key_is_bound_and_only_workers_have_one(walled: Wa
         book.issue_key("olive", days=1, certificate=made.certificate, by="test")
 
 
+def test_a_bound_key_replaces_itself_by_one_that_is_bound_alike(walled: Walled, bound: str) -> None:
+    own = walled.certificates["its own"]
+    assert own is not None
+    with connect(walled, "its own", key=bound) as worker:
+        made = worker.post("/v1/keys:rotate", {"days": 1, "overlap_days": 1})["key"]
+        listed = {key["prefix"]: key["certificate"] for key in worker.get("/v1/keys")["items"]}
+    assert listed[made.split("_")[1]] == thumbprint_in(own.certificate)
+    assert register(connect(walled, "its own", key=made))
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(connect(walled, "another of ours", key=made))
+
+
+def test_a_key_is_bound_to_the_certificate_of_its_connection_where_that_is_asked(walled: Walled) -> None:
+    """gpu-1 has no bound key: what replaces its key is bound only with `--bind`."""
+    own, key_file = walled.certificates["another of ours"], walled.plane.key_file("gpu-1")
+    assert own is not None
+    with connect(walled, "another of ours", key=walled.plane.keys["gpu-1"]) as worker:
+        free = worker.post("/v1/keys:rotate", {"days": 1, "overlap_days": 1})["key"]
+    assert register(connect(walled, "its own", key=free)), "control: bound to none, as the key before"
+    asked = [str(Path(sys.executable).with_name("kvcustody")), "apikey", "rotate", "--server", walled.workers]
+    asked += ["--ca", str(walled.ours.pem), "--api-key-file", str(key_file), "--bind", "--json"]
+    asked += ["--client-certificate", str(own.certificate), "--client-key", str(own.key)]
+    made = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)["key"]
+    assert register(connect(walled, "another of ours", key=made))
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(connect(walled, "its own", key=made))
+
+
+def test_people_are_not_served_at_the_workers_address(walled: Walled) -> None:
+    for path in ("/v1/keys", "/v1/workers"):
+        operator = connect(walled, "its own", key=walled.plane.keys["olive"])
+        with operator, pytest.raises(ServiceError, match="Nothing here"):
+            operator.get(path)
+
+
 def test_a_worker_believes_no_other_servers_certificate(walled: Walled) -> None:
     with pytest.raises(ServiceError) as refused:
         register(connect(walled, "its own", authority=walled.ours.pem.with_name("others.pem")))

@@ -67,12 +67,12 @@ class Enrolment(Model):
 
 
 class Principal(Model):
-    """Somebody who may ask."""
+    """Somebody who may ask. `token`: whom an issuer of tokens keeps, known here because it was disabled here."""
 
     model_config = example(_ALICE)
 
     name: str
-    kind: Literal["person", "machine"]
+    kind: Literal["person", "machine", "token"]
     roles: list[Role]
     tenant: str | None
     enrolled_us: Utc
@@ -138,21 +138,51 @@ class PrincipalPage(Model):
 
 
 class Rotation(Model):
-    """How the own key is to be replaced."""
+    """How the own key is to be replaced. `bind`: to the client certificate of this connection, for a worker."""
 
     model_config = example({"days": 90, "overlap_days": 1})
 
+    bind: Annotated[bool, Field(strict=True)] = False
     days: Annotated[int, Field(strict=True, ge=1, le=366)] = 90
     overlap_days: Annotated[int, Field(strict=True, ge=0, le=30)] = 1
 
 
 class KeyRequest(Model):
-    """How long a new key is to be valid, and over which certificate: over any where none is named."""
+    """How long a new key is to be valid, and over which certificate: over any where none is named.
+
+    `overlap_days`: days until the principal's other keys end; without it they stay. A key that replaces others and
+    names no certificate is bound as the newest of them.
+    """
 
     model_config = example({"days": 90})
 
     days: Annotated[int, Field(strict=True, ge=1, le=366)] = 90
     certificate: Thumbprint | None = None
+    overlap_days: Annotated[int | None, Field(strict=True, ge=0, le=30)] = None
+
+
+class PrincipalName(Model):
+    """Which principal: one that was enrolled, or `issuer:name` of one whom an issuer of tokens keeps."""
+
+    model_config = example({"name": "alice"})
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Ending(PrincipalName):
+    """Whom to disable. `allow_last`: even the last who manages keys."""
+
+    model_config = example({"name": "alice", "allow_last": False})
+
+    allow_last: Annotated[bool, Field(strict=True)] = False
+
+
+class KeyEnding(Ending):
+    """Whose key to refuse from now on: the one that is named, or all of them."""
+
+    model_config = example({"name": "alice", "prefix": "0f1e2d3c4b5a"})
+
+    prefix: Annotated[str | None, Field(pattern=r"^[0-9a-f]{12}$")] = None
 
 
 class Session(Model):

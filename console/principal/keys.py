@@ -1,0 +1,188 @@
+"""`kvcustody apikey`: the keys of principals; on the ledger itself, or against a server with `--server`.
+
+1. A new key is printed once, on stdout, and kept nowhere.
+2. Against a server everybody replaces and revokes their own keys, a bootstrap key issues them, a key custodian's
+   revokes those of others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.principal.shared import (
+    AllowLast,
+    Bound,
+    Days,
+    Name,
+    bound_to,
+    day,
+    local_book,
+    print_key,
+)
+from kvcustody.console.remote import Authority, KeyFile, Server, connect
+from kvcustody.console.serve.command import Config
+from kvcustody.errors import ConfigError
+from kvcustody.governance.control_plane.connection import Connection
+
+keys = typer.Typer(
+    no_args_is_help=True,
+    help="Issue, replace, list and revoke the API keys of principals.",
+    epilog="Keys end by themselves; `kvcustody apikey issue --replace` gives a new one and lets the old ones end.",
+)
+
+
+@keys.command(
+    epilog="Examples:\n\n    kvcustody apikey issue alice --days 30\n\n"
+    "    kvcustody apikey issue gpu-0 --replace --overlap-days 1 --certificate gpu-0.pem"
+)
+def issue(
+    name: Name,
+    days: Days = None,
+    replace: Annotated[bool, typer.Option("--replace", help="The principal's other keys end.")] = False,
+    overlap_days: Annotated[
+        float, typer.Option(min=0.0, max=30.0, help="With --replace: days that the other keys still work.")
+    ] = 1.0,
+    certificate: Bound = None,
+    config: Config = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Issue a key to a principal, and print it. It is shown once.
+
+    With --replace it is bound to the certificate that the key before was bound to, unless --certificate names another.
+    """
+    bound = bound_to(certificate)
+    if server is not None:
+        body = {"days": days or 90, "certificate": bound}
+        if replace:
+            if overlap_days != int(overlap_days):
+                raise ConfigError("--overlap-days: whole days, with --server")
+            body["overlap_days"] = int(overlap_days)
+        with connect(server, key_file, authority) as connection:
+            print_key(connection.post(_place(name), body), as_json)
+        return
+    with local_book(config) as (book, by, settings):
+        overlap = overlap_days if replace else None
+        made = book.issue_key(
+            name, days=days or settings.key_days, overlap_days=overlap, certificate=bound, by=by
+        )
+    print_key(made._asdict(), as_json)
+
+
+@keys.command(
+    epilog="Examples:\n\n    kvcustody apikey rotate --server https://kv.example --api-key-file me.key\n\n"
+    "    kvcustody apikey rotate --server https://kv.example:8443 --api-key-file gpu-0.key "
+    "--client-certificate gpu-0.pem --client-key gpu-0.tls"
+)
+def rotate(
+    server: Annotated[str, typer.Option("--server", envvar="KVCUSTODY_SERVER", help="The control plane.")],
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    client_certificate: Annotated[
+        Path | None, typer.Option(help="PEM of the client certificate to present (`workers_listen`).")
+    ] = None,
+    client_key: Annotated[Path | None, typer.Option(help="PEM of that certificate's key.")] = None,
+    bind: Annotated[
+        bool, typer.Option("--bind", help="Bind the new key to the client certificate that is presented.")
+    ] = False,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Days until the new key ends.")] = 90,
+    overlap_days: Annotated[int, typer.Option(min=0, max=30, help="Days that the old keys still work.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Replace your own key: prints a new one, and lets the old ones end after the overlap.
+
+    A key that is bound to a client certificate is replaced over the workers' address, by one that is bound to the same.
+    """
+    body = {"days": days, "overlap_days": overlap_days, "bind": bind}
+    with connect(server, key_file, authority, client_certificate, client_key) as connection:
+        print_key(connection.post("/v1/keys:rotate", body), as_json)
+
+
+@keys.command("list", epilog="Example: `kvcustody apikey list alice --json`")
+def list_keys(
+    name: Name,
+    config: Config = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """List the keys of a principal: when each was issued, last used, ends or was revoked. Never the keys."""
+    if server is not None:
+        with connect(server, key_file, authority) as connection:
+            found = connection.get(_place(name))["items"]
+    else:
+        with local_book(config) as (book, _, _):
+            book.get(name)
+            found = [key._asdict() for key in book.keys(name)]
+    _print_keys(found, as_json)
+
+
+@keys.command(
+    epilog="Examples:\n\n    kvcustody apikey revoke 0f1e2d3c4b5a\n\n    kvcustody apikey revoke --all --of alice\n\n"
+    "    kvcustody apikey revoke 0f1e2d3c4b5a --of alice --server https://kv.example --api-key-file custodian.key"
+)
+def revoke(
+    prefix: Annotated[
+        str | None, typer.Argument(help="The key's public prefix: its 12 digits.", metavar="PREFIX")
+    ] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(help="Whose key it is; with --server your own where nobody is named.", metavar="NAME"),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every key of the principal, and its sessions.")
+    ] = False,
+    allow_last: AllowLast = False,
+    config: Config = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
+    as_json: Json = False,
+) -> None:
+    """Refuse a key from now on, or all keys of a principal. Another's key takes a key custodian, with --server."""
+    if every == (prefix is not None) or (every and of is None):
+        raise ConfigError("give the PREFIX of one key, or --all --of NAME")
+    if server is not None:
+        with connect(server, key_file, authority) as connection:
+            _revoke_there(connection, prefix, of, allow_last)
+    else:
+        with local_book(config) as (book, by, _):
+            if prefix is None:
+                book.revoke_keys(str(of), allow_last=allow_last, by=by)
+            else:
+                of = book.revoke_key(prefix, principal=of, allow_last=allow_last, by=by).principal
+    if as_json:
+        print_json({"principal": of, "prefix": prefix, "revoked": True})
+    else:
+        print(f"revoked: {prefix or 'every key'}{'' if of is None else f' of {of}'}")
+
+
+def _place(name: str) -> str:
+    return f"/v1/principals/{quote(name, safe='')}/keys"
+
+
+def _revoke_there(connection: Connection, prefix: str | None, of: str | None, allow_last: bool) -> None:
+    if of is None:
+        connection.request("DELETE", f"/v1/keys/{prefix}", params={"allow_last": str(allow_last).lower()})
+        return
+    named = {} if prefix is None else {"prefix": prefix}
+    connection.post("/v1/principals:revoke-keys", {"name": of, "allow_last": allow_last, **named})
+
+
+def _print_keys(found: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    table = make_table("", "prefix", "issued", "ends", "last used", "revoked", "bound to", left=6)
+    for key in found:
+        days = [day(key[at]) for at in ("issued_us", "expires_us", "used_us", "revoked_us")]
+        table.add_row(key["prefix"], *days, key["certificate"] or "")
+    stdout().print(table)

@@ -1,0 +1,65 @@
+"""What the commands on principals and on their keys share: options, the book of the ledger itself, a new key's print.
+
+1. A new key is printed once, on stdout, and kept nowhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.console.command import print_json
+from kvcustody.governance.logs import configure
+from kvcustody.governance.service.administration import open_administration
+from kvcustody.governance.service.principals import Principals
+from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+from kvcustody.governance.service.thumbprint import thumbprint_in
+
+Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
+AllowLast = Annotated[
+    bool, typer.Option("--allow-last", help="Even where nobody who manages keys would be left.")
+]
+Bound = Annotated[
+    Path | None,
+    typer.Option(
+        "--certificate",
+        help="For a worker: PEM of the client certificate that the key is bound to (`workers_listen`).",
+        metavar="FILE",
+    ),
+]
+Days = Annotated[int | None, typer.Option(min=1, max=366, help="Days until the key ends.")]
+
+
+def bound_to(certificate: Path | None) -> str | None:
+    """How a key names the certificate in a file."""
+    return None if certificate is None else thumbprint_in(certificate)
+
+
+def print_key(made: dict[str, Any], as_json: bool) -> None:
+    """The key on stdout, what is known of it on stderr."""
+    if as_json:
+        print_json(made)
+        return
+    print(made["key"])
+    typer.echo(f"prefix {made['prefix']}, ends {day(made['expires_us'])}; shown this once", err=True)
+
+
+def day(at_us: int | None) -> str:
+    """A moment to the minute, in UTC; nothing where there is none."""
+    if at_us is None:
+        return ""
+    return datetime.datetime.fromtimestamp(at_us / 1e6, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+
+
+@contextmanager
+def local_book(config: Path | None) -> Iterator[tuple[Principals, str, ServiceSettings]]:
+    """The book of principals of the ledger that the settings name, by whom it is changed, and the settings."""
+    configure("warning", "console")
+    settings = load_service_settings(config)
+    with open_administration(settings) as administration:
+        yield administration.principals, administration.by, settings
