@@ -149,6 +149,11 @@ class EventWriter:
         )
 
     @property
+    def recording(self) -> bool:
+        """False while events go to the spill, or nowhere: the database has them later."""
+        return not (self._outage.active or self._outage.full)
+
+    @property
     def engine(self) -> Engine:
         """The database that this writer writes to."""
         return self._engine
@@ -162,7 +167,7 @@ class EventWriter:
         """A snapshot for health and metrics."""
         return WriterStatus(
             admitting=self.admitting,
-            healthy=not (self._outage.down or self._outage.spilled or self._outage.full),
+            healthy=self.recording,
             cause=self._outage.cause,
             backlog=len(self._intake) + len(self._ahead.items) + len(self._outage.held),
             submitted_sequence=self._intake.sequence,

@@ -16,6 +16,10 @@ class Ledger(Protocol):
     def admitting(self) -> bool:
         """False while new custody could not be recorded."""
 
+    @property
+    def recording(self) -> bool:
+        """False while the ledger has what is submitted only later, from a spill: some policies do not wait for that."""
+
     def submit(self, events: Sequence[Event], /) -> int:
         """Queue events of class B and C; never waits."""
 
@@ -33,6 +37,11 @@ class CountingLedger:
     @property
     def admitting(self) -> bool:
         """Counting never fails."""
+        return True
+
+    @property
+    def recording(self) -> bool:
+        """Nor is it late."""
         return True
 
     def submit(self, events: Sequence[Event], /) -> int:

@@ -27,7 +27,7 @@ from kvcustody.governance.domain import DomainSpec, KeyOwner, ScopeKind, own_dom
 from kvcustody.governance.identity import Principal
 from kvcustody.governance.keyring import KeyFact, Keyring
 from kvcustody.governance.segments import Candidate, SegmentMatcher
-from kvcustody.policies.ir import Action, Grant, Scope, SegmentRule, Via
+from kvcustody.policies.ir import Action, Grant, OnOutage, Scope, SegmentRule, Via
 from kvcustody.policies.obligations import Obligations
 from kvcustody.policies.table import Decision, DecisionTable
 
@@ -89,6 +89,7 @@ class Plan:
         "classification",
         "decoy",
         "grants",
+        "hits_need_ledger",
         "key",
         "level",
         "manager",
@@ -104,6 +105,7 @@ class Plan:
         "subject_key",
         "tenant",
         "valid_until_utc_us",
+        "waits_for_ledger",
     )
 
     def __init__(self, principal: Principal, account: Account, manager: Any, level: int, name: str) -> None:
@@ -128,6 +130,8 @@ class Plan:
         self.valid_until_utc_us = 1 << 62
         self.reuse_reasons: tuple[str, ...] = ()
         self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
+        self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
+        self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
 
     def forget_keys(self) -> None:
         """Drop every primed state. What a residency keeps of a plan names its holder and keys nothing."""
@@ -220,6 +224,8 @@ class PlanBook:
         plan.key = key
         plan.model = model.hex()[:MODEL_DIGITS]
         plan.active_us = owed.active_max_us
+        plan.waits_for_ledger = owed.on_outage_lifecycle is OnOutage.DENY
+        plan.hits_need_ledger = owed.on_outage_own_hits is OnOutage.DENY
         owner = tenant_owner(principal.issuer, tenant)
         self._record_keys(
             owner, self._keyring.ensure([owner])

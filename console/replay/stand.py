@@ -77,6 +77,11 @@ class ObservedLedger:
         """As the ledger says."""
         return self._ledger.admitting
 
+    @property
+    def recording(self) -> bool:
+        """As the ledger says."""
+        return self._ledger.recording
+
     def submit(self, batch: Sequence[Event], /) -> int:
         """Queue events, then fold them in."""
         sequence = self._ledger.submit(batch)

@@ -102,6 +102,11 @@ class RemoteLedger:
         return not self._full and len(self._intake) <= self._settings.capacity and self._thread.is_alive()
 
     @property
+    def recording(self) -> bool:
+        """False while events go to the spill, or nowhere: the control plane has them later."""
+        return not (self.down or self._spilled or self._full)
+
+    @property
     def durable_sequence(self) -> int:
         """R1."""
         return self._mark.sequence
@@ -110,7 +115,7 @@ class RemoteLedger:
         """A snapshot for health and metrics."""
         return WriterStatus(
             admitting=self.admitting,
-            healthy=not (self.down or self._spilled or self._full),
+            healthy=self.recording,
             cause=self._full or self.down,
             backlog=len(self._intake),
             submitted_sequence=self._intake.sequence,

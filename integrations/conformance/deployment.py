@@ -46,7 +46,7 @@ class KeepingLedger:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.admitting = True
+        self.admitting = self.recording = True
 
     def submit(self, events: Sequence[Event], /) -> int:
         """Keep them."""

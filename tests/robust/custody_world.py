@@ -95,6 +95,10 @@ class Dropping:
     def admitting(self) -> bool:
         return self._ledger.admitting
 
+    @property
+    def recording(self) -> bool:
+        return self._ledger.recording
+
     def submit(self, events: Sequence[Event], /) -> int:
         kept = []
         for event in events:

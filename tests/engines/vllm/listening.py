@@ -47,7 +47,7 @@ MODEL = ModelIdentity(
 class NoLedger:
     """A ledger that is always there and keeps nothing."""
 
-    admitting = True
+    admitting = recording = True
 
     def submit(self, events: Sequence[object], /) -> int:
         return 0

@@ -1,0 +1,237 @@
+"""The ledger is away while requests come (F3): no reuse across tenants goes unrecorded, and the own scope is served.
+
+What a policy demands beyond the floor, `lifecycle: deny` and `own_hits: deny`, holds for as long as events are spilled.
+A Governor over a real writer on a SQLite file; blocks without memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from custody_world import MODEL, QUICK, open_keyring
+from sqlalchemy import Engine, event, select
+
+from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.pool_options import PoolOptions
+from kvcustody.audit.events import KeyEvent
+from kvcustody.audit.schema import events, logs, releases, residencies
+from kvcustody.audit.writer import EventWriter
+from kvcustody.clock import VirtualClock
+from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.first_use import FirstUses
+from kvcustody.governance.governor import Governor
+from kvcustody.governance.identity import identify
+from kvcustody.governance.outcome import Admission, Deferred
+from kvcustody.governance.pools import Pools
+from kvcustody.policies.compiler import compile_policy
+from kvcustody.policies.loader import load_policy
+
+POLICY = """\
+schema: kvcustody/policy@1
+name: away
+profile: shared
+scope: tenant
+classifications: [low]
+classify: [{tenant: "*", as: low}]
+tenants:
+  holder: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+  reader: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+grants: [{id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}]
+rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
+retention: {low: {idle: 1h, absolute: 8h, active_max: 2h}}
+scrub: {default: {within: 1s, verify: none}}
+offload: {low: never}
+audit:
+  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
+"""
+PROMPT = [*range(1, 65), 7]
+
+
+class World:
+    """Two tenants, one grant, and a ledger that may go away."""
+
+    def __init__(self, store: Engine, folder: Path, stricter: str = "") -> None:
+        self.path = Path(str(store.url.database).removeprefix("file:").split("?", 1)[0])
+        self._raw: list[sqlite3.Connection] = []
+        self._pages = str(1 << 30)
+        event.listen(store, "connect", self._connected)
+        store.dispose()
+        self.clock = VirtualClock(utc_us=time.time_ns() // 1000)
+        self.writer = EventWriter(
+            store, worker="w", clock=self.clock, spill_directory=folder / "spill", settings=QUICK
+        )
+        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=self.clock), 256, PoolOptions())
+        policy = POLICY + (f"  by_classification: {{low: {stricter}}}\n" if stricter else "")
+        read = load_policy(policy, name="away.yaml")
+        keyring = open_keyring(folder, self.clock)
+        first = compile_policy(read, revision=1)
+        self.governor = Governor(pools, first, keyring, self.writer, clock=self.clock)
+        assert self.ask("reader") == self.ask("holder", keeps=True) == 0  # their keys are on record
+        self.governor.activate(compile_policy(read, revision=2), actor="ada")  # no grant was used under it
+
+    def _connected(self, connection: sqlite3.Connection, _: object) -> None:
+        self._raw.append(connection)
+        connection.execute(f"PRAGMA max_page_count = {self._pages}")
+
+    def pages(self, most: str) -> None:
+        """The most pages that the ledger's file may have, on every connection to it."""
+        self._pages = most
+        for connection in self._raw:
+            with contextlib.suppress(sqlite3.ProgrammingError):  # closed
+                connection.execute(f"PRAGMA max_page_count = {most}")
+
+    def ask(self, tenant: str, *, keeps: bool = False) -> int | Deferred:
+        """The tokens of the prompt that a tenant gets from the cache; `keeps`: it is computed and published."""
+        made = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, PROMPT)
+        if not isinstance(made, Admission):
+            assert isinstance(made, Deferred)
+            return made
+        if keeps:
+            self.governor.commit([made.request_id], [len(PROMPT)])
+        self.governor.abort(made.request_id)
+        self.governor.step()
+        self.governor.settle()
+        return made.hit_tokens
+
+    def notice(self) -> None:
+        """Wait until the writer knows that the ledger is away."""
+        with pytest.raises(LedgerUnavailable):
+            for epoch in range(500):  # a full file has room in its last pages
+                made = KeyEvent(1, "holder", "made" * 400, epoch, "operator")
+                self.writer.submit_durable(made, timeout_seconds=2.0)
+        self.writer.submit(
+            [made] * 50
+        )  # more than the pages that are there have room for, when it is tried again
+        assert self.writer.flush()
+        assert not self.writer.recording and self.writer.admitting
+
+    def back(self) -> None:
+        """Wait until what was spilled is in the ledger."""
+        until = time.monotonic() + 30
+        while not (self.writer.recording and self.writer.flush()) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert self.writer.recording
+
+    def close(self) -> None:
+        """Release what is open and drain."""
+        self.governor.close()
+        self.writer.close()
+
+
+@contextlib.contextmanager
+def locked(world: World, folder: Path) -> Iterator[None]:
+    """Every write waits until its deadline."""
+    with contextlib.closing(sqlite3.connect(world.path, isolation_level=None, timeout=30)) as intruder:
+        intruder.execute("BEGIN EXCLUSIVE")
+        yield
+        intruder.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def full(world: World, folder: Path) -> Iterator[None]:
+    """The disk has no room for another page (SQLITE_FULL, as ENOSPC gives)."""
+    world.pages("1")  # no fewer than there are
+    yield
+    world.pages(str(1 << 30))
+
+
+@contextlib.contextmanager
+def gone(world: World, folder: Path) -> Iterator[None]:
+    """The ledger's file is away."""
+    path, hidden = world.path, folder / "hidden"
+    hidden.mkdir()
+    for each in [each for each in path.parent.glob(path.name + "*") if each.is_file()]:
+        each.rename(hidden / each.name)
+    try:
+        yield
+    finally:
+        for each in hidden.iterdir():
+            each.rename(path.parent / each.name)
+
+
+OUTAGES = {"locked": locked, "full": full, "gone": gone}
+
+
+def permits(store: Engine) -> list[tuple[str, int]]:
+    """Permissions to reuse across tenants under the second revision: log and sequence of each leaf."""
+    query = select(logs.c.name, events.c.sequence, events.c.leaf).join(events, events.c.log == logs.c.id)
+    with store.connect() as connection:
+        rows = connection.execute(query.where(events.c.kind == "decision").order_by(logs.c.name)).all()
+    wanted = (b'"effect":"permit"', b'"revision":2,')
+    return [(row.name, row.sequence) for row in rows if all(text in bytes(row.leaf) for text in wanted)]
+
+
+@pytest.mark.parametrize("outage", sorted(OUTAGES))
+def test_no_reuse_across_tenants_is_unrecorded_and_the_own_scope_is_served(
+    store: Engine, tmp_path: Path, outage: str
+) -> None:
+    world = World(store, tmp_path)
+    with OUTAGES[outage](world, tmp_path):
+        world.notice()
+        assert [world.ask("reader") for _ in range(4)] == [0] * 4
+        assert world.ask("holder") == 64
+    world.back()
+    assert world.ask("reader") == 0 and world.ask("reader") == 64  # recorded, then reused
+    world.close()
+    (owner, at), (reader, also) = permits(store)
+    assert (owner, reader, at) == ("tenant/holder", "tenant/reader", also)
+    with store.connect() as connection:
+        used = residencies.c.tenant == "reader", residencies.c.attached_blocks > 0
+        place = (events.c.log == residencies.c.log) & (events.c.idx == residencies.c.idx)
+        query = select(events.c.sequence).join(residencies, place).where(*used)
+        assert [sequence > at for sequence in connection.scalars(query)] == [True]
+
+
+def test_without_the_gate_a_reuse_goes_unrecorded(
+    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive control."""
+    monkeypatch.setattr(FirstUses, "may", lambda *_, **__: True)
+    world = World(store, tmp_path)
+    with locked(world, tmp_path):
+        world.notice()
+        assert world.ask("reader") == 64
+    world.back()
+    world.close()
+    assert permits(store) == []
+
+
+@pytest.mark.parametrize("outage", sorted(OUTAGES))
+def test_what_must_not_be_recorded_late_waits(store: Engine, tmp_path: Path, outage: str) -> None:
+    """`lifecycle: deny`: no new custody while events are spilled; what runs goes on, is released and is recorded."""
+    world = World(store, tmp_path, "{lifecycle: deny}")
+    running = world.governor.admit(identify(issuer="idp", tenant="reader"), MODEL, PROMPT)
+    assert isinstance(running, Admission)
+    with OUTAGES[outage](world, tmp_path):
+        world.notice()
+        refused = world.ask("holder")
+        assert isinstance(refused, Deferred) and refused.reason == "ledger"
+        world.governor.commit([running.request_id], [len(PROMPT)])
+        world.governor.abort(running.request_id)
+        world.governor.step()
+    world.back()
+    assert world.ask("holder") == 64
+    world.close()
+    with store.connect() as connection:
+        assert len(connection.scalars(select(releases.c.residency).where(releases.c.final)).all()) == 4
+
+
+def test_hits_that_must_be_on_record_wait(store: Engine, tmp_path: Path) -> None:
+    """`own_hits: deny`: everything is a miss while events are spilled. `spill`: each hit is in its residency's leaf."""
+    world = World(store, tmp_path, "{own_hits: deny}")
+    with locked(world, tmp_path):
+        world.notice()
+        assert world.ask("holder") == 0
+    world.back()
+    assert world.ask("holder") == 64
+    world.close()
+    with store.connect() as connection:
+        hits = connection.scalars(
+            select(residencies.c.attached_blocks).order_by(residencies.c.residency)
+        ).all()
+    assert hits == [0, 0, 0, 4]
