@@ -4,10 +4,12 @@ M1 Every revision and the record of it commit together, on SQLite too; a failed 
 schema.
 M2 The migrated schema equals the tables of `audit.schema`. M3 A newer schema is refused, never downgraded.
 M4 On PostgreSQL the months to come have their partitions afterwards, where nobody is in the way.
+M5 Upgrades of several ledgers by one process take turns: Alembic knows one connection a process.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from kvcustody.audit.store import VERSION_TABLE, WRITE, failure
 from kvcustody.errors import LedgerError
 
 Progress = Callable[[str, int, int], None]
+_TURN = threading.Lock()
 
 
 def upgrade(engine: Engine, revision: str = "head", *, progress: Progress | None = None) -> str:
@@ -58,7 +61,8 @@ def _upgrade(connection: Connection, revision: str, progress: Progress | None) -
         raise LedgerError(
             f"the ledger's schema `{found}` is newer than this program's `{head}`", found=found, expected=head
         )
-    command.upgrade(config, revision)
+    with _TURN:  # M5
+        command.upgrade(config, revision)
     reached = current(connection)
     assert reached is not None
     return reached

@@ -90,7 +90,12 @@ def kill_often(folder: Path, kills: int) -> Iterator[Kill | None]:
             deadline = time.monotonic() + 60
             while chance.random() > 0.001 and not progress.exists() and time.monotonic() < deadline:
                 time.sleep(0.001)  # now and then the kill falls into the start: replay, closing of the dead
-            time.sleep(0.4 * chance.random())
+            wanted = 5 + random.Random(f"{kills} {number}").randrange(
+                45
+            )  # done before it, on a slow machine too
+            while progress.exists() and durable_in(progress) < wanted and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.02 * chance.random())
             os.kill(child, signal.SIGKILL)
             print("wait", file=server.stdin, flush=True)
             assert server.stdout.readline() == "dead\n"
@@ -99,6 +104,12 @@ def kill_often(folder: Path, kills: int) -> Iterator[Kill | None]:
     finally:
         server.stdin.close()
         server.wait(60)
+
+
+def durable_in(progress: Path) -> int:
+    """The sequence that a process has shown to be durable so far."""
+    words = progress.read_text().split()
+    return int(words[1]) if len(words) == 4 else 0
 
 
 def missing(store: Engine, incarnation: str, upto: int) -> int:
@@ -120,7 +131,7 @@ def check(store: Engine, folder: Path, kills: int) -> None:
             made.append(kill)
         if number % 20 == 0 or number == kills - 1:
             assert found_on_disk(folder, needles(folder)) == []
-    assert len(made) > kills // 2 and sum(kill.durable for kill in made) > 20 * len(made)
+    assert len(made) > kills // 2 and sum(kill.durable for kill in made) > 5 * len(made)
     assert [kill for kill in made if kill.problems] == [], "check() found something in a running process"
     assert "Error" not in (folder / "stderr.log").read_text()
 
