@@ -30,6 +30,7 @@ from kvcustody.integrations.identity.request_body import (
     owns_response,
     parse_body,
     put_token,
+    put_trace,
     take_client_salt,
     write_body,
 )
@@ -40,13 +41,14 @@ CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 
 
 class Visitor(NamedTuple):
-    """A request that may pass: as whom, with which request id, and, if it reaches the engine, how it is scoped."""
+    """A request that may pass: as whom, with which request id, if it reaches the engine how it is scoped, its trace."""
 
     principal: Principal
     owner: str
     hint: str | None
     request_id: str | None
     scoped: Scoped | None
+    trace: str = ""
 
 
 class Door:
@@ -89,7 +91,7 @@ class Door:
         request_id = None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}"
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")
-        return Visitor(principal, owner, _hint(headers), request_id, scoped)
+        return Visitor(principal, owner, _hint(headers), request_id, scoped, headers.trace)
 
     def scope(self, visitor: Visitor, data: bytes) -> bytes:
         """The visitor's request body with a scope token in it; `RequestRefused` if it is malformed."""
@@ -111,6 +113,7 @@ class Door:
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
         put_token(body, self._tokens.carry(token), visitor.scoped)
+        put_trace(body, visitor.trace, visitor.scoped)
         return write_body(body)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:

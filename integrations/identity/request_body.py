@@ -3,7 +3,8 @@
 B1 What leaves is what was checked: the body is parsed once, with repeated names refused, and written again from what
    was parsed, so no second parser can read something else.
 B2 Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
-   to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused.
+   to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
+   headers, where it came with one and the body has room.
 B3 Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, stored
    responses, media uuids. Equal ids of different owners never meet.
 B4 Everything else is kept, value for value.
@@ -24,6 +25,7 @@ from kvcustody.integrations.identity.refusal import malformed, not_found
 from kvcustody.integrations.identity.routes import Body, Scoped
 
 OUR_TRANSFER_FIELD: Final = "kvcustody"
+OUR_TRACE_FIELD: Final = "kvcustody_trace"
 _TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _MEDIA_FIELDS = (
     *("messages", "input", "query", "queries", "documents", "items"),
@@ -59,7 +61,7 @@ def take_client_salt(body: dict[str, Any]) -> object:
 
 
 def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
-    """Remove our field from what the client sent, and refuse the rest unless the deployment allows it."""
+    """Remove our fields from what the client sent, and refuse the rest unless the deployment allows it."""
     sampling = body.get("sampling_params")
     for holder in (
         body.get("vllm_xargs"),
@@ -71,6 +73,7 @@ def check_transfer(body: dict[str, Any], *, allowed: bool) -> None:
         given = body.pop(field, None)
         if isinstance(given, dict):
             given.pop(OUR_TRANSFER_FIELD, None)
+            given.pop(OUR_TRACE_FIELD, None)
         if not given:
             continue
         if not allowed or not isinstance(given, dict):
@@ -88,6 +91,12 @@ def put_token(body: dict[str, Any], carried: Carried, scoped: Scoped) -> None:
             **body.get("kv_transfer_params", {}),
             OUR_TRANSFER_FIELD: carried.transfer,
         }
+
+
+def put_trace(body: dict[str, Any], trace: str, scoped: Scoped) -> None:
+    """Put the request's trace where the engine will look; a body without room goes without."""
+    if trace and scoped.carries_transfer:
+        body["kv_transfer_params"] = {**body.get("kv_transfer_params", {}), OUR_TRACE_FIELD: trace}
 
 
 def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:

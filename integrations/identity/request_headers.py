@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from kvcustody.governance.trace_context import TRACEPARENT, trace_of
 from kvcustody.integrations.identity.mapping import OWN_HEADERS
 from kvcustody.integrations.identity.refusal import malformed
 
 Raw = list[tuple[bytes, bytes]]
 REQUEST_ID: Final = "x-request-id"
 _OWN: Final = OWN_HEADERS.encode("ascii")
+_TRACEPARENT: Final = TRACEPARENT.encode("ascii")
 
 
 class RequestHeaders:
@@ -31,6 +33,12 @@ class RequestHeaders:
             return values[0].decode("utf-8")
         except UnicodeDecodeError:
             raise malformed(name, "is not UTF-8") from None
+
+    @property
+    def trace(self) -> str:
+        """The trace id that the request came with; empty where it came with none, a malformed one or two."""
+        values = [value for found, value in self._raw if found == _TRACEPARENT]
+        return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
 
     def passed_on(self, request_id: str | None, body_bytes: int | None) -> Raw:
         """The headers for the application: ours gone, the request id bound, the length that of a new body."""

@@ -99,6 +99,7 @@ class BatchCustody:
             route=claim.route,
             hints=claim.hints,
             extras=claim.extras,
+            trace=claim.trace,
         )
         if not isinstance(outcome, Admission):
             if isinstance(outcome, Deferred):

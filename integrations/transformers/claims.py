@@ -25,12 +25,14 @@ _NOTHING: Mapping[int, bytes] = {}
 
 
 class Claim(NamedTuple):
-    """On whose behalf a request runs. `extras`: content that keys its blocks besides the tokens (`Governor.admit`)."""
+    """On whose behalf a request runs. `extras`: content that keys its blocks besides the tokens; `trace`: the W3C trace
+    id that it came with (`Governor.admit`)."""
 
     principal: Principal
     route: str | None = None
     hints: Hints = NO_HINTS
     extras: Mapping[int, bytes] = _NOTHING
+    trace: str = ""
 
     @property
     def is_private(self) -> bool:

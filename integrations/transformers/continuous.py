@@ -29,6 +29,7 @@ from kvcustody.governance.identity import Principal
 from kvcustody.governance.model_identity import ModelIdentity
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.trace_context import check_trace
 from kvcustody.governance.worker import MemoryPlan, Worker, open_worker
 from kvcustody.integrations.transformers.batch_cache import govern
 from kvcustody.integrations.transformers.batch_custody import BatchCustody
@@ -169,20 +170,29 @@ class GovernedBatching:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def identify(
-        self, request_id: str, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS
+        self,
+        request_id: str,
+        principal: Principal,
+        *,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        trace: str = "",
     ) -> None:
         """State whose the next request with this id is, before `manager.add_request` is called with it.
 
-        Raises `IdentityError` where the id is claimed already or poses as a forked child.
+        `trace`: the W3C trace id that it came with. Raises `IdentityError` where that is none, and where the id is
+        claimed already or poses as a forked child.
         """
-        self.claims.file(request_id, Claim(principal, route, hints))
+        self.claims.file(
+            request_id, Claim(principal, route, hints, trace=check_trace(trace) if trace else "")
+        )
 
     @contextmanager
     def acting(
-        self, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS
+        self, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS, trace: str = ""
     ) -> Iterator[None]:
-        """Requests that this thread adds inside, by whatever call of the engine, are `principal`'s."""
-        token = ACTING.set(Claim(principal, route, hints))
+        """Requests that this thread adds inside, by whatever call of the engine, are `principal`'s, of this trace."""
+        token = ACTING.set(Claim(principal, route, hints, trace=check_trace(trace) if trace else ""))
         try:
             yield
         finally:
@@ -195,14 +205,16 @@ class GovernedBatching:
         *,
         route: str | None = None,
         hints: Hints = NO_HINTS,
+        trace: str = "",
         request_id: str | None = None,
         **options: Any,
     ) -> str:
         """Queue a request on behalf of `principal`; returns its id. `options`: those of the engine's `add_request`.
 
-        Raises `IdentityError` for an id that is claimed, `HandleError` where the engine takes no requests.
+        Raises `IdentityError` for an id that is claimed or a trace that is none, `HandleError` where the engine takes
+        no requests.
         """
-        with self.acting(principal, route=route, hints=hints):
+        with self.acting(principal, route=route, hints=hints, trace=trace):
             added = self.manager.add_request(list(input_ids), request_id, **options)
         if added is None:
             raise HandleError("the engine takes no requests: its loop has failed or is stopping")

@@ -55,6 +55,7 @@ class GovernedRequest:
         "skips_reading",
         "tables",
         "told_tokens",
+        "trace",
         "waits_for",
     )
 
@@ -66,6 +67,7 @@ class GovernedRequest:
         model: ModelIdentity,
         extras: Extras,
         groups: int,
+        trace: str = "",
     ) -> None:
         self.request = request
         self.request_id = request.request_id
@@ -73,6 +75,7 @@ class GovernedRequest:
         self.hints = hints
         self.model = model
         self.extras = extras
+        self.trace = trace
         self.residency: ForeignResidency | None = None
         self.skips_reading = False
         self.waits_for: str | None = None

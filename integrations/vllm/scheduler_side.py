@@ -23,6 +23,7 @@ from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.outcome import Refused
 from kvcustody.governance.request import NO_HINTS
 from kvcustody.governance.scope_token import Verified
+from kvcustody.governance.trace_context import is_trace, trace_in
 from kvcustody.integrations.vllm import opening
 from kvcustody.integrations.vllm.books import Books
 from kvcustody.integrations.vllm.engine_control import VllmControl
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from kvcustody.integrations.vllm.engine import EngineHandle
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
+TRACE = "kvcustody_trace"  # where they carry the trace that the request came to the door with
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
 _log = structlog.get_logger(__name__)
 
@@ -146,7 +148,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (S1), and what it may ever do."""
-        verified = self._verify(request)
+        verified, trace = self._verify(request), self._trace(request)
         valid = isinstance(verified, Verified)
         principal, hints = (verified.principal, verified.hints) if valid else (None, NO_HINTS)
         if not valid:
@@ -155,7 +157,7 @@ class SchedulerSide:
         if extras.unkeyed is not None:
             _log.info("not reusable", request=request.request_id, reason=extras.unkeyed)
         model = self._models.of(request.lora_request)
-        mine = GovernedRequest(request, principal, hints, model, extras, len(self.books.groups))
+        mine = GovernedRequest(request, principal, hints, model, extras, len(self.books.groups), trace)
         setattr(request, ATTRIBUTE, mine)
         request.block_hashes = []
         request._block_hasher = None
@@ -163,6 +165,18 @@ class SchedulerSide:
         request.skip_reading_prefix_cache = False  # vLLM would not let such a request be deferred
         self.books.requests[request.request_id] = mine
         self._admit(mine)
+
+    def _trace(self, request: Request) -> str:
+        """The trace that the door saw, or vLLM, which hands its headers on where it sends spans itself; else empty."""
+        params = request.kv_transfer_params
+        if isinstance(params, dict) and TRACE in params:
+            rest = dict(params)
+            trace = rest.pop(TRACE)
+            request.kv_transfer_params = rest or None
+            if is_trace(trace):
+                return str(trace)
+        headers = getattr(request, "trace_headers", None)
+        return trace_in(headers) if headers else ""
 
     def _verify(self, request: Request) -> Any:
         salt, request.cache_salt = request.cache_salt, None
@@ -188,6 +202,7 @@ class SchedulerSide:
                 max_tokens=max(0, min(request.max_tokens, self._max_model_tokens - len(tokens))),
                 groups=len(self.books.groups),
                 keyed=mine.extras.unkeyed is None and self.books.caching,
+                trace=mine.trace,
             )
         except (ConfigError, IdentityError) as error:
             answer = Refused(request.request_id, error.message)

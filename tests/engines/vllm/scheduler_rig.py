@@ -268,9 +268,10 @@ class Rig:
         *,
         n: int = 4,
         salt: str | None = None,
+        start: bool = True,
         **named: Any,
     ) -> Request:
-        """Queue a request of `tenant`, or one that presents `salt` as its token."""
+        """Queue a request of `tenant`, or one that presents `salt` as its token. `start` False: make it alone."""
         self.numbers += 1
         name = f"r{self.numbers}"
         request = Request(
@@ -283,7 +284,8 @@ class Rig:
             **named,
         )
         self.outputs[name] = []
-        self.scheduler.add_request(request)
+        if start:
+            self.scheduler.add_request(request)
         return request
 
     def ask(self, prompt: list[int], tenant: str | None = "alpha", **named: Any) -> int:

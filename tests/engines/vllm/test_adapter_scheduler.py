@@ -11,8 +11,10 @@ import pytest
 from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 from structlog.testing import CapturingLogger
 
+from kvcustody.audit.events import ResidencyOpened, ResidencyReleased
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure import Selector
+from kvcustody.integrations.vllm import scheduler_side
 from kvcustody.integrations.vllm.governed_request import governed
 
 
@@ -67,6 +69,24 @@ def test_the_token_is_taken_from_the_request(rig: Callable[..., Rig]) -> None:
     request = one.add(prompt(40), "alpha")
     assert request.cache_salt is None
     one.run()
+
+
+def test_a_requests_trace_is_on_its_leaves(rig: Callable[..., Rig]) -> None:
+    """vLLM's own trace headers, which reach the scheduler; what the door put beside the token comes before them."""
+    one = rig()
+    own, door = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16
+    headers = {"traceparent": f"00-{own}-00f067aa0ba902b7-01"}
+    asked = [None, headers, {"traceparent": "x"}, headers]
+    requests = [one.add(prompt(40), "alpha", trace_headers=each, start=False) for each in asked]
+    requests[3].kv_transfer_params = {scheduler_side.TRACE: door, "theirs": 1}
+    for request in requests:
+        one.scheduler.add_request(request)
+    assert requests[3].kv_transfer_params == {"theirs": 1}
+    one.run()
+    one.port.counts()  # what the adapter tells late is told by then
+    opened = [event.trace for event in one.ledger.events if isinstance(event, ResidencyOpened)]
+    released = [event.trace for event in one.ledger.events if isinstance(event, ResidencyReleased)]
+    assert opened == ["", own, "", door] and sorted(released) == sorted(opened)
 
 
 @pytest.mark.parametrize("early", [False, True])

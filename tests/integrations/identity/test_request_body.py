@@ -16,6 +16,7 @@ from kvcustody.integrations.identity import door as door_module
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (
+    OUR_TRACE_FIELD,
     OUR_TRANSFER_FIELD,
     owns_response,
     parse_body,
@@ -343,3 +344,30 @@ def test_counting_never_fails_on_strange_bodies(kind: Body, body: dict[str, Any]
         assert 1 <= engine_requests(kind, body) <= 65_535
     except RequestRefused as refusal:
         assert refusal.status == 400
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize("path", sorted(SCOPED))
+def test_the_headers_trace_goes_with_the_body_where_there_is_room(deployment: Deployment, path: str) -> None:
+    sent = {"prompt": "p"}
+    bare, traced = (
+        ask(deployment.door, path, sent, key=deployment.acme, headers=headers).passed
+        for headers in ({}, {"traceparent": TRACEPARENT})
+    )
+    had, got = (passed.json.get("kv_transfer_params", {}) for passed in (bare, traced))
+    assert got == had | ({OUR_TRACE_FIELD: TRACE} if SCOPED[path].carries_transfer else {})
+    assert OUR_TRACE_FIELD not in had, "control"
+    assert isinstance(deployment.verify(traced.json), Verified)
+
+
+@pytest.mark.parametrize(
+    "header", ["", "x", TRACE, TRACEPARENT.upper(), TRACEPARENT.replace(TRACE, "0" * 32)]
+)
+def test_what_is_no_trace_goes_nowhere_and_refuses_nothing(deployment: Deployment, header: str) -> None:
+    """Nor does a trace that the client writes where ours goes."""
+    sent = {"prompt": "p", "kv_transfer_params": {OUR_TRACE_FIELD: TRACE}}
+    got = ask(deployment.door, body=sent, key=deployment.acme, headers={"traceparent": header}).passed.json
+    assert OUR_TRACE_FIELD not in got.get("kv_transfer_params", {})
