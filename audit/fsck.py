@@ -22,7 +22,7 @@ from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.fsck_log import LogCheck, Problem, as_bytes, check_nodes
 from kvcustody.audit.key_chain import follow, handed_over, handover_leaves
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.merkle import EMPTY, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.note import NoteError, VerifierKey, parse_note
 from kvcustody.audit.rotation import KeyPeriod, check_period
 from kvcustody.audit.schema import events, logs
@@ -133,12 +133,13 @@ def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> 
         except (TypeError, ValueError, OverflowError):
             report.problems.append(Problem(_ROOT_NAME, first, last - 1, "", "a root leaf is not one"))
             return heads
-        start = 0
+        start, grown = 0, list[Grown]()
         for mark in [size for size in marks if first < size <= first + len(hashes)] + [first + len(hashes)]:
-            frontier, grown = frontier.extend(hashes[start : mark - first])
+            frontier, made = frontier.extend(hashes[start : mark - first], halves=True)
             start = mark - first
-            report.problems += check_nodes(connection, ROOT, _ROOT_NAME, grown)
+            grown += made
             heads[mark] = frontier.root()
+        report.problems += check_nodes(connection, ROOT, _ROOT_NAME, grown)
     before = 0
     for size, root in stated.items():
         if heads.get(size) != root:

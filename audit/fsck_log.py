@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, func, select
 
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
-from kvcustody.audit.merkle import EMPTY, Grown, TreeHead, leaf_hashes
+from kvcustody.audit.merkle import EMPTY, HALF, Grown, TreeHead, leaf_hashes
 from kvcustody.audit.projection import TABLES, Incarnation, project
 from kvcustody.audit.schema import events, incarnations
 from kvcustody.audit.tree_schema import tree_nodes
@@ -52,6 +53,7 @@ class LogCheck:
         self._name = name
         self._seals = list(seals)
         self._frontier = EMPTY
+        self._grown: list[Grown] = []
         self._broken = False  # the tree: what follows a bad seal says nothing new
         self._lives = {
             row.uuid: Incarnation(row.id, row.offset_us)
@@ -150,6 +152,7 @@ class LogCheck:
     def _grow(self, hashes: list[bytes]) -> None:
         """Extend the tree seal by seal, and compare each sealed head."""
         start = self._frontier.size
+        self._grown = []
         for seal in [seal for seal in self._seals if start < seal.size <= start + len(hashes)]:
             before = self._frontier.size
             self._extend(hashes[before - start : seal.size - start])
@@ -162,11 +165,12 @@ class LogCheck:
                 )
                 self._say(before, seal.size - 1, what)
         self._extend(hashes[self._frontier.size - start :])
+        self.problems += check_nodes(self._connection, self._log, self._name, self._grown)
 
     def _extend(self, hashes: list[bytes]) -> None:
-        self._frontier, grown = self._frontier.extend(hashes)
+        self._frontier, grown = self._frontier.extend(hashes, halves=True)
         if not self._broken:
-            self.problems += check_nodes(self._connection, self._log, self._name, grown)
+            self._grown += grown
 
     # -- columns and projections ----------------------------------------------------------------------------
 
@@ -258,20 +262,23 @@ def as_bytes(value: Any) -> bytes:
 
 
 def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[Problem]:
-    """Stored nodes against computed ones; the leaves under a node that differs are its range."""
+    """Stored nodes against computed ones, level by level; the leaves under a node that differs are its range.
+
+    A half level that is absent costs a proof time and nothing else; a wrong one is reported.
+    """
     problems = []
     table = tree_nodes
-    for level, first, hashes in grown:
+    levels: dict[int, list[Grown]] = {}
+    for each in grown:
+        levels.setdefault(each.level, []).append(each)
+    for level, parts in levels.items():
+        first, last, width = parts[0].first, parts[-1].first + len(parts[-1].hashes), parts[0].width
         query = select(table.c.idx, table.c.hash).where(
-            table.c.log == log,
-            table.c.level == level,
-            table.c.idx >= first,
-            table.c.idx < first + len(hashes),
+            table.c.log == log, table.c.level == level, table.c.idx >= first, table.c.idx < last
         )
         stored = {row.idx: as_bytes(row.hash) for row in connection.execute(query)}
-        width = 256**level
-        for idx, node in enumerate(hashes, first):
-            if stored.get(idx) != node:
+        for idx, node in enumerate(chain.from_iterable(part.hashes for part in parts), first):
+            if stored.get(idx, node if level >= HALF else None) != node:
                 what = f"node `{level}/{idx}` over these is not what they give"
                 problems.append(Problem(name, idx * width, (idx + 1) * width - 1, "", what))
     return problems

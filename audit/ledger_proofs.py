@@ -1,6 +1,7 @@
 """Proofs from what the ledger has stored: heads, paths and checkpoints, now or as of an earlier checkpoint.
 
-L1 A proof is made from stored hashes alone, except for the leaves beside its own: at most 512 are hashed again.
+L1 A proof is made from stored hashes alone, except for the leaves beside its own: at most 32 are hashed again, and 512
+where a ledger has no half levels (V3).
 What the database holds is not checked here; whoever gets a proof checks it, and `fsck` checks the database.
 L2 `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
 L3 A proof that ends in a signature needs a checkpoint that was signed. Signing runs behind the commits, so the
@@ -15,7 +16,17 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.merkle import EMPTY_ROOT, HASH_BYTES, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.merkle import (
+    EMPTY_ROOT,
+    HALF,
+    HALF_HEIGHT,
+    HASH_BYTES,
+    TreeError,
+    TreeHead,
+    leaf_hashes,
+    parents,
+    split_hashes,
+)
 from kvcustody.audit.proofs import (
     TILE_WIDTH,
     ProofError,
@@ -132,22 +143,20 @@ class LedgerProofs:
         return bytes(found)
 
     def tiles(self, log: str | None) -> Tiles:
-        """The stored hashes of a sub-log, or of the root log (None)."""
-        if log is None:
-            return _RootTiles(self._connection)
-        return _LogTiles(self._connection, self._id(log))
+        """The stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
+        return self._stored(log)
 
     def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
         """The path that shows that a sub-log of `size` leaves extends the one of `old_size`."""
         self._covered(log, size)
-        return consistency_proof(self.tiles(log), old_size, size)
+        return consistency_proof(self._halves(log), old_size, size, HALF_HEIGHT)
 
     def root_consistency(self, old_size: int, size: int) -> list[bytes]:
         """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
         newest = self.checkpoint().size
         if size > newest:
             raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
-        return consistency_proof(_RootTiles(self._connection), old_size, size)
+        return consistency_proof(self._halves(None), old_size, size, HALF_HEIGHT)
 
     def head_proof(self, log: str, *, as_of: int | None = None) -> HeadProof:
         """Shows a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
@@ -160,7 +169,12 @@ class LedgerProofs:
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
         """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (L3)."""
         head = self.head_proof(log, as_of=as_of)
-        path = inclusion_proof(self.tiles(log), idx, head.opening.head.size)
+        return self.inclusion_under(head, idx)
+
+    def inclusion_under(self, head: HeadProof, idx: int) -> LeafProof:
+        """The same under the proof of the sub-log's head, which serves many leaves."""
+        opening = head.opening
+        path = inclusion_proof(self._halves(opening.name), idx, opening.head.size, HALF_HEIGHT)
         return LeafProof(idx, tuple(path), head)
 
     def openings(self, first: int, last: int) -> list[Opening]:
@@ -172,6 +186,12 @@ class LedgerProofs:
 
     # -- helpers --------------------------------------------------------------------------------------------
 
+    def _stored(self, log: str | None) -> _StoredTiles:
+        return _RootTiles(self._connection) if log is None else _LogTiles(self._connection, self._id(log))
+
+    def _halves(self, log: str | None) -> Tiles:
+        return _HalfTiles(self._stored(log))
+
     def _note(self, as_of: int | None) -> SignedNote:
         note = self.signed(as_of)
         if as_of is not None and note.size != as_of:
@@ -180,7 +200,7 @@ class LedgerProofs:
         return note
 
     def _under(self, idx: int, opening: Opening, note: SignedNote) -> HeadProof:
-        path = inclusion_proof(_RootTiles(self._connection), idx, note.size)
+        path = inclusion_proof(self._halves(None), idx, note.size, HALF_HEIGHT)
         return HeadProof(opening, idx, tuple(path), note.note)
 
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
@@ -239,13 +259,13 @@ class _StoredTiles(ABC):
 
     def tile(self, level: int, index: int, width: int) -> bytes:
         """The first `width` hashes of a tile; raises `TreeError` when they are not there."""
-        start = index * TILE_WIDTH
-        hashes = (
-            self._leaf_hashes(start, start + width)
-            if level == 0
-            else self._nodes(level, start, start + width)
-        )
-        if len(hashes) != width * HASH_BYTES:
+        return self.row(level, index * TILE_WIDTH, index * TILE_WIDTH + width)
+
+    def row(self, level: int, start: int, end: int) -> bytes:
+        """The hashes [start, end) of a level; raises `TreeError` when they are not there."""
+        hashes = self._leaf_hashes(start, end) if level == 0 else self.stored(level, start, end)
+        if len(hashes) != (end - start) * HASH_BYTES:
+            index = start // TILE_WIDTH
             raise TreeError(
                 f"tile `{level}/{index}` of log `{self._log}` is incomplete; run `kvcustody audit fsck`",
                 level=level,
@@ -253,7 +273,8 @@ class _StoredTiles(ABC):
             )
         return hashes
 
-    def _nodes(self, level: int, start: int, end: int) -> bytes:
+    def stored(self, level: int, start: int, end: int) -> bytes:
+        """The hashes of [start, end) that are rows of this level."""
         return b"".join(bytes(hash_) for (hash_,) in self._rows(_NODES, level, self._log, start, end))
 
     def _rows(self, statement: str, *values: int) -> Sequence[Any]:
@@ -263,6 +284,28 @@ class _StoredTiles(ABC):
     @abstractmethod
     def _leaf_hashes(self, start: int, end: int) -> bytes:
         """The hashes of leaves [start, end), 32 bytes each."""
+
+
+class _HalfTiles:
+    """The same tree in tiles of 16 hashes: every other level is a half level."""
+
+    def __init__(self, tiles: _StoredTiles) -> None:
+        self._tiles = tiles
+
+    def tile(self, level: int, index: int, width: int) -> bytes:
+        """The first `width` hashes of a tile; what no half level holds is hashed from the level below."""
+        whole, half = divmod(level, 2)
+        start = index << HALF_HEIGHT
+        end = start + width
+        if not half:
+            return self._tiles.row(whole, start, end)
+        hashes = self._tiles.stored(HALF + whole, start, end)
+        if len(hashes) == width * HASH_BYTES:
+            return hashes
+        below = split_hashes(self._tiles.row(whole, start << HALF_HEIGHT, end << HALF_HEIGHT))
+        for _ in range(HALF_HEIGHT):
+            below = parents(below)
+        return b"".join(below)
 
 
 class _LogTiles(_StoredTiles):

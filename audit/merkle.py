@@ -22,9 +22,11 @@ from kvcustody.errors import LedgerError
 HASH_BYTES = 32
 SIZE_MAX = (1 << 63) - 1
 TILE_HEIGHT = 8  # C2SP tlog-tiles: a tile is 256 hashes wide
+HALF_HEIGHT = TILE_HEIGHT // 2
+HALF = 16  # where the numbers of half levels begin; no tree is as high as tile level 8
 EMPTY_ROOT = hashlib.sha256().digest()
 
-_FEW = 32  # leaves; below a tile's width, so that a few never complete two hashes of one level
+_FEW = 32  # leaves
 
 _sha256 = hashlib.sha256
 
@@ -45,12 +47,19 @@ class TreeHead(NamedTuple):
 class Grown(NamedTuple):
     """Hashes that an extension completed for a tile level above 0: at `first`, `first + 1`, … of that level.
 
-    Hash `i` of level `l` is the root of the leaves `i * 256**l` up to `(i + 1) * 256**l`.
+    Hash `i` of level `l` is the root of the leaves `i * width` up to `(i + 1) * width`, where the width is `256**l`.
+    Half levels lie between: `HALF + l` has the width `16 * 256**l`.
     """
 
     level: int
     first: int
     hashes: list[bytes]
+
+    @property
+    def width(self) -> int:
+        """How many leaves are under each hash."""
+        halves, level = divmod(self.level, HALF)
+        return 1 << TILE_HEIGHT * level + HALF_HEIGHT * halves
 
 
 class Extended(NamedTuple):
@@ -107,17 +116,18 @@ class Frontier(NamedTuple):
         """Size and root together, as a checkpoint states them."""
         return TreeHead(self.size, self.root())
 
-    def extend(self, hashes: Sequence[bytes]) -> Extended:
+    def extend(self, hashes: Sequence[bytes], *, halves: bool = False) -> Extended:
         """This tree with leaf hashes appended: as many node hashings as leaves, and no more.
 
-        Raises `TreeError` when a hash is not 32 bytes long.
+        `halves` adds the half levels to what has grown. Raises `TreeError` when a hash is not 32 bytes long.
         """
         if hashes and set(map(len, hashes)) != {HASH_BYTES}:
             raise TreeError(f"a leaf hash is not {HASH_BYTES} bytes long")
         size = self.size + len(hashes)
         if size > SIZE_MAX:
             raise TreeError(f"a log of `{size}` leaves is past the largest size", size=size)
-        peaks, grown = (self._extend_few if len(hashes) <= _FEW else self._extend_many)(hashes)
+        extend = self._extend_few if len(hashes) <= _FEW else self._extend_many
+        peaks, grown = extend(hashes, HALF_HEIGHT if halves else TILE_HEIGHT)
         return Extended(Frontier(size, tuple(peaks)), tuple(grown))
 
     def to_bytes(self, root: bytes | None = None) -> bytes:
@@ -136,7 +146,7 @@ class Frontier(NamedTuple):
             raise TreeError(f"the frontier of size `{size}` does not give its own root", size=size)
         return frontier
 
-    def _extend_few(self, hashes: Sequence[bytes]) -> tuple[list[bytes], list[Grown]]:
+    def _extend_few(self, hashes: Sequence[bytes], step: int) -> tuple[list[bytes], list[Grown]]:
         """Leaf by leaf: a batch over many logs brings each of them a handful."""
         peaks, grown = list(self.peaks), []
         for index, node in enumerate(hashes, self.size):
@@ -144,20 +154,20 @@ class Frontier(NamedTuple):
             while index >> height & 1:  # a complete neighbour of this height waits on the left
                 node = _sha256(b"\1" + peaks.pop() + node).digest()  # noqa: PLW2901
                 height += 1
-                if height % TILE_HEIGHT == 0:
-                    grown.append(Grown(height // TILE_HEIGHT, index >> height, [node]))
+                if height % step == 0:
+                    grown.append(Grown(_level(height), index >> height, [node]))
             peaks.append(node)
         return peaks, grown
 
-    def _extend_many(self, hashes: Sequence[bytes]) -> tuple[list[bytes], list[Grown]]:
+    def _extend_many(self, hashes: Sequence[bytes], step: int) -> tuple[list[bytes], list[Grown]]:
         """Level by level: less work for each node than leaf by leaf."""
         waiting = iter(reversed(self.peaks))
         peaks, grown = [], []
         level: Sequence[bytes] = hashes
         height, first = 0, self.size
         while level or first:
-            if level and height and height % TILE_HEIGHT == 0:
-                grown.append(Grown(height // TILE_HEIGHT, first, list(level)))
+            if level and height and height % step == 0:
+                grown.append(Grown(_level(height), first, list(level)))
             if first & 1:
                 level = [next(waiting), *level]
             if len(level) & 1:
@@ -166,6 +176,11 @@ class Frontier(NamedTuple):
             height, first = height + 1, first >> 1
         peaks.reverse()
         return peaks, grown
+
+
+def _level(height: int) -> int:
+    level, rest = divmod(height, TILE_HEIGHT)
+    return HALF + level if rest else level
 
 
 EMPTY = Frontier()

@@ -1,7 +1,8 @@
 """Inclusion and consistency proofs (RFC 6962 §2.1, checked as RFC 9162 §2.1.3 and §2.1.4 say).
 
 P1 A proof is made from tiles alone. One proof reads each tile at most once: two for each level, eight for a
-tree of ten million leaves.
+tree of ten million leaves. Where tiles of half the height are kept as well, it reads 16 hashes instead of 256
+from each, and hashes as many.
 P2 A check accepts exactly the path that the tree's shape calls for. A longer, shorter or reordered path, or
 an index outside the tree, is refused with its reason.
 P3 Between equal sizes only equal roots agree, and only with an empty path. Every tree extends the empty one.
@@ -37,19 +38,26 @@ class ProofError(TreeError):
 
 
 class Tiles(Protocol):
-    """Where tiles are kept: a folder, a table, a test's memory."""
+    """Where tiles are kept: a folder, a table, a test's memory.
+
+    A tile of height `h` is `2**h` hashes wide, and hash `i` of level `l` is the root of the leaves `i * 2**(h*l)` up
+    to `(i + 1) * 2**(h*l)`. The specification's tiles have the height 8.
+    """
 
     def tile(self, level: int, index: int, width: int) -> bytes:
         """The first `width` hashes of a tile, joined; raises `TreeError` when they are not there."""
 
 
-def tile_width(size: int, level: int, index: int) -> int:
+def tile_width(size: int, level: int, index: int, height: int = TILE_HEIGHT) -> int:
     """How many hashes a tile holds in a tree of `size` leaves: 256 where it is full, 0 where it is not there."""
-    return max(0, min(TILE_WIDTH, (size >> TILE_HEIGHT * level) - TILE_WIDTH * index))
+    return max(0, min(1 << height, (size >> height * level) - (index << height)))
 
 
-def inclusion_proof(tiles: Tiles, index: int, size: int) -> list[bytes]:
-    """The audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards."""
+def inclusion_proof(tiles: Tiles, index: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
+    """The audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards.
+
+    `height` is that of the tiles; the path does not depend on it.
+    """
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
     siblings: list[tuple[int, int]] = []
@@ -62,11 +70,11 @@ def inclusion_proof(tiles: Tiles, index: int, size: int) -> list[bytes]:
         else:
             siblings.append((start, middle))
             start = middle
-    tree = _Tree(tiles, size)
+    tree = _Tree(tiles, size, height)
     return [tree.range(*place) for place in reversed(siblings)]
 
 
-def consistency_proof(tiles: Tiles, old_size: int, size: int) -> list[bytes]:
+def consistency_proof(tiles: Tiles, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
     """The path that shows that the tree of `size` leaves extends the one of `old_size`."""
     if not 0 <= old_size <= size:
         raise ProofError(
@@ -86,7 +94,7 @@ def consistency_proof(tiles: Tiles, old_size: int, size: int) -> list[bytes]:
             start = middle
     if start:  # else the old tree is itself a node of the new one, and the verifier has its root
         ranges.append((start, end))
-    tree = _Tree(tiles, size)
+    tree = _Tree(tiles, size, height)
     return [tree.range(*place) for place in reversed(ranges)]
 
 
@@ -199,9 +207,10 @@ class MemoryTiles:
 class _Tree:
     """The tiles that one proof needs, each read once, with the levels inside it."""
 
-    def __init__(self, tiles: Tiles, size: int) -> None:
+    def __init__(self, tiles: Tiles, size: int, height: int = TILE_HEIGHT) -> None:
         self._tiles = tiles
         self._size = size
+        self._height = height
         self._levels: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def range(self, start: int, end: int) -> bytes:
@@ -217,8 +226,8 @@ class _Tree:
         return root
 
     def _node(self, height: int, index: int) -> bytes:
-        level, inner = divmod(height, TILE_HEIGHT)
-        tile, offset = divmod(index << inner, TILE_WIDTH)
+        level, inner = divmod(height, self._height)
+        tile, offset = divmod(index << inner, 1 << self._height)
         levels = self._levels.get((level, tile))
         if levels is None:
             levels = self._levels[(level, tile)] = [self._read(level, tile)]
@@ -227,7 +236,7 @@ class _Tree:
         return levels[inner][offset >> inner]
 
     def _read(self, level: int, tile: int) -> list[bytes]:
-        width = tile_width(self._size, level, tile)
+        width = tile_width(self._size, level, tile, self._height)
         hashes = split_hashes(self._tiles.tile(level, tile, width))
         if len(hashes) != width:
             problem = f"tile `{level}/{tile}` holds `{len(hashes)}` hashes, not {width}"

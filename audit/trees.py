@@ -54,7 +54,7 @@ class Trees:
         ids: dict[str, int] = {}
         for log in logs:
             frontier = self.load(log.id, log.size, log.frontier)
-            longer, grown = frontier.extend(hashes[log.id])
+            longer, grown = frontier.extend(hashes[log.id], halves=True)
             nodes += _nodes(log.id, grown)
             heads[log.name], ids[log.name] = longer.head(), log.id
             rows.append((log.id, longer.size, self._keep(log.id, longer, heads[log.name].root)))
@@ -87,7 +87,7 @@ class Trees:
         openings = seal(heads)
         leaves = leaf_hashes(opening.commitment() for opening in openings)
         before = self.load(ROOT, None, lock_root(connection))
-        after, grown = before.extend(leaves)
+        after, grown = before.extend(leaves, halves=True)
         nodes += _nodes(ROOT, grown)
         rows = [
             (idx, ids[opening.name], opening.head.size, opening.head.root, opening.salt)

@@ -16,9 +16,8 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.evidence import POOL_SHIFT
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.proofs import inclusion_proof
 from kvcustody.audit.report.population import Custody, Population
-from kvcustody.audit.root_log import HeadProof, LeafProof
+from kvcustody.audit.root_log import HeadProof
 from kvcustody.audit.schema import events, logs
 
 LEAVES_MAX = 12
@@ -112,8 +111,7 @@ class _Prover:
         head = self._heads.get(log)
         if head is None:
             head = self._heads[log] = self._proofs.head_proof(log, as_of=self._checkpoint)
-        path = inclusion_proof(self._proofs.tiles(log), idx, head.opening.head.size)
-        return LeafProof(idx, tuple(path), head).to_bytes().decode()
+        return self._proofs.inclusion_under(head, idx).to_bytes().decode()
 
 
 def _leaf(connection: Connection, place: _Place) -> tuple[str, str]:

@@ -78,7 +78,7 @@ def _build(connection: sa.Connection, progress: Progress) -> None:
     for log in connection.execute(sa.select(logs).order_by(logs.c.id)).all():
         frontier = EMPTY
         for leaves, latest_us in _leaves(connection, events, log.id):
-            frontier, grown = frontier.extend(leaf_hashes(leaves))
+            frontier, grown = frontier.extend(leaf_hashes(leaves), halves=True)
             _insert_nodes(connection, tables.tables["tree_nodes"], log.id, grown)
             at_us, done = max(at_us, latest_us), done + len(leaves)
             progress("trees over the ledger's leaves", done, total)
@@ -132,7 +132,7 @@ def _seal(
 ) -> None:
     """One root leaf for every log that holds leaves, and the first checkpoint; an empty ledger has neither."""
     openings = seal(heads)
-    frontier, grown = EMPTY.extend(leaf_hashes(opening.commitment() for opening in openings))
+    frontier, grown = EMPTY.extend(leaf_hashes(opening.commitment() for opening in openings), halves=True)
     if openings:
         rows = [
             {

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Connection, Engine, delete, event, select, update
 
 from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.fsck import fsck
 from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.merkle import EMPTY, TreeHead, leaf_hashes
+from kvcustody.audit.merkle import EMPTY, HALF, TreeHead, leaf_hashes
 from kvcustody.audit.note import NoteError
 from kvcustody.audit.proofs import ProofError, check_consistency, tree_root
 from kvcustody.audit.root_log import RootAudit, check_head, check_leaf, parse_leaf_proof, root_checkpoint
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.signing import SigningKey, sign_checkpoint
-from kvcustody.audit.tree_schema import checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.tree_schema import checkpoints, root_leaves, signed_checkpoints, tree_nodes
 from kvcustody.audit.writer import EventWriter, WriterSettings
 
 KEY = SigningKey.generate("ledger.test")
@@ -87,6 +88,55 @@ def test_a_leaf_is_proved_to_whoever_has_the_key(ledger: Engine) -> None:
                 with pytest.raises(NoteError):
                     check_leaf(proof, leaf, [SigningKey.generate(KEY.name).verifier])
             assert check_head(proofs.head_proof(name), [KEY.verifier]).head == head
+
+
+def proofs_of(connection: Connection) -> tuple[list[bytes], int]:
+    """Proofs over the largest log, and the most leaves that one of them read at once."""
+    ranges: list[int] = []
+
+    def note(_: Any, cursor: Any, statement: str, values: Any, *rest: Any) -> None:
+        if statement.startswith("SELECT leaf FROM events") and len(values) == 3:
+            ranges.append(values[2] - values[1])
+
+    proofs = LedgerProofs(connection)
+    name, head = max(proofs.logs(), key=lambda log: log.head.size)
+    event.listen(connection, "before_cursor_execute", note)
+    found = [proofs.inclusion(name, idx).to_bytes() for idx in range(0, head.size, 37)]
+    found += [b"".join(proofs.consistency(name, size, head.size)) for size in range(0, head.size, 37)]
+    newest = proofs.checkpoint().size
+    found += [b"".join(proofs.root_consistency(size, newest)) for size in range(1, newest, 7)]
+    event.remove(connection, "before_cursor_execute", note)
+    return found, max(ranges)
+
+
+def test_half_levels_change_what_a_proof_reads_and_nothing_else(
+    ledger: Engine, unguarded: Callable[[Connection], None]
+) -> None:
+    """A ledger from before there were any, or from in between, gives the same proofs; fsck misses none of them."""
+    sign(ledger)
+    with ledger.connect() as connection:
+        unguarded(connection)
+        with_halves, read = proofs_of(connection)
+        assert len(with_halves) > 30 and read == 16
+        halves = tree_nodes.c.level >= HALF
+        first = connection.scalar(select(tree_nodes.c.idx).where(halves).limit(1))
+        connection.execute(delete(tree_nodes).where(halves, tree_nodes.c.idx == first))
+        assert proofs_of(connection)[0] == with_halves
+        assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 50
+        assert proofs_of(connection) == (with_halves, 256)
+        assert fsck(connection).ok
+
+
+def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
+    with ledger.connect() as connection:
+        assert fsck(connection).ok
+        unguarded(connection)
+        halves = select(tree_nodes.c.log, tree_nodes.c.idx).where(tree_nodes.c.level == HALF)
+        log, idx = connection.execute(halves.where(tree_nodes.c.log > 0).limit(1)).one()
+        here = (tree_nodes.c.log == log, tree_nodes.c.level == HALF, tree_nodes.c.idx == idx)
+        connection.execute(update(tree_nodes).where(*here).values(hash=bytes(32)))
+        problems = fsck(connection).problems
+    assert [(problem.idx, problem.last) for problem in problems] == [(16 * idx, 16 * idx + 15)]
 
 
 def test_as_of_an_earlier_checkpoint_nothing_later_is_seen(ledger: Engine) -> None:
