@@ -6,6 +6,7 @@ A2 With `as_of` a page is the same whenever it is asked for; the cursor of a pag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -36,6 +37,7 @@ READ = Action.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
 _SCAN_MAX = 200_000  # leaves that one page looks at
 _TILE_WIDTH = 256
+_BLOCK = r"[0-9a-f]{32}:[0-9]{1,15}:[0-9]{1,15}(:[0-9]{1,6})?"
 _read = partial(Operation, method="GET", action=READ, tag="audit", recorded=True)
 Text = Annotated[str | None, Query(min_length=1, max_length=128)]
 Number = Annotated[int | None, Query(ge=0, lt=LARGE)]
@@ -94,9 +96,7 @@ def found_events(
     incarnation: Annotated[str | None, Query(pattern=r"^[0-9a-f]{32}$")] = None,
     block: Annotated[
         str | None,
-        Query(
-            pattern=r"^[0-9a-f]{32}:\d{1,15}:\d{1,15}(:\d{1,6})?$", description="INCARNATION:BLOCK:GENERATION"
-        ),
+        Query(pattern=f"^{_BLOCK}$", description="INCARNATION:BLOCK:GENERATION"),
     ] = None,
     trace: Trace = None,
     as_of: AsOf = None,
@@ -263,5 +263,7 @@ def _event(row: EventRow) -> dict[str, Any]:
 
 
 def _block(text: str) -> BlockRef:
+    if re.fullmatch(_BLOCK, text) is None:  # a page asks with what its reader typed
+        raise ProblemError("invalid", "`block` is not INCARNATION:BLOCK:GENERATION")
     incarnation, *numbers = text.split(":")
     return BlockRef(incarnation, *map(int, numbers))

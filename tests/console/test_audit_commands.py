@@ -37,6 +37,7 @@ from kvcustody.console.main import app
 
 DOCS = Path(__file__).parents[2] / "docs" / "audit-walkthrough.md"
 Run = Callable[..., Result]
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
             for number in range(40)
         ]
     )
-    writer.submit([DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no-restricted",), 1)])
+    denied = DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no-restricted",), 1)
+    writer.submit([denied._replace(trace=TRACE)])
     writer.submit(
         [KeyEvent(now, "acme", "made", 1, "\x1b[31m=evil"), WorkerStopped(now, "w", "stopped", 0, (0,))]
     )
@@ -81,6 +83,14 @@ def run(place: Path) -> Run:
 
 def answer(made: Result) -> Any:
     return json.loads(made.stdout)
+
+
+def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:
+    [found] = answer(run(f"audit query --trace {TRACE} --json"))["events"]
+    assert (found["log"], found["event"]["trace"]) == ("tenant/beta", TRACE), "not in the owner's log"
+    assert TRACE in run(f"audit query --trace {TRACE}").stdout
+    assert answer(run(f"audit query --trace {'ab' * 16} --json"))["events"] == []
+    assert "32 lowercase" in run(f"audit query --trace {TRACE.upper()}", exits=2).stderr
 
 
 def test_tail_query_and_status(run: Run) -> None:

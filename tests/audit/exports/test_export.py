@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kvcustody.audit.exports import chunks
 from kvcustody.audit.exports import verify_kvcustody as lone
 from kvcustody.audit.exports.chunks import Format
 from kvcustody.audit.exports.due_heads import KeptHead
@@ -333,6 +334,25 @@ def test_spreadsheet_formulas_are_disarmed(make_source: Callable[..., Any], tmp_
         rows = list(csv.DictReader(file))
     assert {row["actor"] for row in rows} == {"'=cmd|'/c calc'!A0"}
     assert json.loads(rows[0]["leaf"])["actor"] == "=cmd|'/c calc'!A0"
+
+
+@pytest.mark.parametrize("form", [Format.CSV, Format.PARQUET])
+def test_traces_have_a_column_and_tables_from_before_it_are_read(form: Format, tmp_path: Path) -> None:
+    said = [
+        {"log": "tenant/acme", "at_us": 1, "kind": "receipt"} | more for more in ({}, {"trace": "ab" * 16})
+    ]
+    leaves = [json.dumps(each).encode() for each in said]
+    path = tmp_path / "leaves"
+    path.write_bytes(chunks.encode(form, "tenant/acme", 0, leaves))
+    assert list(chunks.leaves_of(form, path)) == leaves
+    if form is Format.CSV:
+        rows = list(csv.reader(path.read_text().splitlines()))
+        place = rows[0].index("trace")
+        assert [row[place] for row in rows[1:]] == ["", "ab" * 16]
+        before = tmp_path / "before.csv"
+        with before.open("w", newline="") as file:
+            csv.writer(file).writerows([*row[:place], *row[place + 1 :]] for row in rows)
+        assert list(chunks.leaves_of(form, before)) == leaves
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(folder: Path, key: SigningKey, tmp_path: Path) -> None:

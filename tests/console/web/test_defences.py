@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from web_world import MARKUP, World
+from web_world import MARKUP, TRACE, World
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 ERASE = "tenant=acme&subject=user-9&sure=user-9&deadline_seconds=60&once=form-1"
@@ -169,9 +171,21 @@ def test_reads_by_those_who_see_all_are_on_record(
     assert all("user-1" not in str(item["leaf"]) for item in found)
 
 
+def test_a_trace_is_followed_from_one_event_to_the_others(signed_in: Callable[[str], httpx.Client]) -> None:
+    auditor, viewer = signed_in("auditor"), signed_in("tenant-viewer@labs")
+    found = auditor.get(f"/console/audit?trace={TRACE}").text
+    place = re.search(r"/console/audit/event\?log=tenant/acme&amp;idx=\d+", found)
+    assert place is not None and "residency-opened" in found and "receipt</code></td>" not in found
+    event = auditor.get(html.unescape(place[0])).text
+    assert f'<a href="/console/audit?trace={TRACE}"><code>{TRACE}</code></a>' in event
+    assert "No event fits" in viewer.get(f"/console/audit?trace={TRACE}").text
+    assert "No event fits" in auditor.get(f"/console/audit?trace={'ab' * 16}").text
+
+
 def test_wrong_parameters_are_a_page(signed_in: Callable[[str], httpx.Client]) -> None:
     client = signed_in("auditor")
     for path in ("audit?kind=none", "audit?revision=1e9", "audit?since=yesterday", "audit?actor=%00",
+                 "audit?trace=x", "audit?trace=" + "0" * 32, "audit?block=x", "audit?block=a:b:c",
                  "audit?actor=a%0ab", "audit?tenant=" + "a" * 300, "custody/subject?subject=x"):  # fmt: skip
         answer = client.get(f"/console/{path}")
         assert (answer.status_code, "<h1>" in answer.text) == (422, True), path

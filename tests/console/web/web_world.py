@@ -44,6 +44,7 @@ from kvcustody.policies import library
 
 MARKUP = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
 _SECOND = 1_000_000
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of acme's openings
 SIGNERS = {"author": "author", "approver": "approver", "tenant-admin@acme": "owner"}
 
 
@@ -237,9 +238,10 @@ class FakeWorker:
     def opened(self, at: int, tenant: str, subject: str, runs: Any, session: str | None = None) -> Event:
         limit = at + 8 * 3600 * _SECOND
         reasons = ("own-scope",)
-        return ResidencyOpened(
+        opened = ResidencyOpened(
             at, self.residency, tenant, subject, session, False, "internal", (), (), reasons, 1, limit, runs
         )
+        return opened._replace(trace=TRACE) if tenant == "acme" else opened
 
 
 @contextmanager
