@@ -10,7 +10,6 @@ T3 Every call ends within its deadline. Needs `rfc3161-client` (`kvcustody[times
 from __future__ import annotations
 
 import http.client
-import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from sqlalchemy import Engine, insert, select
 
+from kvcustody.audit.exchange import post, reason_of
 from kvcustody.audit.keeping_schema import timestamps
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.note import parse_note
@@ -107,26 +107,18 @@ def _post(authority: Authority, body: bytes, timeout_seconds: float) -> bytes:
     parts = urlsplit(authority.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TimestampError(f"authority `{authority.name}` has the address `{authority.url}`")
-    secure = parts.scheme == "https"
-    connection: http.client.HTTPConnection = (
-        http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout_seconds, context=ssl.create_default_context()
-        )
-        if secure
-        else http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_seconds)
-    )
+    headers = {"Content-Type": "application/timestamp-query"}
     try:
-        connection.request("POST", parts.path or "/", body, {"Content-Type": "application/timestamp-query"})
-        answer = connection.getresponse()
-        data = answer.read(_ANSWER_BYTES_MAX + 1)
+        answer = post(
+            authority.url, body, headers, deadline_seconds=timeout_seconds, bytes_max=_ANSWER_BYTES_MAX
+        )
     except (OSError, http.client.HTTPException) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-        raise TimestampError(f"authority `{authority.name}`: {reason}", name=authority.name) from None
-    finally:
-        connection.close()
-    if answer.status != 200 or len(data) > _ANSWER_BYTES_MAX:
+        raise TimestampError(
+            f"authority `{authority.name}`: {reason_of(problem)}", name=authority.name
+        ) from None
+    if answer.status != 200:
         raise TimestampError(f"authority `{authority.name}` answered {answer.status}", name=authority.name)
-    return data
+    return answer.body
 
 
 def _client() -> Any:

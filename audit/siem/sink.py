@@ -12,7 +12,6 @@ import base64
 import hmac
 import http.client
 import os
-import ssl
 import time
 from pathlib import Path
 from typing import Protocol
@@ -21,8 +20,10 @@ from urllib.parse import urlsplit
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from kvcustody.audit.exchange import post, reason_of
 from kvcustody.errors import LedgerError
 
+_ANSWER_BYTES_MAX = 1 << 20  # nobody reads it
 _TOLERANCE_SECONDS = 300
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -109,22 +110,13 @@ class WebhookSink:
         if isinstance(key, bytes) and len(key) < 24:
             raise SinkError(f"sink `{name}`: an HMAC key of `{len(key)}` bytes is shorter than 24", name=name)
         self.name = name
-        self._parts = parts
+        self._url = url
         self._key = key
         self._content_type = content_type
         self._deadline_seconds = deadline_seconds
 
     def deliver(self, identity: str, body: bytes) -> None:
         """Post once (S2)."""
-        host, port = self._parts.hostname or "", self._parts.port
-        connection: http.client.HTTPConnection
-        if self._parts.scheme == "https":
-            context = ssl.create_default_context()
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=self._deadline_seconds, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=self._deadline_seconds)
         moment = str(int(time.time()))
         headers = {
             "Content-Type": self._content_type,
@@ -132,15 +124,12 @@ class WebhookSink:
             "webhook-timestamp": moment,
             "webhook-signature": sign_webhook(self._key, identity, moment, body),
         }
-        target = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
         try:
-            connection.request("POST", target, body, headers)
-            status = connection.getresponse().status
+            status = post(
+                self._url, body, headers, deadline_seconds=self._deadline_seconds, bytes_max=_ANSWER_BYTES_MAX
+            ).status
         except (OSError, http.client.HTTPException) as problem:
-            reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-            raise SinkError(f"sink `{self.name}`: {reason}", name=self.name) from None
-        finally:
-            connection.close()
+            raise SinkError(f"sink `{self.name}`: {reason_of(problem)}", name=self.name) from None
         if 400 <= status < 500 and status not in (408, 425, 429):
             raise RejectedError(
                 f"sink `{self.name}` refused the batch ({status})", name=self.name, status=status

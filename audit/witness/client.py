@@ -8,15 +8,14 @@ that was sent. Everything else is a `WitnessError`.
 from __future__ import annotations
 
 import http.client
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from kvcustody.audit.checkpoint import verify
+from kvcustody.audit.exchange import Answer, post, reason_of
 from kvcustody.audit.note import (
     KeyKind,
     NoteError,
@@ -110,50 +109,25 @@ def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
     raise WitnessError(f"the answer of witness `{key.name}` has no line by its key", name=key.name)
 
 
-def _post(address: WitnessAddress, body: bytes, until: float) -> tuple[int, str, bytes]:
-    connection = _connection(address, max(0.01, until - time.monotonic()))
+def _post(address: WitnessAddress, body: bytes, until: float) -> Answer:
+    seconds = max(0.01, until - time.monotonic())
     try:
-        connection.request(
-            "POST", _path(address), body, {"Content-Type": "text/plain", "Connection": "close"}
+        opened = connect(address.url, seconds) if address.url.startswith("unix:") else None
+        answer = post(
+            _url(address),
+            body,
+            {"Content-Type": "text/plain", "Connection": "close"},
+            deadline_seconds=seconds,
+            bytes_max=_ANSWER_BYTES_MAX,
+            opened=opened,
         )
-        answer = connection.getresponse()
-        parts, size = [], 0
-        while part := answer.read1(4096):  # each read has the socket's deadline; all of them have ours
-            parts.append(part)
-            size += len(part)
-            if size > _ANSWER_BYTES_MAX or time.monotonic() > until:
-                raise TimeoutError("the answer is too long or too slow")
-        return answer.status, (answer.headers.get_content_type() or ""), b"".join(parts)
     except (OSError, http.client.HTTPException) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
         raise WitnessError(
-            f"witness `{address.key.name}` cannot be reached: {reason}", name=address.key.name
+            f"witness `{address.key.name}` cannot be reached: {reason_of(problem)}", name=address.key.name
         ) from None
-    finally:
-        connection.close()
+    return answer
 
 
-def _connection(address: WitnessAddress, timeout_seconds: float) -> http.client.HTTPConnection:
-    if address.url.startswith("unix:"):
-        made = http.client.HTTPConnection("localhost", timeout=timeout_seconds)
-        try:
-            made.sock = connect(address.url, timeout_seconds)
-        except OSError as problem:
-            reason = problem.strerror or str(problem)
-            raise WitnessError(f"witness `{address.key.name}` cannot be reached: {reason}") from None
-        return made
-    parts = urlsplit(address.url)
-    host = parts.hostname or ""
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(
-            host, parts.port, timeout=timeout_seconds, context=ssl.create_default_context()
-        )
-    return http.client.HTTPConnection(host, parts.port, timeout=timeout_seconds)
-
-
-def _path(address: WitnessAddress) -> str:
-    return (
-        ADD_CHECKPOINT
-        if address.url.startswith("unix:")
-        else urlsplit(address.url).path.rstrip("/") + ADD_CHECKPOINT
-    )
+def _url(address: WitnessAddress) -> str:
+    """Where checkpoints go: over a Unix socket only the path counts."""
+    return ADD_CHECKPOINT if address.url.startswith("unix:") else address.url.rstrip("/") + ADD_CHECKPOINT
