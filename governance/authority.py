@@ -218,7 +218,7 @@ class Authority(ABC):
 
     def _decide_by(self, table: DecisionTable, coming: DecisionTable | None = None) -> None:
         """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
-        self._outbox += self._reuse.take_denials(self._clock.now_us())
+        self._outbox += self._reuse.take_counts(self._clock.now_us())
         self._reuse = self._new_reuse(table, coming)
         self._standing_changed()
 

@@ -178,6 +178,7 @@ class Governor(Authority):
         if found.via is not None and found.via is not plan.own.domain:
             reasons = (*reasons, *via_reasons(plan, found.via))
             tally.granted_hit_blocks += begun.hit_blocks
+            self._reuse.crossed(plan, found.via)
         manager: BlockManager = plan.manager
         self._outbox.append(
             evidence.opened(plan, begun, manager, manager.number, reasons, self.table.revision, now_us)
@@ -338,7 +339,7 @@ class Governor(Authority):
     def _drain(self, now_us: int) -> None:
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
         outbox, self._outbox = self._outbox, []
-        outbox += self._reuse.take_denials(now_us)
+        outbox += self._reuse.take_counts(now_us)
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
             if not (pool.ended or pool.receipts or pool.let_go):

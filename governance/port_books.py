@@ -15,6 +15,7 @@ from kvcustody.governance import port_evidence
 from kvcustody.governance.active_limits import ActiveLimits
 from kvcustody.governance.authority import Authority
 from kvcustody.governance.engine_control import EngineControl
+from kvcustody.governance.plan import Plan
 from kvcustody.governance.port_accounts import PortAccounts
 from kvcustody.governance.port_keys import KeyChain
 
@@ -63,11 +64,15 @@ class PortBooks(Authority):
         if len(residency.attached):
             tally.hit_requests += 1
             tally.hit_blocks += len(residency.attached)
+            plan = residency.facts
+            if isinstance(plan, Plan) and (plan.grants or plan.segments):
+                for tag in set(self.pool.tag[residency.attached].tolist()) - {residency.domain.tag}:
+                    self._reuse.crossed(plan, self.pool.domains[tag])
 
     def _drain(self, now_us: int) -> None:
         self._record_starting()
         outbox, self._outbox = self._outbox, []
-        outbox += self._reuse.take_denials(now_us)
+        outbox += self._reuse.take_counts(now_us)
         outbox += port_evidence.ends(self.pool, now_us)
         launches = self.pool.take_scrubbed()
         if launches:

@@ -7,6 +7,8 @@ U4  While a new revision is being recorded, a reuse needs the permission of both
 U5  What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
     and once the revision itself has expired everything is: it permits nothing any more.
 U6  Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
+U7  Each reuse across tenants is in the reader's log, in its residency's leaf. The first is in both logs (U2), and both
+    count all of them (class C).
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Reuse:
         self._coming = coming
         self._revoked = revoked
         self._first_uses = first_uses
-        self._denied: dict[tuple[str, str, str], int] = {}
+        self._counted: dict[tuple[str, str, str, str], int] = {}
 
     def read_plan(
         self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment
@@ -136,19 +138,28 @@ class Reuse:
 
     def _deny(self, tally: Tally, plan: Plan, rule: str, owner: str) -> None:
         tally.count(tally.denials, rule)
-        key = (plan.tenant, owner, rule)
-        self._denied[key] = self._denied.get(key, 0) + 1
+        self._count(plan.tenant, owner, "deny", rule)
 
-    def take_denials(self, now_us: int) -> list[Event]:
-        """The denials since the last call, counted (class C): telling one by one would cost time that shows (U3)."""
-        if not self._denied:
+    def crossed(self, plan: Plan, domain: Domain) -> None:
+        """The plan's reader attached blocks of this domain: another tenant's log says so, too (U7)."""
+        for entry in (*plan.grants, *plan.segments.values()):
+            if entry.chain.domain is domain and entry.owner != plan.tenant:
+                self._count(plan.tenant, entry.owner, "permit", entry.id)
+
+    def _count(self, reader: str, owner: str, effect: str, rule: str) -> None:
+        key = (reader, owner, effect, rule)
+        self._counted[key] = self._counted.get(key, 0) + 1
+
+    def take_counts(self, now_us: int) -> list[Event]:
+        """Denials and crossings since the last call, counted (class C): to tell each costs time that shows (U3)."""
+        if not self._counted:
             return []
         revision = self._table.revision
         counted: list[Event] = [
-            HitCounted(now_us, tenant, owner, "reuse", "deny", rule, revision, requests=requests)
-            for (tenant, owner, rule), requests in self._denied.items()
+            HitCounted(now_us, tenant, owner, "reuse", effect, rule, revision, requests=requests)
+            for (tenant, owner, effect, rule), requests in self._counted.items()
         ]
-        self._denied.clear()
+        self._counted.clear()
         return counted
 
 

@@ -7,10 +7,12 @@ A Governor over a real writer on a SQLite file; blocks without memory.
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from custody_world import MODEL, QUICK, open_keyring
@@ -157,13 +159,24 @@ def gone(world: World, folder: Path) -> Iterator[None]:
 OUTAGES = {"locked": locked, "full": full, "gone": gone}
 
 
+def leaves_of(store: Engine, kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """The leaves of one kind, with the names of their logs."""
+    query = select(logs.c.name, events.c.leaf).join(events, events.c.log == logs.c.id)
+    with store.connect() as connection:
+        rows = connection.execute(
+            query.where(events.c.kind == kind).order_by(logs.c.name, events.c.idx)
+        ).all()
+    return [(row.name, json.loads(row.leaf)) for row in rows]
+
+
 def permits(store: Engine) -> list[tuple[str, int]]:
     """Permissions to reuse across tenants under the second revision: log and sequence of each leaf."""
-    query = select(logs.c.name, events.c.sequence, events.c.leaf).join(events, events.c.log == logs.c.id)
-    with store.connect() as connection:
-        rows = connection.execute(query.where(events.c.kind == "decision").order_by(logs.c.name)).all()
-    wanted = (b'"effect":"permit"', b'"revision":2,')
-    return [(row.name, row.sequence) for row in rows if all(text in bytes(row.leaf) for text in wanted)]
+    found = leaves_of(store, "decision")
+    return [
+        (name, body["sequence"])
+        for name, body in found
+        if (body["effect"], body["revision"]) == ("permit", 2)
+    ]
 
 
 @pytest.mark.parametrize("outage", sorted(OUTAGES))
@@ -180,6 +193,10 @@ def test_no_reuse_across_tenants_is_unrecorded_and_the_own_scope_is_served(
     world.close()
     (owner, at), (reader, also) = permits(store)
     assert (owner, reader, at) == ("tenant/holder", "tenant/reader", also)
+    counted = [
+        (name, body["requests"]) for name, body in leaves_of(store, "hit-counters") if body["rule"] == "reads"
+    ]
+    assert counted == [("tenant/holder", 1), ("tenant/reader", 1)]  # every reuse after the first use
     with store.connect() as connection:
         used = residencies.c.tenant == "reader", residencies.c.attached_blocks > 0
         place = (events.c.log == residencies.c.log) & (events.c.idx == residencies.c.idx)
