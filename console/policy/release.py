@@ -21,6 +21,7 @@ from kvcustody.console.policy.release_options import (
     Revision,
     Store,
     TrustFile,
+    acts_as_owner,
     open_desk,
     owner_consents,
     read_document,
@@ -214,7 +215,9 @@ def rollback(
 
 
 _REVOKE = (
-    'Example:\n\n    kvcustody policy revoke labs-reads-acme --key acme.key --reason "evaluation is over"'
+    'Examples:\n\n    kvcustody policy revoke labs-reads-acme --key acme.key --reason "evaluation is over"\n\n'
+    "    kvcustody policy revoke labs-reads-acme --key acme.key --reason leak --server https://kv.example "
+    "--api-key-file acme-admin.key"
 )
 
 
@@ -231,8 +234,13 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
-        revoked = desk.revoke(ids, signer_of(key), reason=reason)
+    remote, signer = Remote(server, key_file, authority), signer_of(key)
+    if server is not None and acts_as_owner(trust, signer):  # who sees its own part of a release alone
+        with owner_consents(remote, trust) as owner:
+            revoked = owner.withdraw(ids, signer, reason=reason)
+    else:
+        with open_desk(store, trust, remote) as desk:
+            revoked = desk.revoke(ids, signer, reason=reason)
     if as_json:
         print_json({"revoked": sorted(revoked)})
     else:

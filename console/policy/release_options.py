@@ -24,6 +24,7 @@ from kvcustody.governance.release.signer import FileSigner, open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.migrations.upgrade import upgrade
+from kvcustody.policies.bundle_trust import Role, Signer
 
 Key = Annotated[Path, typer.Option("--key", help="Your private key's file, from `kvcustody policy key`.")]
 TrustFile = Annotated[
@@ -53,9 +54,15 @@ class Remote(NamedTuple):
     authority: Path | None = None
 
 
+def acts_as_owner(trust: Path, signer: Signer) -> bool:
+    """Whether this key is an owner's, and nothing that reaches further."""
+    key = read_trust(trust).keys.get(signer.name)
+    return key is not None and key.roles == {Role.OWNER}
+
+
 @contextmanager
 def owner_consents(remote: Remote, trust: Path) -> Iterator[OwnerConsents]:
-    """What waits for an owner's consent at a control plane."""
+    """An owner's part in a release at a control plane: consents that wait, grants to take back."""
     assert remote.server is not None
     with connect(remote.server, remote.key_file, remote.authority) as connection:
         yield OwnerConsents(connection, read_trust(trust).audience, SystemClock())

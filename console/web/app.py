@@ -40,6 +40,9 @@ from kvcustody.console.web.policy import check as policy_check
 from kvcustody.console.web.policy import draft as policy_draft
 from kvcustody.console.web.policy import revision as policy_revision
 from kvcustody.console.web.policy import show as policy_show
+from kvcustody.console.web.principals import disable as principals_disable
+from kvcustody.console.web.principals import revoke as principals_revoke
+from kvcustody.console.web.principals import show as principals_show
 from kvcustody.console.web.release import prepare as release_prepare
 from kvcustody.console.web.rendering import STATIC_FILES, render
 from kvcustody.console.web.reports import cancel as reports_cancel
@@ -92,6 +95,9 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/reports/{job}/{file}", reports_download),
     ("GET", "/health", health_show),
     ("POST", "/health/scan", health_scan),
+    ("GET", "/principals", principals_show),
+    ("POST", "/principals/disable", principals_disable),
+    ("POST", "/principals/revoke", principals_revoke),
 )
 
 

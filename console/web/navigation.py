@@ -21,7 +21,7 @@ _POLICY = (Action.READ_POLICY, Action.CONSENT)
 PLACES = (
     Place("/console/", "Overview", ()),
     Place("/console/policy", "Policy", _POLICY),
-    Place("/console/grants", "Grants", (Action.READ_POLICY,)),
+    Place("/console/grants", "Grants", _POLICY),
     Place("/console/decisions", "Decisions", (Action.READ_CUSTODY, Action.WRITE_POLICY)),
     Place("/console/custody", "Custody", _CUSTODY),
     Place("/console/erasures", "Erasures", _CUSTODY),
@@ -29,6 +29,7 @@ PLACES = (
     Place("/console/audit", "Audit explorer", _CUSTODY),
     Place("/console/reports", "Reports", _CUSTODY),
     Place("/console/health", "Health", (Action.READ_HEALTH,)),
+    Place("/console/principals", "Access", (Action.MANAGE_KEYS,)),
 )
 
 

@@ -34,6 +34,7 @@ _ACTIONS = {
     "approved": (Action.APPROVE_POLICY, "approve"),
     "activated": (Action.ACTIVATE_POLICY, "activate"),
     "consented": (Action.CONSENT, "consent"),
+    "revoked": (Action.NARROW_POLICY, "revoke"),
 }
 
 
@@ -43,6 +44,8 @@ def prepare(visit: Visit) -> Response:
     if name not in _ACTIONS:
         raise ProblemError("invalid", "`step` is no step that is signed here")
     action, verb = _ACTIONS[name]
+    if name == "revoked" and not visit.may(action):
+        action, verb = Action.CONSENT, "withdraw"  # an owner, of its own
     visit.caller.must(action)
     state = visit.service.policies.state()
     last_us = state.records[-1].at_us if state.records else 0
@@ -64,7 +67,7 @@ def prepare(visit: Visit) -> Response:
         "bundle_schema": BUNDLE_SCHEMA,
         "url": f"/v1/policies:{verb}",
         "if_match": f'"{state.head}"',
-        "revision": body["revision"],
+        "revision": body.get("revision", state.active_revision),
     }
     return Response(orjson.dumps(answer), media_type="application/json")
 
@@ -77,6 +80,8 @@ def _body(
         return _proposed(visit, state, at_us)
     if name == "consented":
         return _consented(visit, state), None
+    if name == "revoked":
+        return _revoked(visit, state), None
     found = _proposal(visit, state)
     if name == "approved":
         return _approved(visit, state, found), found.manifest.form()
@@ -137,6 +142,14 @@ def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
         if (found.id, found.revision) == (wanted, revision):
             return consent_body(found.revision, found.manifest, found.opening.data())
     raise not_found()
+
+
+def _revoked(visit: Visit, state: ReleaseState) -> dict[str, Any]:
+    source = visit.text("id") or ""
+    owners = state.owners(source)
+    if not owners or not (visit.may(Action.NARROW_POLICY) or owners == {visit.caller.tenant}):
+        raise not_found()
+    return {"ids": [source], "reason": visit.text("reason") or ""}
 
 
 def _proposal(visit: Visit, state: ReleaseState) -> Proposal:

@@ -13,6 +13,7 @@ from kvcustody.governance.api.enrolment import add_enrolment
 from kvcustody.governance.api.erasures import add_erasures
 from kvcustody.governance.api.evidence import add_evidence
 from kvcustody.governance.api.gate import Gate
+from kvcustody.governance.api.grants import add_grants
 from kvcustody.governance.api.health import add_health
 from kvcustody.governance.api.jobs import add_jobs
 from kvcustody.governance.api.operating import add_operating
@@ -36,6 +37,7 @@ _GROUPS = (
     add_stream,
     add_erasures,
     add_workbench,
+    add_grants,  # before the revisions, whose paths have a number in this place
     add_policies,
     add_evidence,
     add_jobs,

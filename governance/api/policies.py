@@ -31,7 +31,7 @@ from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.api.pages import page
 from kvcustody.governance.release import gates
 from kvcustody.governance.release.consents import revoked_of, waiting_for
-from kvcustody.governance.release.record import Step
+from kvcustody.governance.release.record import Record, Step
 from kvcustody.governance.release.state import Proposal, ReleaseState
 from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.cursor import Question
@@ -167,7 +167,7 @@ def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable
     if staged is None:
 
         def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
-            return _taken(service, what, caller, steps, None)
+            return taken(service, what, caller, steps, None)
 
         take.__doc__ = says
         return take
@@ -179,17 +179,24 @@ def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable
             raise ProblemError("if-match-required")
         if if_match.strip() not in (_tag(_state(service.policies)), "*"):
             raise ProblemError("changed")
-        return _taken(service, what, caller, steps, staged)
+        return taken(service, what, caller, steps, staged)
 
     take_matching.__doc__ = says
     return take_matching
 
 
-def _taken(
-    service: Service, what: SignedStep, caller: Caller, steps: tuple[Step, ...], staged: bool | None
+def taken(
+    service: Service,
+    what: SignedStep,
+    caller: Caller,
+    steps: tuple[Step, ...],
+    staged: bool | None,
+    check: Callable[[ReleaseState, Record], None] | None = None,
 ) -> Response:
-    service.policies.trust  # noqa: B018 - `conflict` where there is none
-    state = service.policies.take(what.record.encode(), caller=caller.name, steps=steps, staged=staged)
+    """Take a signed step of one of these kinds, and tell the workers that wait."""
+    desk = service.policies
+    desk.trust  # noqa: B018 - `conflict` where there is none
+    state = desk.take(what.record.encode(), caller=caller.name, steps=steps, staged=staged, check=check)
     service.changed()
     return _release(state, caller.tenant)
 

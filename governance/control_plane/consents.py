@@ -1,11 +1,13 @@
-"""An owner's consents over the API: what waits for them, and the signed step, from nothing but what the owner may see.
+"""An owner's part in a release over the API: consents that wait, and grants that it takes back, each a signed step.
 
-O1 What is signed is what was shown: the digest that a consent names is computed here, from the words of the answer.
+O1 What is signed is what was shown, and made of what the owner may see alone: the digest that a consent names is
+   computed here, from the words of the answer.
 O2 A step is signed for the one deployment that the caller named, whatever the control plane says of itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvcustody.clock import Clock
@@ -52,10 +54,16 @@ class OwnerConsents:
                 f"nothing that revision `{revision}` opens through `{source}` waits for a consent"
             )
         for item in openings:
-            self._send(consent_body(revision, item["manifest"], item["what"]), signer)
+            body = consent_body(revision, item["manifest"], item["what"])
+            self._send(Step.CONSENTED, "consent", body, signer)
         return [item["what"] for item in openings]
 
-    def _send(self, body: dict[str, Any], signer: Signer) -> None:
+    def withdraw(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
+        """Take grants and segments of the own tenant back for good; returns what of it is revoked by now."""
+        body = {"ids": sorted(set(ids)), "reason": reason}
+        return frozenset(self._send(Step.REVOKED, "withdraw", body, signer)["revoked"])
+
+    def _send(self, step: Step, verb: str, body: dict[str, Any], signer: Signer) -> Any:
         stands = self._get("/v1/policies/release")
         if stands["audience"] != self._audience:
             raise ReleaseError(
@@ -63,7 +71,7 @@ class OwnerConsents:
             )
         record = make_record(
             signer,
-            Step.CONSENTED,
+            step,
             body,
             number=stands["steps"] + 1,
             previous=stands["head"],
@@ -71,7 +79,7 @@ class OwnerConsents:
             at_us=max(self._clock.utc_us(), stands["last_us"]),
         )
         try:
-            self._connection.post("/v1/policies:consent", {"record": record.to_bytes().decode()})
+            return self._connection.post(f"/v1/policies:{verb}", {"record": record.to_bytes().decode()})
         except ServiceError as error:
             raise ReleaseError(error.message) from None
 

@@ -223,21 +223,23 @@ class ReleaseState:
             raise ReleaseError("a revocation names no ids")
         if not key.roles & {Role.APPROVER, Role.BREAK_GLASS}:
             _need(key, Role.OWNER)
-            foreign = [id_ for id_ in ids if not self._owns(str(key.tenant), id_)]
+            foreign = [id_ for id_ in ids if self.owners(id_) != {key.tenant}]
             if foreign:
                 raise ReleaseError(f"`{foreign[0]}` is not a grant or segment of `{key.tenant}`")
         self.revoked |= frozenset(ids)
 
-    def _owns(self, tenant: str, source: str) -> bool:
-        """Whether every revision that knows a grant or segment by this id says that it is this tenant's."""
-        owners = set()
-        for proposal in self.proposals.values():
-            policy = proposal.policy
-            owners |= {
-                grant.owner for grant in (*policy.grants, *policy.group_grants()) if grant.id == source
-            }
-            owners |= {segment.owner for segment in policy.segments if segment.id == source}
-        return owners == {tenant}
+    def owners(self, source: str) -> set[str]:
+        """Whose a grant or segment is: by what is in effect, else by what ever was, else by what was proposed.
+
+        A mere proposal that gives an id to another owner takes no owner's right to revoke.
+        """
+        every = list(self.proposals.values())
+        in_effect = [found for found in (self.active, self.staged) if found is not None]
+        for revisions in (in_effect, [found for found in every if found.activated], every):
+            owners = {owner for found in revisions for owner in _owners(found.policy, source)}
+            if owners:
+                return owners
+        return set()
 
     def _broke_glass(self, record: Record, key: TrustedKey) -> None:
         _need(key, Role.BREAK_GLASS)
@@ -283,6 +285,11 @@ def fold(records: Iterable[bytes], trust: Trust) -> ReleaseState:
     for data in records:
         state.apply(data)
     return state
+
+
+def _owners(policy: Policy, source: str) -> set[str]:
+    declared = (*policy.grants, *policy.group_grants(), *policy.segments)
+    return {found.owner for found in declared if found.id == source}
 
 
 def _need(key: TrustedKey, *roles: Role) -> None:

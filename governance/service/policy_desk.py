@@ -8,6 +8,7 @@ D3 What narrows is stored first and recorded after; everything else is on record
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -54,11 +55,18 @@ class PolicyDesk:
         return fold(self._store.read(), self.trust)
 
     def take(
-        self, data: bytes, *, caller: str, steps: tuple[Step, ...], staged: bool | None = None
+        self,
+        data: bytes,
+        *,
+        caller: str,
+        steps: tuple[Step, ...],
+        staged: bool | None = None,
+        check: Callable[[ReleaseState, Record], None] | None = None,
     ) -> ReleaseState:
         """Take a signed step of one of these kinds; raises `ReleaseError` or `ProblemError`, and changes nothing then.
 
-        `staged`: whether an activation must be, or must not be, a staged one (None: it is none).
+        `staged`: whether an activation must be, or must not be, a staged one (None: it is none). `check` is asked, and
+        raises, before a step that follows the last one is applied.
         """
         record = read_record(data)
         if record.action not in steps:
@@ -68,6 +76,8 @@ class PolicyDesk:
         state = self.state()
         if record.number != len(state.records) + 1:
             raise ProblemError("conflict", f"the release has `{len(state.records)}` steps; read it again")
+        if check is not None:
+            check(state, record)
         if record.action is Step.ACTIVATED:
             self._check_activation(state, record, staged)
         state.apply(data)

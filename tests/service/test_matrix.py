@@ -94,6 +94,8 @@ ROWS = {
     "getRelease": Row("/v1/policies/release", every=POLICY_STEPPERS, own="tenant-admin", ok=409),
     "listReleaseRecords": Row("/v1/policies/records", every=POLICY_STEPPERS, ok=409),
     "listConsents": Row("/v1/policies/consents", own="tenant-admin", ok=409),
+    "listOwnGrants": Row("/v1/policies/grants", own="tenant-admin", ok=409),
+    "withdrawGrants": Row("/v1/policies:withdraw", own="tenant-admin", body=STEP, ok=409),
     "validatePolicy": Row("/v1/policies:validate", every="author approver", body={"source": POLICY}),
     "lintPolicy": Row("/v1/policies:lint", every="author approver", body={"source": POLICY}),
     "testPolicy": Row("/v1/policies:test", every="author approver", body={"source": POLICY, "cases": CASES}),

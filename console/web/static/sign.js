@@ -7,6 +7,8 @@
 const encoder = new TextEncoder();
 const PKCS8_ED25519 = Uint8Array.of(0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20);
 
+const AFTER = { consented: "/console/policy/consents", revoked: "/console/grants" };
+
 class Refused extends Error {}
 const must = (holds, why) => { if (!holds) throw new Refused(why); };
 
@@ -58,6 +60,7 @@ async function check(step, fields, made) {
     must(made.manifest.revision === made.body.revision, "the manifest is of another revision");
   }
   if (step === "approved") must(made.body.cells === fields.get("cells"), "what it widens is not what this page shows");
+  if (step === "revoked") must(canonical(made.body.ids) === canonical([fields.get("id")]), "the service prepared another revocation");
   if (step === "consented") must(made.body.opening === fields.get("opening"), "the service prepared another consent");
 }
 
@@ -103,7 +106,7 @@ for (const form of document.querySelectorAll("form[data-sign]")) {
     try {
       const revision = await take(form, say);
       say("Done.", "good");
-      location.assign(form.dataset.sign === "consented" ? "/console/policy/consents" : `/console/policy/${revision}`);
+      location.assign(AFTER[form.dataset.sign] ?? `/console/policy/${revision}`);
     } catch (error) {
       say(error instanceof Refused ? error.message : `it could not be signed: ${error.message}`, "bad");
       button.disabled = false;

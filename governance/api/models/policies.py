@@ -24,6 +24,16 @@ _REVISION = {
     "restores": 0,
 }
 
+_OWN_GRANT = {
+    "id": "labs-reads-acme",
+    "kind": "grant",
+    "reader": "acme-labs",
+    "at_most": "internal",
+    "until_us": 1_806_451_200_000_000,
+    "state": "live",
+    "reason": "joint evaluation",
+}
+
 _CONSENT = {
     "revision": 4,
     "manifest": "sha256:…",
@@ -203,6 +213,29 @@ class Consents(Model):
     model_config = example({"items": [_CONSENT], "next": None})
 
     items: list[Consent]
+    next: str | None
+
+
+class OwnGrant(Model):
+    """A way to your own tenant's blocks; `until_us` null: it does not end. `id` is what takes it back."""
+
+    model_config = example(_OWN_GRANT)
+
+    id: str
+    kind: Literal["grant", "group", "segment"]
+    reader: str
+    at_most: str
+    until_us: Utc | None
+    state: Literal["live", "ends soon", "not yet", "expired", "revoked"]
+    reason: str
+
+
+class OwnGrants(Model):
+    """A page of what your tenant has opened to others."""
+
+    model_config = example({"items": [_OWN_GRANT], "next": None})
+
+    items: list[OwnGrant]
     next: str | None
 
 

@@ -137,6 +137,42 @@ def test_a_policy_from_draft_to_effect(sign_in: SignIn, world: World) -> None:
     assert "no-restricted" in approver.locator("main").inner_text()
 
 
+def test_an_owner_takes_a_grant_back(sign_in: SignIn, world: World) -> None:
+    """What is its own is on its page, and goes by its signature; another's signature is refused before."""
+    world.release()
+    owner = sign_in("tenant-admin@acme")
+    owner.goto("/console/grants")
+    id_ = owner.get_by_label("Grant or segment").input_value()
+    owner.get_by_label("Reason").fill("over <b>now</b>")
+    _sign(owner, world, "approver", "Sign and take back")  # the opposite: another person's key
+    expect(owner.locator(".sign-result")).to_contain_text("signed by the principal who sends it")
+    assert id_ not in world.service.policies.state().revoked
+    _sign(owner, world, "tenant-admin@acme", "Sign and take back")
+    expect(owner.get_by_role("row").filter(has_text=id_).first).to_contain_text("revoked")
+    assert id_ in world.service.policies.state().revoked
+
+
+def test_a_custodian_ends_somebody(sign_in: SignIn, world: World) -> None:
+    """One key goes at a click, the principal once its name was typed; the last custodian stays."""
+    prefix = world.keys["tenant-viewer@labs"].split("_")[1]
+    custodian = sign_in("key-custodian")
+    custodian.goto("/console/principals?name=tenant-viewer%40labs")
+    custodian.get_by_role("button", name=f"Revoke {prefix}").click()
+    expect(custodian.get_by_role("row").filter(has_text=prefix)).to_contain_text("revoked")
+    custodian.get_by_label("Type its name").fill("somebody else")
+    custodian.get_by_role("button", name="End", exact=True).click()
+    expect(custodian.locator("main")).to_contain_text("not the principal's")
+    custodian.goto("/console/principals?name=tenant-viewer%40labs")
+    custodian.get_by_label("Type its name").fill("tenant-viewer@labs")
+    custodian.get_by_role("button", name="End", exact=True).click()
+    expect(custodian.get_by_text("disabled").first).to_be_visible()
+    assert world.service.principals.get("tenant-viewer@labs").disabled_us is not None
+    custodian.goto("/console/principals?name=key-custodian")
+    custodian.get_by_label("Type its name").fill("key-custodian")
+    custodian.get_by_role("button", name="End", exact=True).click()
+    expect(custodian.locator("main")).to_contain_text("the last who manages keys")
+
+
 def _sign(page: Any, world: World, name: str, button: str) -> None:
     form = page.locator("form[data-sign]").filter(has=page.get_by_role("button", name=button))
     form.locator("input[type=file]").set_input_files(world.signing_key(name))

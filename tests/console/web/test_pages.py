@@ -33,9 +33,11 @@ PAGES = {
         "decisions": "/decisions?reader=labs&owner=acme&classification=confidential&via=grant",
     },
     "operator": {"health": "/health"},
+    "key-custodian": {"access": "/principals", "access-one": "/principals?name=auditor"},
     "tenant-admin@acme": {
         "subject": "/custody/subject?subject=user-1",
         "consents": "/policy/consents",
+        "own-grants": "/grants",
         "erasures": "/erasures",
         "tenant-decisions": "/decisions",
     },
