@@ -6,9 +6,10 @@ R2 A record is a function of the policy, the ledger's figures and the controller
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcustody.audit.coverage import CoverageRow
+from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Policy
 
 OPEN = "to be stated by the controller"
@@ -68,8 +69,23 @@ class Record(NamedTuple):
     due: int
     covered: int
 
+    def facts(self) -> dict[str, Any]:
+        """The record as JSON values."""
+        lists = {
+            name: [item._asdict() for item in getattr(self, name)] for name in ("recipients", "time_limits")
+        }
+        return self._asdict() | lists | {"measures": list(self.measures)}
 
-def record_of(policy: Policy, digest: str, total: CoverageRow, stated: Stated) -> Record:
+
+def record_of_facts(facts: dict[str, Any]) -> Record:
+    """The record that `facts` gave."""
+    recipients = tuple(Recipient(**item) for item in facts["recipients"])
+    limits = tuple(TimeLimit(**item) for item in facts["time_limits"])
+    lists = {"recipients": recipients, "time_limits": limits, "measures": tuple(facts["measures"])}
+    return Record(**facts | lists)
+
+
+def record_of(policy: Policy, total: CoverageRow, stated: Stated) -> Record:
     """The record under a policy; `total` is the coverage of the period that it speaks of."""
     return Record(
         activity="Caching of attention keys and values of language models (KV cache), so that prompts need not be "
@@ -87,7 +103,7 @@ def record_of(policy: Policy, digest: str, total: CoverageRow, stated: Stated) -
         erasure_within=_time(policy.erasure.within_us),
         measures=_measures(policy),
         policy=policy.name,
-        policy_digest=digest,
+        policy_digest=compile_policy(policy, revision=1).digest,
         due=total.due,
         covered=total.covered,
     )

@@ -76,6 +76,28 @@ class SubjectPage(NamedTuple):
         """When the last recorded claim on anything that is left ends; 0 where nothing is left."""
         return max((item.until_us for item in self.holdings if item.in_custody), default=0)
 
+    def data(self) -> dict[str, Any]:
+        """The page as JSON values."""
+        return self._asdict() | {
+            "holdings": [item._asdict() for item in self.holdings],
+            "evidence": self.evidence._asdict(),
+            "erasures": [item._asdict() for item in self.erasures],
+            "held_blocks": self.held_blocks,
+            "until_us": self.until_us,
+        }
+
+
+def page_of_data(data: dict[str, Any]) -> SubjectPage:
+    """The page that `data` gave."""
+    return SubjectPage(
+        data["tenant"],
+        tuple(data["pseudonyms"]),
+        data["now_us"],
+        tuple(Holding(**item | {"reasons": tuple(item["reasons"])}) for item in data["holdings"]),
+        CoverageRow(**data["evidence"]),
+        tuple(ErasureShown(**item) for item in data["erasures"]),
+    )
+
 
 def subject_page(
     connection: Connection, tenant: str, pseudonyms: Sequence[str], *, now_us: int

@@ -51,6 +51,14 @@ def reading(db: str) -> Iterator[Connection]:
         engine.dispose()
 
 
+def one_ledger(db: str) -> None:
+    """Raises `ConfigError` where a command that asks a control plane was given a ledger's own files too."""
+    if db != DEFAULT_DB:
+        raise ConfigError(
+            "--server and --db name two ledgers: give one of them (KVCUSTODY_SERVER counts as well)"
+        )
+
+
 def state_of(connection: Connection, checkpoint: int | None) -> AsOf | None:
     """The state that a checkpoint left; None for the ledger as it is."""
     if checkpoint is None:

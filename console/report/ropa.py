@@ -6,21 +6,21 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 import typer
 
 from kvcustody.audit.coverage import coverage
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.coverage.options import Db, Since, Until, reading, selection
+from kvcustody.console.coverage.options import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
+from kvcustody.console.remote import Authority, KeyFile, Server, connect
 from kvcustody.console.report.blocks import Facts, Items, Page, Section, Table
 from kvcustody.console.report.html import render_html
 from kvcustody.console.report.pdf import render_pdf
 from kvcustody.console.report.words import count, percent
 from kvcustody.errors import ConfigError
-from kvcustody.governance.ropa import Record, Stated, record_of
-from kvcustody.policies.compiler import compile_policy
+from kvcustody.governance.ropa import Record, Stated, record_of, record_of_facts
 from kvcustody.policies.loader import load_policy
 
 FORMATS = ("html", "pdf", "json", "csv")
@@ -29,13 +29,20 @@ EPILOG = """Examples:
     kvcustody report ropa --policy policy.yaml --db kvcustody.db --controller "Example AG, Bonn"
 
     kvcustody report ropa --policy policy.yaml --db kvcustody.db --since 2026-01-01 --format csv --out ropa
+
+    kvcustody report ropa --server https://ledger.example:8443 --api-key-file dpo.key --json
 """
 
 
 def ropa(
     *,
-    policy: Annotated[Path, typer.Option(help="The policy in effect (YAML): its limits are the record's.")],
-    db: Db = "kvcustody.db",
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="The policy (YAML) whose limits are the record's; with --server, else the active one."
+        ),
+    ] = None,
+    db: Db = DEFAULT_DB,
     since: Since = None,
     until: Until = None,
     controller: Annotated[str, typer.Option(help="Name of the controller (30(1)(a)).")] = "",
@@ -47,6 +54,9 @@ def ropa(
     transfers: Annotated[str, typer.Option(help="Transfers to third countries (30(1)(e)).")] = "",
     format: Annotated[str, typer.Option(help=f"Comma-separated: {', '.join(FORMATS)}.")] = "html,json",
     out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("kvcustody-ropa"),
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Export the record of processing activities (GDPR 30): time limits and measures from the policy, as it runs.
@@ -58,23 +68,32 @@ def ropa(
     formats = [name.strip() for name in format.split(",") if name.strip()]
     if not formats or set(formats) - set(FORMATS):
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
-    parsed = load_policy(read_file(policy), name=policy.name)
+    source = None if policy is None else read_file(policy)
     chosen = selection(since, until, None, None, None, None)
-    with reading(db) as connection:
-        total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
     stated = Stated(controller, contact, officer, purposes, subjects, data, transfers)
-    record = record_of(parsed, compile_policy(parsed, revision=1).digest, total, stated)
+    if server is not None:
+        one_ledger(db)
+        with connect(server, key_file, authority) as asked:
+            text = None if source is None else source.decode(errors="replace")
+            body = {"policy": text, "since": chosen.since_us, "until": chosen.until_us, **stated._asdict()}
+            record = record_of_facts(asked.post("/v1/reports:processing", body))
+    elif source is None or policy is None:
+        raise ConfigError("--policy is needed: only a control plane (--server) knows which one is in effect")
+    else:
+        with reading(db) as connection:
+            total = coverage(connection, since_us=chosen.since_us, until_us=chosen.until_us).total
+        record = record_of(load_policy(source, name=policy.name), total, stated)
     files = {f"ropa.{name}": _MAKERS[name](record) for name in formats}
     write_files(out, files)
     if as_json:
-        print_json({"folder": str(out), "files": sorted(files), "record": _plain(record)})
+        print_json({"folder": str(out), "files": sorted(files), "record": record.facts()})
     else:
         print(f"{', '.join(sorted(files))} in {out}")
 
 
 def to_json(record: Record) -> bytes:
     """The record as JSON, keys in order."""
-    return orjson.dumps(_plain(record), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+    return orjson.dumps(record.facts(), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
 
 def to_csv(record: Record) -> bytes:
@@ -160,12 +179,6 @@ def _html(record: Record) -> bytes:
 
 def _pdf(record: Record) -> bytes:
     return render_pdf(page_of(record))
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_asdict"):
-        return {name: _plain(item) for name, item in value._asdict().items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _cell(text: str) -> str:

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.pseudonyms import names_of
-from kvcustody.audit.report.subject import SubjectPage, subject_page
+from kvcustody.audit.report.subject import SubjectPage, page_of_data, subject_page
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit.ledger import SubjectStore, subject_store
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
-from kvcustody.console.coverage.options import DEFAULT_DB, Db, moment_us, reading
+from kvcustody.console.coverage.options import DEFAULT_DB, Db, moment_us, one_ledger, reading
+from kvcustody.console.remote import Authority, KeyFile, Server, connect
 from kvcustody.console.report.command import write_files
 from kvcustody.console.report.html import render_html
 from kvcustody.console.report.words import count, moment, percent
@@ -32,7 +33,8 @@ def _group() -> None:
 
 @app.command(
     epilog="Examples:\n\n    kvcustody subject show --tenant acme --subject ada\n\n"
-    "    kvcustody subject show --tenant acme --subject ada --html ada.html --json"
+    "    kvcustody subject show --tenant acme --subject ada --html ada.html --json\n\n"
+    "    kvcustody subject show --tenant acme --subject ada --server https://ledger.example:8443 --api-key-file dpo.key"
 )
 def show(
     *,
@@ -42,27 +44,26 @@ def show(
     subject_keys: SubjectStore = None,
     at: Annotated[str | None, typer.Option(help="As of this UTC time instead of now (ISO 8601).")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the page for people here.")] = None,
+    server: Server = None,
+    key_file: KeyFile = None,
+    authority: Authority = None,
     as_json: Json = False,
 ) -> None:
     """Show what the ledger has of one subject. The answer names pseudonyms only, so it may be kept."""
-    now_us = moment_us(at) or SystemClock().utc_us()
-    with subject_store(subject_keys) as keys, reading(db) as connection:
-        found = subject_page(connection, tenant, names_of(connection, tenant, subject, keys), now_us=now_us)
+    if server is not None:
+        one_ledger(db)
+        with connect(server, key_file, authority) as asked:
+            about = {"tenant": tenant, "subject": subject, "at": moment_us(at)}
+            found = page_of_data(asked.get("/v1/custody/subject", **about))
+    else:
+        now_us = moment_us(at) or SystemClock().utc_us()
+        with subject_store(subject_keys) as keys, reading(db) as connection:
+            names = names_of(connection, tenant, subject, keys)
+            found = subject_page(connection, tenant, names, now_us=now_us)
     if html is not None:
         write_files(html.parent, {html.name: render_html(page_of(found))})
     if as_json:
-        print_json(
-            {
-                "tenant": found.tenant,
-                "pseudonyms": found.pseudonyms,
-                "now_us": found.now_us,
-                "held_blocks": found.held_blocks,
-                "until_us": found.until_us,
-                "holdings": [item._asdict() for item in found.holdings],
-                "evidence": found.evidence._asdict(),
-                "erasures": [item._asdict() for item in found.erasures],
-            }
-        )
+        print_json(found.data())
     else:
         _print(found)
 

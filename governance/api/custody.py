@@ -1,4 +1,4 @@
-"""Operations on custody: residencies, totals, coverage, denials, gaps, findings, a block's history.
+"""Operations on custody: residencies, a subject's page, totals, coverage, denials, gaps, findings, a block's history.
 
 Y1 Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see all.
 """
@@ -13,6 +13,7 @@ from fastapi import Path, Query
 from kvcustody.audit import queries
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.live import live_residencies
+from kvcustody.audit.report.subject import subject_page
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import LARGE, Limit, Tenant
 from kvcustody.governance.api.models.base import Cursor as CursorText
@@ -24,14 +25,17 @@ from kvcustody.governance.api.models.custody import (
     Gaps,
     LiveResidencies,
     Residencies,
+    SubjectAnswer,
     Totals,
     facts,
 )
 from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.api.pages import page
+from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.cursor import Question
 from kvcustody.governance.service.problems import ProblemError, not_found
 from kvcustody.governance.service.roles import Action, Reach
+from kvcustody.governance.service.service import Service
 
 READ = Action.READ_CUSTODY
 DAY_US = 86_400_000_000
@@ -52,6 +56,8 @@ def add_custody(api: Api) -> None:
         answers=Residencies,
         problems=paged,
     )
+    one = _read("getSubject", path="/v1/custody/subject")
+    api.add(one, subject_of, answers=SubjectAnswer, problems=("not-found",))
     api.add(_read("listLive", path="/v1/custody/live"), held_now, answers=LiveResidencies, problems=paged)
     api.add(_read("listTotals", path="/v1/custody/totals"), totals, answers=Totals, problems=paged)
     api.add(
@@ -76,14 +82,34 @@ def residencies(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Everything that was held for one subject, oldest first."""
-    mine = caller.tenant_of(READ, tenant)
-    if mine is None:
-        raise ProblemError("invalid", "a subject is asked for with its tenant")
-    names = service.names_of(mine, subject)
+    mine, names = _named(caller, service, tenant, subject)
     with service.reading(mine) as connection:
         found = queries.custody_of(connection, mine, names) if names else ()
     question = Question("listResidencies", caller.name, {"tenant": mine, "subject": subject})
     return page(service, question, facts(found), cursor, limit)
+
+
+def subject_of(
+    caller: Asking,
+    service: Serving,
+    subject: Subject,
+    tenant: Tenant = None,
+    at: Annotated[int | None, Query(ge=0, lt=LARGE, description="As of this UTC µs; default: now.")] = None,
+) -> dict[str, Any]:
+    """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
+    mine, names = _named(caller, service, tenant, subject)
+    with service.reading(mine) as connection:
+        return subject_page(
+            connection, mine, names, now_us=service.clock.utc_us() if at is None else at
+        ).data()
+
+
+def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -> tuple[str, list[str]]:
+    """The tenant of a subject that a caller asks about, and the subject's pseudonyms."""
+    mine = caller.tenant_of(READ, tenant)
+    if mine is None:
+        raise ProblemError("invalid", "a subject is asked for with its tenant")
+    return mine, service.names_of(mine, subject)
 
 
 def held_now(

@@ -1,7 +1,8 @@
 """Evidence reports and checks of the whole ledger, as jobs.
 
-E1 A report is of what its principal may see; a check reads every log, so it is for those who see all.
-E2 That either was asked for is on record before it begins, for those whose reads are events.
+E1 A report is of what its principal may see; a check reads every log, and a record of processing names every tenant,
+   so they are for those who see all.
+E2 That any was asked for is on record before it begins, for those whose reads are events.
 """
 
 from __future__ import annotations
@@ -10,19 +11,30 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from kvcustody.audit.coverage import coverage
 from kvcustody.audit.fsck import FsckReport, fsck
 from kvcustody.audit.note import NoteError, parse_vkey
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.builder import Api, Asking, Serving
-from kvcustody.governance.api.models.evidence import CheckRequest, Frameworks, ReportRequest
+from kvcustody.governance.api.models.evidence import (
+    CheckRequest,
+    Frameworks,
+    ProcessingRecord,
+    ProcessingRequest,
+    ReportRequest,
+)
 from kvcustody.governance.api.models.jobs import Job as JobModel
 from kvcustody.governance.api.operation import Operation
 from kvcustody.governance.api.pages_port import record_read
+from kvcustody.governance.api.workbench import policy_of
+from kvcustody.governance.ropa import Stated, record_of
 from kvcustody.governance.service.jobs import Progress, shown
 from kvcustody.governance.service.problems import ProblemError
 from kvcustody.governance.service.reports import asked_of, start_report
 from kvcustody.governance.service.roles import Action, Reach
+from kvcustody.governance.service.service import Service
+from kvcustody.policies.ir import Policy
 
 READ = Action.READ_CUSTODY
 _PROBLEMS_MAX = 100
@@ -37,6 +49,8 @@ def add_evidence(api: Api) -> None:
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
     listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
     api.add(listing, frameworks, answers=Frameworks)
+    recording = _evidence("makeProcessingRecord", "POST", "/v1/reports:processing")
+    api.add(recording, processing_record, answers=ProcessingRecord, problems=("conflict",))
     checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True)
     api.add(checking, check, answers=JobModel, status=202)
 
@@ -57,6 +71,30 @@ def make_report(caller: Asking, service: Serving, what: ReportRequest) -> dict[s
         raise ProblemError("invalid", error.message) from None
     record_read(service, caller, "makeReport", tenant=mine)
     return shown(start_report(service, caller.name, asked, formats, expects=what.expected_digest))
+
+
+def processing_record(caller: Asking, service: Serving, what: ProcessingRequest) -> dict[str, Any]:
+    """The record of processing activities (GDPR 30): time limits, recipients and measures, as the policy has them.
+
+    It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
+    """
+    if caller.reach(READ) is not Reach.ALL:
+        raise ProblemError("forbidden")
+    if what.since is not None and what.until is not None and what.since >= what.until:
+        raise ProblemError("invalid", "`since` must be before `until`")
+    policy = _in_effect(service) if what.policy is None else policy_of(what.policy)
+    record_read(service, caller, "makeProcessingRecord")
+    with service.reading() as connection:
+        total = coverage(connection, since_us=what.since, until_us=what.until).total
+    stated = Stated(**what.model_dump(include=set(Stated._fields)))
+    return record_of(policy, total, stated).facts()
+
+
+def _in_effect(service: Service) -> Policy:
+    active = service.policies.state().active
+    if active is None:
+        raise ProblemError("conflict", "no policy is in effect; send one")
+    return active.policy
 
 
 def frameworks() -> dict[str, Any]:

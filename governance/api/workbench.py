@@ -31,7 +31,7 @@ from kvcustody.governance.service.roles import Action
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.compiler import compile_policy
 from kvcustody.policies.ir import Action as PolicyAction
-from kvcustody.policies.ir import Scope, Via
+from kvcustody.policies.ir import Policy, Scope, Via
 from kvcustody.policies.loader import load_policy
 from kvcustody.policies.problems import PolicyRejected, Problem
 from kvcustody.policies.table import DecisionTable
@@ -134,8 +134,13 @@ def explained(service: Serving, what: PolicyQuestion) -> Response:
 
 
 def _table(source: str, revoked: list[str]) -> DecisionTable:
-    policy = _rejecting(load_policy, source)
-    return compile_policy(policy, revision=1, revoked=frozenset(revoked))
+    return compile_policy(policy_of(source), revision=1, revoked=frozenset(revoked))
+
+
+def policy_of(source: str) -> Policy:
+    """The policy of a document; raises `invalid` with every problem where it is refused."""
+    policy: Policy = _rejecting(load_policy, source)
+    return policy
 
 
 def _rejecting(load: Any, source: str, **more: Any) -> Any:

@@ -71,6 +71,7 @@ ROWS = {
     ),
     "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
     "listResidencies": Row("/v1/custody/residencies?tenant={tenant}&subject=user-1", **READERS),
+    "getSubject": Row("/v1/custody/subject?tenant={tenant}&subject=user-1", **READERS),
     "listLive": Row("/v1/custody/live?tenant={tenant}", **READERS),
     "listTotals": Row("/v1/custody/totals?tenant={tenant}", **READERS),
     "getCoverage": Row("/v1/custody/coverage?tenant={tenant}", **READERS),
@@ -136,6 +137,9 @@ ROWS = {
         ok=202,
     ),
     "listFrameworks": Row("/v1/reports/frameworks", **READERS),
+    "makeProcessingRecord": Row(
+        "/v1/reports:processing", **READERS, body={"policy": POLICY}, own_refused=403
+    ),
     "checkLedger": Row("/v1/checks", **READERS, body={}, ok=202, own_refused=403),
     "startScan": Row("/v1/orphans/scans", every="operator", ok=202),
     "listScans": Row("/v1/orphans/scans", every=OPERATORS),

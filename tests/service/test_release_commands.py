@@ -58,3 +58,16 @@ def test_a_release_goes_through_a_control_plane_by_commands_alone(plane: Control
     assert (opened["owner"], opened["reader"]) == ("holder", "reader")
     _policy(plane, "grace", "activate", str(back))
     assert _policy(plane, "grace", "history")["active"] == back
+
+
+def test_a_record_of_processing_is_of_the_revision_in_effect(plane: ControlPlane) -> None:
+    """Whoever answers for the processing names no policy: the control plane knows which one is in effect."""
+    asked = ["report", "ropa", "--server", plane.address, "--out", str(plane.folder / "ropa"), "--json"]
+    ran = CliRunner().invoke(app, [*asked, "--api-key-file", str(plane.key_file("dora"))])
+    assert ran.exit_code == 0, ran.output
+    record = json.loads(ran.stdout)["record"]
+    assert [(item["owner"], item["reader"], item["by"]) for item in record["recipients"]] == [
+        ("holder", "reader", "grant reads")
+    ]
+    refused = CliRunner().invoke(app, [*asked, "--api-key-file", str(plane.key_file("holger"))])
+    assert refused.exit_code == 2, "it names every tenant, so it is not for one of them"

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from kvcustody.audit import queries
 from kvcustody.audit.coverage import CoverageRow
 from kvcustody.audit.live import Live
+from kvcustody.audit.report import subject
 from kvcustody.governance.api.models.shown import page_of, shown
 
 Residency = shown(
@@ -51,6 +52,52 @@ Gaps = page_of(shown(queries.Gap), "Gaps")
 Findings = page_of(shown(queries.Finding), "Findings")
 BlockHistory = page_of(shown(queries.BlockEvent), "BlockHistory")
 CoverageRows = shown(CoverageRow)
+
+
+Holding = shown(
+    subject.Holding,
+    example={
+        "incarnation": "ab" * 16,
+        "residency": 17,
+        "classification": "internal",
+        "model": "",
+        "pseudonym": "p-3f1a",
+        "asserted": False,
+        "reasons": ["own-scope"],
+        "revision": 3,
+        "opened_us": 1_780_000_000_000_000,
+        "released_us": None,
+        "until_us": 1_780_028_800_000_000,
+        "state": "running",
+        "blocks": 16,
+        "in_custody": 16,
+    },
+)
+ErasureShown = shown(
+    subject.ErasureShown,
+    example={
+        "erasure": "cd" * 16,
+        "selector": "subject",
+        "at_us": 1_780_000_000_000_000,
+        "deadline_us": 1_780_000_600_000_000,
+        "outcome": "complete",
+        "waiting": [],
+        "unreachable": [],
+    },
+)
+
+
+class SubjectAnswer(BaseModel):
+    """Everything of one subject as of `now_us`, newest first; people by pseudonym, so that it may be kept."""
+
+    tenant: str
+    pseudonyms: list[str]
+    now_us: int
+    held_blocks: int
+    until_us: int
+    holdings: list[Holding]  # type: ignore[valid-type]
+    evidence: CoverageRows  # type: ignore[valid-type]
+    erasures: list[ErasureShown]  # type: ignore[valid-type]
 
 
 class LiveResidencies(BaseModel):

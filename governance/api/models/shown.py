@@ -10,9 +10,11 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 
-def shown(fact: type, name: str = "", example: dict[str, Any] | None = None) -> type[BaseModel]:
-    """The model of a named tuple."""
-    hints = get_type_hints(fact)
+def shown(
+    fact: type, name: str = "", example: dict[str, Any] | None = None, *, parts: dict[str, Any] | None = None
+) -> type[BaseModel]:
+    """The model of a named tuple; `parts` are the types of those fields that are facts themselves."""
+    hints = get_type_hints(fact) | (parts or {})
     fields: dict[str, Any] = {field: (hints[field], ...) for field in fact._fields}  # type: ignore[attr-defined]
     config = ConfigDict(json_schema_extra={"examples": [example or _example(hints)]})
     return create_model(name or fact.__name__, __config__=config, __doc__=fact.__doc__, **fields)
