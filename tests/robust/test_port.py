@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select
 from kvcustody.allocator.scrub_queue import ScrubOrder
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
-from kvcustody.audit.schema import custody_ends
+from kvcustody.audit.schema import custody_ends, hit_counters
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import HandleError, IsolationError
 from kvcustody.governance.erasure import Selector
@@ -132,6 +132,13 @@ def test_what_a_reader_adds_stays_its_own(make: Make) -> None:
     assert serve(world, "beta", longer) == 5
     assert serve(world, "beta", longer) == 7, "its own continuation behind the granted blocks"
     assert serve(world, "alpha", longer) == 5, "which the owner does not see"
+    world.drain()
+    world.writer.close()  # which tells what was counted
+    with world.store.connect() as connection:
+        found = connection.execute(select(hit_counters).where(hit_counters.c.effect == "permit")).all()
+    assert [(row.tenant, row.owner, row.rule, row.requests) for row in found] == [
+        ("beta", "alpha", "beta-reads-alpha", 2)
+    ]
 
 
 def test_idle_blocks_end_with_no_request_arriving(make: Make) -> None:
