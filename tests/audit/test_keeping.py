@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.verify import verify_export
 from kvcustody.audit.exports.writer import write_export
+from kvcustody.audit.fsck import fsck
 from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.move import move_ledger
 from kvcustody.audit.pseudonyms import names_of, session_names, subject_names
 from kvcustody.audit.redaction import NO_KEYS, unlink_subject
 from kvcustody.audit.retention import (
@@ -123,6 +126,28 @@ def test_without_keys_the_report_says_what_remains_where(store: Engine, make_wri
     found = unlink_subject(store, "acme", ALICE, keys=None, actor="dpo", reason="request 7")
     assert found.pseudonyms == 1 and NO_KEYS in found.remains
     assert ALICE.encode() not in bytes_of(store)  # overwritten, and out of the write-ahead log
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_neither_rows_nor_wal_of_postgresql_ever_held_a_name_where_there_are_keys(
+    postgres_store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path, keyed: bool
+) -> None:
+    """A backup of the server's files, its write-ahead log included. Positive control: without keys she is there."""
+    name = f"alice-{tmp_path.name}-{keyed}"
+    writer = make_writer(postgres_store, subject_keys=keys if keyed else None)
+    writer.submit([opening(1, name, f"session of {name}")])
+    assert writer.flush()
+    writer.close()
+    with postgres_store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("CHECKPOINT")
+        query = "SELECT current_setting('data_directory'), oid FROM pg_database WHERE datname = current_database()"
+        server, database = connection.exec_driver_sql(query).one()
+    folders = (Path(server) / "base" / str(database), Path(server) / "pg_wal")
+    holding = set()
+    for path in [path for folder in folders for path in folder.iterdir() if path.is_file()]:
+        with contextlib.suppress(FileNotFoundError):  # the server recycles its log
+            holding |= {path.parent.name} if name.encode() in path.read_bytes() else set()
+    assert holding == (set() if keyed else {str(database), "pg_wal"})
 
 
 def test_a_deleted_row_stays_in_the_file_unless_it_is_overwritten(tmp_path: Path) -> None:
@@ -263,6 +288,20 @@ def test_content_goes_and_every_proof_stays(aged_any: Engine, tmp_path: Path) ->
     }
     assert any("only their hashes" in line for line in found.limits)
     assert [log.kinds["retention-purged"] for log in found.logs if log.name == "system"] == [2]
+
+
+def test_a_purged_ledger_is_moved_with_the_hashes_that_are_left(
+    aged: Engine, postgres_store: Engine, tmp_path: Path
+) -> None:
+    drop(aged, tmp_path)
+    moved = move_ledger(aged, postgres_store)
+    with aged.connect() as one, postgres_store.connect() as other:
+        here, there = LedgerProofs(one), LedgerProofs(other)
+        assert moved.head == here.checkpoint().head == there.checkpoint().head
+        for idx in (0, 350):  # its content is gone, and there
+            assert there.inclusion("tenant/acme", idx) == here.inclusion("tenant/acme", idx)
+        assert fsck(other).purged == fsck(one).purged == 700
+        assert there.logs() == here.logs()
 
 
 def test_a_legal_hold_wins(aged_any: Engine, tmp_path: Path) -> None:
