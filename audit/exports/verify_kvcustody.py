@@ -3,8 +3,9 @@
 
     python3 -I verify_kvcustody.py EXPORT --key 'ledger.example.com+1a2b3c4d+AbC…'
 
-EXPORT is the folder; the key is the ledger's public key, from somebody you trust and NOT from the export. Take this
-program from somewhere you trust too: a forged export may come with a forged copy of it.
+EXPORT is the folder, or NAME.proof beside NAME.leaf for one leaf that was mailed (then 1, 2, 3 and 7 are checked, and
+no handovers). The key is the ledger's public key, from somebody you trust and NOT from the export. Take this program
+from somewhere you trust too: a forged export may come with a forged copy of it.
 
 What is checked, in this order:
   1. The checkpoint is signed by the key (Ed25519; a C2SP signed note), or by one that it handed over to: each handover
@@ -285,6 +286,37 @@ def check_head(data: bytes, checkpoint: tuple[str, int, bytes], note: bytes) -> 
     return name, size, root
 
 
+def check_leaf(
+    leaf: bytes, data: bytes, checkpoint: tuple[str, int, bytes], note: bytes
+) -> tuple[str, int, int]:
+    """(log, place, size) of a leaf, from a proof that the checkpoint covers it."""
+    proof, _, rest = data.partition(b"\n\n")
+    lines = proof.decode("ascii").split("\n")
+    need(lines[0] == "kvcustody/leaf-proof@1" and len(lines) >= 2, "the proof of a leaf is malformed")
+    need(lines[1].startswith("index "), "the proof of a leaf is malformed")
+    name, size, root = check_head(rest, checkpoint, note)
+    place, path = number(lines[1][6:], "an index"), [unbase64(line, "path") for line in lines[2:]]
+    need(
+        root_of_inclusion(leaf_hash(leaf), place, size, path) == root, f"the leaf is not in the log `{name}`"
+    )
+    return name, place, size
+
+
+def check_mailed(proof: Path, key: str, witnesses: Sequence[str]) -> str:
+    """Check NAME.leaf by NAME.proof; returns what is sound, raises `Bad`."""
+    data = proof.read_bytes()
+    note = b"\n\n".join(data.split(b"\n\n")[2:])
+    text, signatures = split_note(note)
+    checkpoint = parse_checkpoint(text)
+    for one, what in ((key, "the key"), *((witness, "a witness") for witness in witnesses)):
+        need(
+            signed_by(parse_key(one), text, signatures) is not None, f"the checkpoint is not signed by {what}"
+        )
+    need(parse_key(key)[0] == checkpoint[0], f"the checkpoint is of `{checkpoint[0]}`")
+    name, place, size = check_leaf(proof.with_suffix(".leaf").read_bytes(), data, checkpoint, note)
+    return f"leaf {place} of `{name}` ({size} leaves), under a checkpoint of {checkpoint[1]} of `{checkpoint[0]}`"
+
+
 # --- Handovers of the signing key, and timestamps --------------------------------------------------------------------
 
 
@@ -314,15 +346,9 @@ def signer(
     entries = manifest.get("handovers", [])
     for entry in entries:
         leaf = inside(folder, entry["place"] + ".leaf").read_bytes()
-        proof, _, rest = inside(folder, entry["place"] + ".tlog-proof").read_bytes().partition(b"\n\n")
-        lines = proof.decode("ascii").split("\n")
-        need(lines[0] == "kvcustody/leaf-proof@1" and len(lines) >= 2, "the proof of a handover is malformed")
-        need(lines[1].startswith("index "), "the proof of a handover is malformed")
-        name, size, root = check_head(rest, checkpoint, note)
-        path = [unbase64(line, "path") for line in lines[2:]]
-        at = number(lines[1][6:], "an index")
-        reached = root_of_inclusion(leaf_hash(leaf), at, size, path)
-        need(name == "system" and reached == root, "a handover of the signing key is not in the log")
+        proof = inside(folder, entry["place"] + ".tlog-proof").read_bytes()
+        name = check_leaf(leaf, proof, checkpoint, note)[0]
+        need(name == "system", "a handover of the signing key is not in the system log")
         body = json.loads(leaf)
         need(body["kind"] == "signing-key", "the leaf of a handover is another")
         old, new, past, head = parse_handover(base64.b64decode(body["record"]))
@@ -573,6 +599,13 @@ def main() -> int:
     asked = parser.parse_args()
     texts = [key_text(text) for text in (asked.key, *asked.witness)]
     try:
+        if asked.export.suffix == ".proof" and asked.export.is_file():
+            need(not asked.head, "--head is for exports; this is the proof of one leaf")
+            print(f"SOUND: {check_mailed(asked.export, texts[0], texts[1:])}")
+            print(
+                "Not shown:\n  - What else the log holds, and that its head is the newest: this is one leaf."
+            )
+            return 0
         found = check_export(asked.export, texts[0], texts[1:], [parse_kept(text) for text in asked.head])
     except Bad as problem:
         print(f"NOT SOUND: {problem}")

@@ -17,6 +17,7 @@ from kvcustody.audit.merkle import HASH_BYTES, TreeHead
 from kvcustody.audit.note import NoteError, decode_base64
 from kvcustody.audit.timestamp import Authority
 from kvcustody.audit.witness.status import newest_witnessed
+from kvcustody.console.audit.leaf_proof import check_leaf_proof, is_leaf_proof
 from kvcustody.console.audit.ledger import (
     DEFAULT,
     Keys,
@@ -87,7 +88,7 @@ def export(
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="The export.")],
+    folder: Annotated[Path, typer.Argument(help="The export, or the `.proof` of one leaf (`audit prove`).")],
     key: Keys,
     witness: Witnesses = [],  # noqa: B006 - typer reads it
     witnesses_min: Annotated[
@@ -112,6 +113,11 @@ def verify(
     witnesses = key_texts(witness)
     threshold = len(witnesses) if witnesses_min is None else witnesses_min
     kept = [_kept(text) for text in head or ()]
+    if is_leaf_proof(folder):
+        if kept or tsa_certificate or tsa_roots:
+            raise ConfigError("--head and --tsa-… are for exports of leaves; this is the proof of one leaf")
+        sound = check_leaf_proof(folder, key_texts(key), witnesses, threshold, as_json=as_json)
+        raise typer.Exit(0 if sound else EXIT_NOT_SOUND)
     if is_tiles(folder):
         if kept or tsa_certificate or tsa_roots:
             raise ConfigError("--head and --tsa-… are for exports of leaves; this is a folder of tiles")

@@ -144,7 +144,8 @@ def prove(
 ) -> None:
     """Prove that a leaf is in the ledger: the leaf, its path, the sub-log's head and the signed checkpoint.
 
-    docs/ledger-proofs.md has the format; `kvcustody.audit.root_log.check_leaf` checks it.
+    `kvcustody audit verify PREFIX.proof --key …` checks what --out wrote, and so does the lone `verify_kvcustody.py`;
+    docs/ledger-proofs.md has the format.
     """
     with reading(ledger) as engine, engine.connect() as connection:
         proofs = LedgerProofs(connection)

@@ -26,6 +26,7 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
+from kvcustody.audit.exports import verify_kvcustody as lone
 from kvcustody.audit.note import parse_vkey
 from kvcustody.audit.signing import create_signing_key
 from kvcustody.audit.store import open_store
@@ -117,6 +118,27 @@ def test_a_proof_is_printed_and_checks(run: Run, place: Path) -> None:
     sealed = check_leaf(proof, (place / "leaf-3.leaf").read_bytes(), [key])
     assert sealed.name == "tenant/acme" and sealed.head.size == 42
     assert "holds no leaf" in run("audit prove tenant/acme 42", exits=2).stderr
+
+
+def test_a_mailed_leaf_is_checked_by_both_programs_and_no_edit_of_it_passes(run: Run, place: Path) -> None:
+    run("audit prove tenant/acme 3 --out leaf-3")
+    found = answer(run("audit verify leaf-3.proof --key ledger.vkey --json"))
+    assert (found["sound"], found["log"], found["idx"], found["size"]) == (True, "tenant/acme", 3, 42)
+    vkey = (place / "ledger.vkey").read_text().splitlines()[1]
+    assert "leaf 3 of `tenant/acme` (42 leaves)" in lone.check_mailed(place / "leaf-3.proof", vkey, ())
+    for name in ("leaf-3.leaf", "leaf-3.proof"):
+        good = (place / name).read_bytes()
+        for at in range(0, len(good), 23):
+            (place / name).write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            with pytest.raises((lone.Bad, ValueError)):
+                lone.check_mailed(place / "leaf-3.proof", vkey, ())
+            if not at % 5:
+                assert "not sound" in run("audit verify leaf-3.proof --key ledger.vkey", exits=1).stdout
+        (place / name).write_bytes(good)
+    stranger = str(create_signing_key(place / "other.key", "ledger.example/acme").verifier)
+    assert "not sound" in run(f"audit verify leaf-3.proof --key {stranger}", exits=1).stdout
+    with pytest.raises(lone.Bad, match="not signed by the key"):
+        lone.check_mailed(place / "leaf-3.proof", stranger, ())
 
 
 def test_export_verify_and_fsck_find_an_edit(run: Run, place: Path) -> None:
