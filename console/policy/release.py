@@ -8,28 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.command import make_table, print_json, progress_bar, stdout
 from kvcustody.console.policy import release_keys
 from kvcustody.console.policy.author import File
 from kvcustody.console.policy.release_options import (
-    STORE,
-    TRUST,
+    At,
     Key,
     Note,
     Reason,
-    Remote,
     Revision,
-    Store,
-    TrustFile,
     acts_as_owner,
-    open_desk,
-    owner_consents,
     read_document,
+    release_command,
     signer_of,
 )
 from kvcustody.console.policy.release_view import history_data, review_data, show_proposal, show_review
 from kvcustody.console.policy.review import print_diff
-from kvcustody.console.remote import Authority, KeyFile, Server
 from kvcustody.errors import ConfigError
 from kvcustody.governance.release.staged import Stage
 from kvcustody.policies.workbench.request import instant
@@ -54,44 +48,36 @@ def add_to(app: typer.Typer) -> None:
 _PROPOSE = 'Example:\n\n    kvcustody policy propose policy.yaml --key ada.key --note "labs may read acme"'
 
 
+@release_command
 def propose(
     file: File,
     *,
     key: Key,
     note: Note,
     days: _Days = 365,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Propose a policy as the next revision, signed by its author. Nothing takes effect."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
+    with at.desk() as desk:
         made = desk.propose(
             read_document(file), signer_of(key), note=note, seconds=days * 86_400, file=str(file)
         )
-    show_proposal(made, as_json)
+    show_proposal(made, at.as_json)
 
 
 _REVIEW = "Example:\n\n    kvcustody policy review 3"
 
 
+@release_command
 def review(
     revision: Revision,
     *,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """What a revision would change against the active one, its proof, and whose consent it lacks."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
+    with at.desk() as desk, _waiting("proving"):
         found = desk.review(revision)
-    if as_json:
+    if at.as_json:
         print_json(review_data(found))
         return
     print_diff(found.change)
@@ -101,6 +87,7 @@ def review(
 _APPROVE = "Example:\n\n    kvcustody policy approve 3 --key grace.key --cells sha256:…"
 
 
+@release_command
 def approve(
     revision: Revision,
     *,
@@ -108,17 +95,12 @@ def approve(
     cells: Annotated[
         str, typer.Option("--cells", help="The widening digest that `review` showed; needed where it widens.")
     ] = "",
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Sign somebody else's proposal, against what is active now and with exactly the widening that was reviewed."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
+    with at.desk() as desk, _waiting("proving"):
         found = desk.approve(revision, signer_of(key), cells=cells)
-    if as_json:
+    if at.as_json:
         print_json(review_data(found))
     else:
         print(f"approved: revision {revision}, {found.change.verdict}")
@@ -128,29 +110,26 @@ def approve(
 _CONSENT = "Example:\n\n    kvcustody policy consent 3 labs-reads-acme --key acme.key"
 
 
+@release_command
 def consent(
     revision: Revision,
     source: Annotated[str, typer.Argument(help="A grant's or segment's id.", metavar="ID")],
     *,
     key: Key,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """The owner's consent to what a revision opens of its blocks, and to nothing else."""
-    remote = Remote(server, key_file, authority)
-    if server is not None:  # an owner sees what waits for the own tenant's consent, and nothing else
-        with owner_consents(remote, trust) as consents:
+    if (
+        at.remote.server is not None
+    ):  # an owner sees what waits for the own tenant's consent, and nothing else
+        with at.owner_consents() as consents:
             made = consents.consent(revision, source, signer_of(key))
     else:
-        with open_desk(store, trust, remote) as desk:
+        with at.desk() as desk:
             made = [opening.data() for opening in desk.consent(revision, source, signer_of(key))]
-    if as_json:
+    if at.as_json:
         print_json(made)
-    for opening in () if as_json else made:
+    for opening in () if at.as_json else made:
         levels = ", ".join(opening["classifications"])
         print(
             f"consented: {opening['reader']} reads {opening['owner']}'s {levels} through {opening['id']}, "
@@ -164,6 +143,7 @@ _ACTIVATE = (
 )
 
 
+@release_command
 def activate(
     revision: Revision,
     *,
@@ -172,21 +152,16 @@ def activate(
     percent: Annotated[
         str, typer.Option("--percent", help="Stage it: for this share of tenants, as 10 or 2.5.")
     ] = "",
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Put an approved revision into effect once isolation is proved: for everybody, or for a stage.
 
     While it is staged, whatever crosses between tenants needs both revisions.
     """
     stage = _stage(tenants, percent)
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
+    with at.desk() as desk, _waiting("proving"):
         found = desk.activate(revision, signer_of(key), stage=stage)
-    if as_json:
+    if at.as_json:
         print_json(review_data(found) | {"stage": None if stage is None else str(stage)})
     else:
         print(f"{'active' if stage is None else f'staged for {stage}'}: revision {revision}")
@@ -195,23 +170,19 @@ def activate(
 _ROLLBACK = 'Example:\n\n    kvcustody policy rollback 2 --key ada.key --note "labs lost their hits"'
 
 
+@release_command
 def rollback(
     revision: Revision,
     *,
     key: Key,
     note: Note,
     days: _Days = 365,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Propose what an earlier revision said as a new one, less what was revoked; it is approved like any other."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
+    with at.desk() as desk:
         made = desk.rollback(revision, signer_of(key), note=note, seconds=days * 86_400)
-    show_proposal(made, as_json)
+    show_proposal(made, at.as_json)
 
 
 _REVOKE = (
@@ -221,27 +192,25 @@ _REVOKE = (
 )
 
 
+@release_command
 def revoke(
     ids: Annotated[list[str], typer.Argument(help="Grants, segments or groups.", metavar="ID...")],
     *,
     key: Key,
     reason: Reason,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Take grants, segments or groups back for good: by an approver, their owner, or in an emergency."""
-    remote, signer = Remote(server, key_file, authority), signer_of(key)
-    if server is not None and acts_as_owner(trust, signer):  # who sees its own part of a release alone
-        with owner_consents(remote, trust) as owner:
+    signer = signer_of(key)
+    if at.remote.server is not None and acts_as_owner(
+        at.trust, signer
+    ):  # who sees its own part of a release alone
+        with at.owner_consents() as owner:
             revoked = owner.withdraw(ids, signer, reason=reason)
     else:
-        with open_desk(store, trust, remote) as desk:
+        with at.desk() as desk:
             revoked = desk.revoke(ids, signer, reason=reason)
-    if as_json:
+    if at.as_json:
         print_json({"revoked": sorted(revoked)})
     else:
         print(f"revoked for good: {', '.join(ids)}")
@@ -254,6 +223,7 @@ _BREAK = (
 )
 
 
+@release_command
 def break_glass(
     *,
     key: Key,
@@ -263,23 +233,18 @@ def break_glass(
         Path | None, typer.Option("--document", help="A policy that only narrows the active one.")
     ] = None,
     restore: Annotated[int, typer.Option("--restore", help="A revision that was in effect.", min=0)] = 0,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """One person's act in an emergency, on record, for a time: narrow the policy, or restore a proven revision.
 
     When the time is over nothing is reused, until a revision is released in the ordinary way.
     """
     text = None if document is None else read_document(document)
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk, _waiting("proving"):
+    with at.desk() as desk, _waiting("proving"):
         found = desk.break_glass(
             signer_of(key), reason=reason, seconds=minutes * 60, document=text, restores=restore
         )
-    if as_json:
+    if at.as_json:
         print_json(review_data(found))
     else:
         until = instant(found.proposal.until_us)
@@ -291,19 +256,15 @@ def break_glass(
 _HISTORY = "Example:\n\n    kvcustody policy history --json"
 
 
+@release_command
 def history(
     *,
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Every step of the release, verified, and what is in effect."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
+    with at.desk() as desk:
         state = desk.state()
-    if as_json:
+    if at.as_json:
         print_json(history_data(state))
         return
     table = make_table("steps", "step", "at", "who", "what", "revision", "detail", left=6)

@@ -13,16 +13,13 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.policy.author import EXIT_NO
 from kvcustody.console.policy.release_options import (
-    STORE,
     TRUST,
-    Remote,
+    At,
     Revision,
-    Store,
     TrustFile,
-    open_desk,
     read_public,
+    release_command,
 )
-from kvcustody.console.remote import Authority, KeyFile, Server
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.release.trust import read_trust, write_trust
 from kvcustody.policies.bundle import verify
@@ -122,19 +119,15 @@ def trust_command(
 _BUNDLE = "Example:\n\n    kvcustody policy bundle 3 --out policy.bundle"
 
 
+@release_command
 def bundle_command(
     revision: Revision,
     *,
     out: Annotated[Path, typer.Option("--out", help="Where the bundle goes.")] = Path("policy.bundle"),
-    store: Store = STORE,
-    trust: TrustFile = TRUST,
-    server: Server = None,
-    key_file: KeyFile = None,
-    authority: Authority = None,
-    as_json: Json = False,
+    at: At,
 ) -> None:
     """Write an approved revision as one signed file, for workers that have no store to follow."""
-    with open_desk(store, trust, Remote(server, key_file, authority)) as desk:
+    with at.desk() as desk:
         data = desk.bundle(revision)
     fresh = out.with_name(out.name + ".new")
     try:
@@ -142,7 +135,7 @@ def bundle_command(
         fresh.replace(out)
     except OSError as error:
         raise ConfigError(f"bundle `{out}`: {error.strerror}", path=out) from None
-    if as_json:
+    if at.as_json:
         print_json({"path": str(out), "revision": revision, "bytes": len(data)})
     else:
         print(f"written: {out}, revision {revision}, {len(data)} bytes")

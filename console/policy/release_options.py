@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from sqlalchemy import Engine
@@ -14,7 +15,8 @@ from kvcustody.audit.note import parse_vkey
 from kvcustody.audit.store import check_store, open_store
 from kvcustody.audit.writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.console.remote import connect
+from kvcustody.console.command import Json
+from kvcustody.console.remote import Authority, KeyFile, Server, connect
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
@@ -52,6 +54,52 @@ class Remote(NamedTuple):
     server: str | None = None
     key_file: Path | None = None
     authority: Path | None = None
+
+
+class At(NamedTuple):
+    """Which release a command is about, and how it answers: what `release_command` makes of six options."""
+
+    store: str
+    trust: Path
+    remote: Remote
+    as_json: bool
+
+    def desk(self) -> AbstractContextManager[ReleaseDesk]:
+        """The desk over this release."""
+        return open_desk(self.store, self.trust, self.remote)
+
+    def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
+        """An owner's part in it, at a control plane."""
+        return owner_consents(self.remote, self.trust)
+
+
+_OPTIONS: tuple[tuple[str, Any, Any], ...] = (
+    ("store", Store, STORE),
+    ("trust", TrustFile, TRUST),
+    ("server", Server, None),
+    ("key_file", KeyFile, None),
+    ("authority", Authority, None),
+    ("as_json", Json, False),
+)
+
+
+def release_command(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `at` stands, for typer, for the options that say which release."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [part for part in signature.parameters.values() if part.name != "at"]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind, default in _OPTIONS
+    ]
+
+    def run(**given: Any) -> None:
+        store, trust, server, key_file, authority, as_json = (given.pop(name) for name, _, _ in _OPTIONS)
+        command(**given, at=At(store, trust, Remote(server, key_file, authority), as_json))
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {part.name: part.annotation for part in (*own, *options)}
+    return run
 
 
 def acts_as_owner(trust: Path, signer: Signer) -> bool:
