@@ -15,10 +15,12 @@ import typer.main
 import uvicorn
 from typer.testing import CliRunner
 
+from kvcustody.console.api.asking import Where, asking
 from kvcustody.console.api.commands import command_name, commands
 from kvcustody.console.api.group import api_commands
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.main import app
+from kvcustody.errors import ServiceError
 from kvcustody.governance.api.app import create_api, create_app
 from kvcustody.governance.logs import configure
 from kvcustody.governance.service.service import open_service
@@ -176,3 +178,49 @@ def test_against_a_server_and_pages_to_the_last(folder: Path) -> None:
         finally:
             running.should_exit = True
             thread.join()
+
+
+WITHOUT_A_COMMAND: dict[str, str] = {}  # an operation that no command reaches, and why; there is none
+REFUSED_HERE = {  # reads that the ledger itself refuses whoever may open its files, although a command reaches them
+    # It has no trust configuration: it releases no policies.
+    **dict.fromkeys(("getRelease", "listReleaseRecords", "listRevisions"), "conflict"),
+    # A tenant's own, and a worker's own: asked for `--as` one of theirs.
+    **dict.fromkeys(
+        ("listConsents", "listOwnGrants", "pullPolicy", "takeErasures", "takeScans"), "forbidden"
+    ),
+}
+
+
+def test_operations_without_a_command_are_listed_with_their_reason() -> None:
+    reached = {command.operation for command in commands(DOCUMENT)}
+    declared = {operation for operation, _, _ in OPERATIONS}
+    assert declared - reached == set(WITHOUT_A_COMMAND) and reached <= declared
+    assert all(WITHOUT_A_COMMAND.values())
+
+
+@pytest.mark.parametrize("operation", [operation for operation, _, _ in OPERATIONS])
+def test_every_command_asks_a_server_or_the_ledger_itself(operation: str) -> None:
+    flags = {flag for part in api_commands()[command_name(operation)].params for flag in part.opts}
+    assert {"--server", "--api-key-file", "--ca", "--config", "--as", "--json"} <= flags
+
+
+def test_what_needs_no_parameter_is_answered_by_the_ledger_itself(folder: Path, local: None) -> None:
+    """Every read by its command, in one process: what is refused is refused for a reason that is written down."""
+    with open_service(settings_in(folder)) as service:
+        service.principals.enrol("reader", ["auditor"], by="test")
+        assert service.signer is not None and service.writer.flush()
+        service.signer.sign_once()
+    asked = [
+        command
+        for command in commands(DOCUMENT)
+        if command.method == "GET" and not any(part.required for part in command.parts)
+    ]
+    assert len(asked) > 30
+    refused: dict[str, str] = {}
+    with asking(Where(None, None, None, None, None)) as asker:
+        for command in asked:
+            try:
+                assert asker.ask("GET", command.path, query={}, headers={}, body=None).status == 200
+            except ServiceError as error:
+                refused[command.operation] = error.operands["problem"]
+    assert refused == REFUSED_HERE
