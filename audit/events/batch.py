@@ -7,6 +7,7 @@ gave. Values of `Group.columns` are as in the leaf, except that decimal strings 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from kvcustody.audit.events.canonical_leaf import Leaf
@@ -112,15 +113,28 @@ def _integer(value: Any) -> Any:
 
 def extents(lists: Sequence[Sequence[Sequence[Any]]]) -> Extents:
     """The extent of every list of encoded runs."""
+    widths = set(map(len, lists))
+    if widths == {0}:
+        return Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
+    if widths == {1}:  # the rule: one run a list
+        items = list(map(itemgetter(0), lists))
+        firsts = list(map(int, map(itemgetter(0), items)))
+        blocks = [sum(item[2]) if item[2] else len(item[1]) for item in items]
+        if 0 not in blocks:
+            return Extents(
+                blocks,
+                firsts,
+                [first + length - 1 if first else 0 for first, length in zip(firsts, blocks, strict=True)],
+            )
     made = Extents([], [], [])
-    for items in lists:
-        blocks, low, high = 0, 1 << 62, -1
-        for item in items:
+    for runs in lists:
+        total, low, high = 0, 1 << 62, -1
+        for item in runs:
             length = sum(item[2]) if item[2] else len(item[1])
             first = int(item[0])
-            blocks, low = blocks + length, min(low, first)
+            total, low = total + length, min(low, first)
             high = max(high, first + length - 1 if first else 0)
-        made.blocks.append(blocks)
-        made.low.append(low if blocks else 0)
+        made.blocks.append(total)
+        made.low.append(low if total else 0)
         made.high.append(high)
     return made

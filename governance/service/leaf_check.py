@@ -11,7 +11,7 @@ L5 A batch is checked column by column (`leaf_columns`). Whatever that does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -27,7 +27,7 @@ LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
 CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
-    | {"legal-hold", "subject-unlinked", "sink-changed"}
+    | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered"}
 )
 _OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
@@ -146,11 +146,21 @@ def _names(line: bytes) -> list[Name]:
         rows = None
     if rows.__class__ is not list or len(rows) > NAMES_MAX:
         raise ProblemError("malformed", f"the first line of a batch is a list of at most {NAMES_MAX} names")
-    for row in rows:
-        texts = row.__class__ is list and len(row) == 4 and all(item.__class__ is str for item in row)
-        if not texts or not 16 <= len(row[0]) <= 32 or max(map(len, row)) > 256 or "\0" in "".join(row):
-            raise ProblemError("malformed", "a name is a pseudonym, a tenant, a subject and a session")
-    return [(row[0], row[1], row[2], row[3]) for row in rows]
+    if rows and not _are_rows(rows):
+        raise ProblemError("malformed", "a name is a pseudonym, a tenant, a subject and a session")
+    return list(map(tuple, rows))
+
+
+def _are_rows(rows: list[Any]) -> bool:
+    if set(map(type, rows)) != {list} or set(map(len, rows)) != {4}:
+        return False
+    columns = list(zip(*rows, strict=True))
+    lengths = list(map(len, columns[0])) if set(map(type, columns[0])) == {str} else [0]
+    return 16 <= min(lengths) <= max(lengths) <= 32 and all(map(_are_texts, columns))
+
+
+def _are_texts(texts: Sequence[Any]) -> bool:
+    return set(map(type, texts)) == {str} and max(map(len, texts)) <= 256 and "\0" not in "".join(texts)
 
 
 def _refused(place: int, reason: str) -> ProblemError:

@@ -39,6 +39,14 @@ from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.service import Service
 
 KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
+MANY = 150  # leaves, and more than are read at a time
+CUTS = {
+    "two-in-a-line": lambda first, second: [first + b"," + second, first, second[:-1]],
+    "an-empty-line": lambda first, second: [first + b"," + second, b""],
+    "cut-at-a-comma": lambda first, second: [*(first + b"," + second).split(b",", 1)],
+    "space-after": lambda first, second: [first + b" ", second],
+    "space-before": lambda first, second: [first, b" " + second],
+}
 QUICK = WriterSettings(interval_seconds=0.002, durable_seconds=3.0)
 
 
@@ -170,6 +178,17 @@ def test_a_forged_leaf_is_not_plain(forgery: str) -> None:
     forged = FORGED[forgery](honest.leaves[0])
     assert read_columns([honest.leaves[0], forged], _sender(worker), CONTROL_KINDS) is None
     assert read_columns(honest.leaves * 2, _sender(worker), CONTROL_KINDS) is not None
+    late = [*honest.leaves * MANY, forged]  # not among the first that are read
+    assert read_columns(late, _sender(worker), CONTROL_KINDS) is None
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_leaves_are_compared_each_with_its_own_line(cut: str) -> None:
+    """Lines whose text, put together, is that of as many canonical objects, but that are not one object each."""
+    worker = Worker()
+    first, second = worker.batch(worker.request("acme")).leaves[:2]
+    assert read_columns([first, second], _sender(worker), CONTROL_KINDS) is not None
+    assert read_columns(CUTS[cut](first, second), _sender(worker), CONTROL_KINDS) is None
 
 
 def test_columns_say_what_the_leaves_say() -> None:
@@ -182,6 +201,7 @@ def test_columns_say_what_the_leaves_say() -> None:
     lists = [[worker.started(), *worker.request("acme"), decision], worker.request("labs", None, 9)]
     traced = [event for event in worker.request("acme") if "trace" in event._fields]
     lists.append([*worker.request("acme"), *(event._replace(trace="ab" * 16) for event in traced), decision])
+    lists.append([*worker.request("acme"), *worker.request("labs", None, 9)] * MANY)
     lists.append([KeyEvent(now, None, "made", 1, "governor"), *worker.request("acme")])
     data = [worker.batch(made).leaves for made in lists]
     batches = []
