@@ -1,4 +1,7 @@
-"""Deletion coverage a second time: from the canonical leaves alone, in plain Python, one custody after the other.
+"""Deletion coverage a second time: from the canonical leaves alone, one incarnation after the other.
+
+Leaves are read field by field (`reading`) into columns (`columns`, `history`); every generation that any names gets a
+place, and the entries at a place are folded into a verdict (`recount`, `verdict`).
 
 P1 Nothing here is shared with `audit.coverage`: not its tables, its arithmetic or its reading of runs. Leaves go in
 as bytes, from a database or an export; figures come out.
@@ -9,9 +12,10 @@ from __future__ import annotations
 
 from kvcustody.audit.recompute.completeness import Unaccounted, unaccounted
 from kvcustody.audit.recompute.digest import recompute_digest
-from kvcustody.audit.recompute.figures import Figures, Judged, Recount
-from kvcustody.audit.recompute.history import History, read_history
-from kvcustody.audit.recompute.recount import EVERYTHING, Chosen, count_up, judge, recount
+from kvcustody.audit.recompute.figures import Figures, Judged, Recount, count_up
+from kvcustody.audit.recompute.history import History
+from kvcustody.audit.recompute.reading import read_history
+from kvcustody.audit.recompute.recount import EVERYTHING, Chosen, judge, recount
 
 __all__ = [
     "EVERYTHING",

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.audit.recompute.history import End, History, LetGo, Life, Proof, Use
+import numpy as np
+
+from kvcustody.audit.recompute.columns import Directory, distinct
+from kvcustody.audit.recompute.history import History, Life
 
 
 class Unaccounted(NamedTuple):
@@ -32,22 +35,17 @@ def unaccounted(history: History) -> Unaccounted:
 
 
 def _of(life: Life) -> Unaccounted:
-    named = {span.fact.residency for span in life.spans if type(span.fact) in (Use, LetGo)}
-    named |= set(life.released)
-    generations = receipts = 0
-    pool, reached = -1, life.generation
-    for segment in life.segments:
-        if segment.pool != pool:
-            pool, reached = segment.pool, life.generation
-        size = segment.end - segment.first
-        if segment.first > reached + 1:
-            generations += segment.first - reached - 1
-        for span in segment.of(Use):
-            if span.fact.written:
-                break
-        else:
-            generations += size
-        if segment.of(Proof) and not segment.of(End):
-            receipts += size
-        reached = max(reached, segment.end - 1)
-    return Unaccounted(len(named - set(life.people)), generations, receipts)
+    named = life.named
+    uses, gone = life.uses["residency"], life.gone["residency"]
+    lists = [life.released["residency"], uses[distinct(named.uses.row)], gone[distinct(named.gone.row)]]
+    about = distinct(np.concatenate(lists))
+    strange = Directory(life.people["residency"]).find(about) < 0
+    handed_out, wiped = (np.zeros(len(named.pool), np.bool_) for _ in range(2))
+    handed_out[named.uses.place[life.uses["written"][named.uses.row] == 1]] = True
+    wiped[named.proofs.place] = True
+    wiped[named.ends.place] = False
+    # The counter of a pool starts at `life.generation`; between two that are named those are missing that none names.
+    is_first = np.diff(named.pool, prepend=-1) > 0
+    before = np.where(is_first, life.generation, np.roll(named.generation, 1))
+    gaps = np.maximum(0, named.generation - np.maximum(before, life.generation) - 1)
+    return Unaccounted(int(strange.sum()), int(gaps.sum() + (~handed_out).sum()), int(wiped.sum()))

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterable
+
+import numpy as np
 
 from kvcustody.audit.recompute.figures import Judged
 
-VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
-_ROW = struct.Struct(">7q")
 
-
-def recompute_digest(judged: Iterable[Judged]) -> str:
+def recompute_digest(every: Iterable[Judged]) -> str:
     """SHA-256, hexadecimal: of each incarnation its id, then seven numbers a custody in the order of N1."""
-    lives: dict[str, tuple[list[bytes], list[bytes]]] = {}
-    pack = _ROW.pack
-    for item in judged:
-        ended, overdue = lives.setdefault(item.incarnation, ([], []))
-        rows = overdue if item.verdict == "overdue" else ended
-        pool, due, verdict = item.pool, item.due, VERDICTS.index(item.verdict)
-        covered, shards = int(item.covered), item.shards
-        for generation, block in enumerate(item.blocks, item.generation):
-            rows.append(pack(pool, generation, block, due, verdict, covered, shards))
     made = hashlib.sha256()
-    for uuid in sorted(lives):
-        made.update(uuid.encode() + b"\n")
-        for rows in lives[uuid]:
-            made.update(b"".join(sorted(rows)))  # big-endian: as bytes they sort by pool and generation
+    for judged in sorted(every, key=lambda item: item.incarnation):
+        if not len(judged.due):
+            continue
+        rows = np.empty((len(judged.due), 7), ">i8")
+        columns = (judged.pool, judged.generation, judged.block, judged.due, judged.verdict, judged.covered)
+        for place, column in enumerate((*columns, judged.shards)):
+            rows[:, place] = column
+        made.update(judged.incarnation.encode() + b"\n")
+        made.update(rows.tobytes())
     return made.hexdigest()

@@ -5,41 +5,70 @@ F1 Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+import numpy as np
 
-class Judged(NamedTuple):
-    """Custodies of consecutive generations that are alike: one verdict for each of `custodies` x `shards` units.
+from kvcustody.audit.recompute.columns import Flags, Groups, Numbers
+from kvcustody.audit.recompute.facts import LEVELS
+from kvcustody.audit.recompute.verdict import VERDICTS
 
-    `blocks[i]` has generation `generation + i`.
 
-    `verdict` is in_time, late, failed, missing, unproven or overdue; times are the incarnation's boot-time
-    microseconds; `lag` and `level` are None and "" where nothing is destroyed with evidence; `bytes` are of all shards.
-    """
+class Custody(NamedTuple):
+    """One custody with its verdict; `due` is boot time."""
 
     incarnation: str
     pool: int
     generation: int
-    blocks: Sequence[int]
+    block: int
     shards: int
     tenant: str
     classification: str
     verdict: str
     covered: bool
     due: int
-    is_ended_in_time: bool
-    is_disputed: bool
-    lag: int | None
-    level: str
-    bytes: int
-    fence: int
 
-    @property
-    def custodies(self) -> int:
-        """How many custodies there are."""
-        return len(self.blocks)
+
+class Judged(NamedTuple):
+    """The custodies of one incarnation, one row each: those that ended by pool and generation, then the overdue ones.
+
+    Each counts for `shards` units. `verdict` is a place in `verdict.VERDICTS`, `tenant` and `classification` are places
+    in `names`; times are boot-time microseconds; `lag` and `level` are -1 where nothing proves destruction; `size` is
+    bytes of all shards.
+    """
+
+    incarnation: str
+    names: Sequence[str]
+    shards: int
+    pool: Numbers
+    generation: Numbers
+    block: Numbers
+    tenant: Numbers
+    classification: Numbers
+    verdict: Numbers
+    covered: Flags
+    due: Numbers
+    ended_in_time: Flags
+    disputed: Flags
+    lag: Numbers
+    level: Numbers
+    size: Numbers
+    fence: Numbers
+
+    def custodies(self) -> Iterator[Custody]:
+        """Every row by itself."""
+        columns = (self.pool, self.generation, self.block, self.tenant, self.classification, self.verdict)
+        rows = zip(*(column.tolist() for column in (*columns, self.covered, self.due)), strict=True)
+        for pool, generation, block, tenant, classification, verdict, covered, due in rows:
+            who = self.names[tenant], self.names[classification]
+            yield Custody(
+                *(self.incarnation, pool, generation, block, self.shards, *who),
+                VERDICTS[verdict],
+                covered,
+                due,
+            )
 
 
 @dataclass(slots=True)
@@ -62,21 +91,6 @@ class Figures:
     full_bytes: int = 0
     reread_blocks: int = 0
     fence_us_max: int = 0
-
-    def count(self, judged: Judged) -> None:
-        """Add the units of one verdict."""
-        units = len(judged.blocks) * judged.shards
-        self.due += units
-        setattr(self, judged.verdict, getattr(self, judged.verdict) + units)
-        self.ended_in_time += units * judged.is_ended_in_time
-        self.covered += units * judged.covered
-        self.disputed += units * judged.is_disputed
-        if judged.fence > self.fence_us_max:
-            self.fence_us_max = judged.fence
-        if judged.level:
-            name = f"{judged.level}_bytes"
-            setattr(self, name, getattr(self, name) + judged.bytes * judged.custodies)
-            self.reread_blocks += units * (judged.level == "full")
 
     def add(self, other: Figures) -> None:
         """Add another's counts; of fence times keep the longer."""
@@ -119,3 +133,35 @@ class Recount:
             if rank <= 0:
                 return lag
         return 0
+
+
+def count_up(every: Iterable[Judged]) -> Recount:
+    """The figures of verdicts."""
+    found = Recount()
+    for judged in every:
+        width = len(judged.names)
+        who, of = np.unique(judged.tenant * width + judged.classification, return_inverse=True)
+        groups = Groups(of, len(who))
+        columns = {name: groups.total(column).tolist() for name, column in _units(judged).items()}
+        columns["fence_us_max"] = groups.most(judged.fence).tolist()
+        for number, code in enumerate(who.tolist()):
+            row = found.row(judged.names[code // width], judged.names[code % width])
+            row.add(Figures(**{name: column[number] for name, column in columns.items()}))
+        lags, counts = np.unique(judged.lag[judged.lag >= 0], return_counts=True)
+        for lag, count in zip(lags.tolist(), counts.tolist(), strict=True):
+            found.lags[lag] = found.lags.get(lag, 0) + count
+    return found
+
+
+def _units(judged: Judged) -> dict[str, Numbers]:
+    """What each custody adds to each figure, by the figure's name."""
+    shards = judged.shards
+    made = {name: (judged.verdict == place) * shards for place, name in enumerate(VERDICTS)}
+    made["due"] = np.full(len(judged.due), shards)
+    made["ended_in_time"] = judged.ended_in_time * shards
+    made["covered"] = judged.covered * shards
+    made["disputed"] = judged.disputed * shards
+    for place, name in enumerate(LEVELS):
+        made[f"{name}_bytes"] = np.where(judged.level == place, judged.size, 0)
+    made["reread_blocks"] = (judged.level == LEVELS.index("full")) * shards
+    return made

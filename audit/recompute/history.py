@@ -7,119 +7,102 @@ H2 Of two ends of one custody the first counts: an incarnation's own before its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cached_property
-from sys import intern
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
+import numpy as np
 
-from kvcustody.audit.recompute.spans import Segment, Span, segments, spans_of
+from kvcustody.audit.recompute.columns import Columns, Entries, Names, Numbers, Statements, distinct
+from kvcustody.audit.recompute.facts import Erasure, Narrowing, Person
 from kvcustody.errors import LedgerError
 
-OPEN = 1 << 62  # the release of a residency that was never released
-DEVICE_TIER = "device"  # the tier of all custody that leaves record today
+_TOP = 1 << 62
 
 
-class Person(NamedTuple):
-    """Whose residency it is."""
+class Places(NamedTuple):
+    """Statements laid out: of each entry the row of its leaf, the place of what it names (`Named`), and the block."""
 
-    tenant: str
-    classification: str
-    subject: str | None
-    session: str | None
-    model: str
-    opened: int
+    row: Numbers
+    place: Numbers
+    block: Numbers
 
 
-class Use(NamedTuple):
-    """A residency refers to blocks from `begun` on; `released` is None where its own release says when."""
+class Named(NamedTuple):
+    """Every (pool, generation) of an incarnation that any leaf names, in order, and each statement beside it."""
 
-    residency: int
-    begun: int
-    written: bool
-    released: int | None
-    hold: int
-
-
-class LetGo(NamedTuple):
-    """A residency that goes on let go of blocks."""
-
-    residency: int
-    at: int
-    hold: int
-
-
-class End(NamedTuple):
-    """The end of custody, as its leaf states it."""
-
-    order: tuple[bool, int, int]
-    tenant: str
-    classification: str
-    dead: bool
-    due: int
-    ended: int
-    retired: int
-    ceiling: int
-    within: int
-
-
-class Proof(NamedTuple):
-    """One receipt of one shard."""
-
-    shard: int
-    started: int
-    ended: int
-    level: int  # its place in LEVELS
-    good: bool
-    bytes_each: int
-
-
-class Covered(NamedTuple):
-    """An erasure covers these blocks here."""
-
-    erasure: str
-
-
-class Erasure(NamedTuple):
-    """Who was erased, and when by UTC."""
-
-    erasure: str
-    at_us: int
-    selector: str
-    tenant: str | None
-    subject: str | None
-    session: str | None
-
-
-class Narrowing(NamedTuple):
-    """Holds of a tenant were made to end earlier: `standing` is each that was left, and until when it lasts."""
-
-    tenant: str
-    at: int
-    standing: dict[int, int]
+    pool: Numbers
+    generation: Numbers
+    uses: Places
+    gone: Places
+    ends: Places
+    proofs: Places
+    covered: Places
 
 
 class Life:
-    """One incarnation."""
+    """One incarnation; times are its boot time, tenants and other texts numbers of `History.names`."""
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, names: Names) -> None:
         self.uuid = uuid
+        self.names = names
         self.offset_us = 0
         self.founded: tuple[int, int] | None = None
         self.shards = 0
         self.generation = 0  # where its counter started
-        self.people: dict[int, Person] = {}
-        self.released: dict[int, tuple[int, int]] = {}
-        # Of a release: where it stands among its process's leaves, and the tenant.
-        self.left: dict[int, tuple[int, str]] = {}
-        self.narrowings: dict[int, Narrowing] = {}  # by where they stand
-        self.spans: list[Span] = []
+        self.people = Columns(
+            "residency", "tenant", "classification", "subject", "session", "model", "opened"
+        )
+        # `own`: its own process wrote it, and `sequence` says where among its leaves.
+        self.released = Columns("residency", "at", "hold", "tenant", "sequence", "own")
+        self.narrowings: dict[int, Narrowing] = {}  # by where they stand among its leaves
+        # Residencies and the blocks that they refer to from `begun` on; `until` and `hold` where the leaf itself says
+        # when that ended (`over`), and not its residency's release.
+        self.uses = Statements("residency", "begun", "written", "over", "until", "hold")
+        # Residencies that go on and the blocks that they let go of.
+        self.gone = Statements("residency", "at", "hold")
+        # Ends of custody: `foreign` a successor wrote; `dead` is unproven from the outset.
+        self.ends = Statements(
+            *("foreign", "sequence", "part", "tenant", "classification", "dead"),
+            *("due", "ended", "retired", "ceiling", "within"),
+        )
+        # Receipts of one shard each; `level` is its place in `LEVELS`.
+        self.proofs = Statements("shard", "started", "ended", "level", "good", "bytes", "blocks")
+        # What erasures cover.
+        self.covered = Statements("erasure")
+        self.named: Named
 
-    @cached_property
-    def segments(self) -> list[Segment]:
-        """The spans cut into segments, once everything was read."""
-        return list(segments(self.spans))
+    def persons(self) -> dict[int, Person]:
+        """Whose residency each is."""
+        text = self.names.texts()
+        names = ("residency", "tenant", "subject", "session", "opened")
+        rows = zip(*(self.people[name].tolist() for name in names), strict=True)
+        return {each: Person(text[who], text[sub], text[ses], at) for each, who, sub, ses, at in rows}
+
+    def left(self) -> dict[int, tuple[int, str]]:
+        """Of each release that its own process wrote: where it stands among its leaves, and the tenant."""
+        text, mine, made = self.names.texts(), self.released["own"] == 1, dict[int, tuple[int, str]]()
+        names = ("residency", "sequence", "tenant")
+        for each, sequence, who in zip(*(self.released[name][mine].tolist() for name in names), strict=True):
+            made[each] = max(made.get(each, (0, "")), (sequence, text[who]))
+        return made
+
+    def lay_out(self) -> None:
+        """Give every (pool, generation) that is named its place; raises `LedgerError` for malformed runs."""
+        every = [each.entries() for each in (self.uses, self.gone, self.ends, self.proofs, self.covered)]
+        width = 1 + max((int(part.generation.max()) for part in every if len(part.row)), default=0)
+        pools = 1 + max((int(part.pool.max()) for part in every if len(part.row)), default=0)
+        if pools * width > _TOP:
+            raise LedgerError("a run in a leaf is malformed: its pool or generation is too high")
+        keys = [part.pool * width + part.generation for part in every]
+        listed = distinct(np.concatenate(keys))
+        self.named = Named(
+            listed // width,
+            listed % width,
+            *map(_placed, every, (np.searchsorted(listed, key) for key in keys)),
+        )
+
+
+def _placed(part: Entries, place: Numbers) -> Places:
+    return Places(part.row, place, part.block)
 
 
 class History:
@@ -128,6 +111,7 @@ class History:
     def __init__(self) -> None:
         self.lives: dict[str, Life] = {}
         self.erasures: list[Erasure] = []
+        self.names = Names()
         self.last_us = 0
         self.leaves = 0
 
@@ -135,154 +119,5 @@ class History:
         """The incarnation of this id, made on first mention."""
         found = self.lives.get(uuid)
         if found is None:
-            found = self.lives[uuid] = Life(uuid)
+            found = self.lives[uuid] = Life(uuid, self.names)
         return found
-
-
-def read_history(leaves: Iterable[bytes]) -> History:
-    """Sort the leaves, given in any order of logs; raises `LedgerError` for bytes that are no leaf."""
-    history = History()
-    later: list[dict[str, Any]] = []
-    lives, last_us, count, of_kind = history.lives, 0, 0, _READERS.get
-    try:
-        for body in map(orjson.loads, leaves):  # millions: what every leaf needs is done here
-            uuid, kind, at_us = body["incarnation"], body["kind"], int(body["at_us"])
-            life = lives[uuid] if uuid in lives else history.life(uuid)
-            life.offset_us = at_us - int(body["boot_us"])  # the same in every leaf of an incarnation
-            count += 1
-            if at_us > last_us:
-                last_us = at_us
-            if kind in _FOUNDING:
-                _found(history, life, body, at_us)
-            if body.get("of_incarnation", uuid) != uuid:
-                later.append(body)  # needs the other's clock, which may not have been read yet
-            elif reader := of_kind(kind):
-                reader(life, body, 0)
-    except (ValueError, KeyError, TypeError) as problem:
-        raise LedgerError(f"a leaf cannot be read: {problem!r}") from problem
-    history.last_us, history.leaves = last_us, count
-    for body in later:
-        life = history.life(body["of_incarnation"])
-        if body["kind"] in _READERS:
-            shift = int(body["at_us"]) - int(body["boot_us"]) - life.offset_us
-            _READERS[body["kind"]](life, body, shift)
-    return history
-
-
-def _found(history: History, life: Life, body: dict[str, Any], at_us: int) -> None:
-    """What is of no block: an erasure that was asked for, and the start of an incarnation."""
-    if body["kind"] == "erasure-requested":
-        history.erasures.append(
-            Erasure(
-                body["erasure"], at_us, body["selector"], body["tenant"], body["subject"], body["session"]
-            )
-        )
-        return
-    order = _order(body)
-    if life.founded is None or order > life.founded:
-        life.founded, life.shards = order, int(body["shards"] or 0)
-        life.generation = int(body.get("generation") or 0)
-
-
-def _order(body: dict[str, Any]) -> tuple[int, int]:
-    return int(body["sequence"]), int(body["part"])
-
-
-def _opened(life: Life, body: dict[str, Any], shift: int) -> None:
-    residency, begun = int(body["residency"]), int(body["boot_us"]) + shift
-    if body["part"] == 1:
-        life.people[residency] = Person(
-            intern(body["tenant"]),
-            intern(body["classification"]),
-            body["subject"],
-            body["session"],
-            intern(body.get("model", "")),
-            begun,
-        )
-    if body["runs"]:
-        life.spans += spans_of(body["runs"], Use(residency, begun, False, None, 0))
-    if body.get("written"):
-        life.spans += spans_of(body["written"], Use(residency, begun, True, None, 0))
-
-
-def _attached(life: Life, body: dict[str, Any], shift: int) -> None:
-    use = Use(int(body["residency"]), int(body["boot_us"]) + shift, False, None, 0)
-    life.spans += spans_of(body["runs"], use)
-
-
-def _released(life: Life, body: dict[str, Any], shift: int) -> None:
-    residency, at, hold = int(body["residency"]), int(body["boot_us"]) + shift, int(body["hold_boot_us"])
-    if body["part"] == 1:
-        before = life.released.get(residency, (0, 0))
-        life.released[residency] = (max(before[0], at), max(before[1], hold))
-        if body["incarnation"] == life.uuid:
-            was = life.left.get(residency, (0, ""))
-            life.left[residency] = max(was, (int(body["sequence"]), intern(body["tenant"])))
-    if body["runs"]:
-        life.spans += spans_of(body["runs"], Use(residency, 0, True, at, hold))
-
-
-def _let_go(life: Life, body: dict[str, Any], shift: int) -> None:
-    residency, at, hold = int(body["residency"]), int(body["boot_us"]) + shift, int(body["hold_boot_us"])
-    life.spans += spans_of(body["runs"], Use(residency, 0, bool(body["own"]), at, hold))
-    if not body["own"]:
-        life.spans += spans_of(body["runs"], LetGo(residency, at, hold))
-
-
-def _narrowed(life: Life, body: dict[str, Any], shift: int) -> None:
-    act = Narrowing(body["tenant"], int(body["boot_us"]) + shift, {})
-    act = life.narrowings.setdefault(int(body["sequence"]), act)
-    for residency, until in zip(body["holds"], body["until_boot_us"], strict=True):
-        act.standing[int(residency)] = int(until) + shift
-
-
-def _ended(life: Life, body: dict[str, Any], shift: int) -> None:
-    end = End(
-        (body["of_incarnation"] != body["incarnation"], *_order(body)),
-        intern(body["tenant"]),  # one text for a million leaves
-        intern(body["classification"]),
-        body["cause"].startswith("unproven"),
-        int(body["due_boot_us"]),
-        int(body["ended_boot_us"]),
-        int(body["retired_boot_us"]),
-        int(body["ceiling_boot_us"]) or OPEN,
-        int(body["scrub_within_us"]),
-    )
-    life.spans += spans_of(body["runs"], end)
-
-
-def _covered(life: Life, body: dict[str, Any], shift: int) -> None:
-    life.spans += spans_of(body["runs"], Covered(body["erasure"]))
-
-
-def _receipt(life: Life, body: dict[str, Any], shift: int) -> None:
-    blocks = int(body["blocks"])
-    here = 0
-    for item in body["runs"]:
-        here += sum(item[2]) if item[2] else len(item[1])
-    bytes_here = int(body["bytes"]) * here // blocks if blocks else 0
-    level = _RANK.get(body["level"], -1)
-    proof = Proof(
-        int(body["shard"]),
-        int(body["started_boot_us"]),
-        int(body["ended_boot_us"]),
-        level,
-        body["result"] == "ok" and level >= 0,
-        bytes_here // max(1, here),
-    )
-    life.spans += spans_of(body["runs"], proof)
-
-
-_FOUNDING = frozenset({"erasure-requested", "worker-started"})
-LEVELS = ("launched", "retired", "sampled", "full")  # weakest first
-_RANK = {name: rank for rank, name in enumerate(LEVELS)}
-_READERS: dict[str, Callable[[Life, dict[str, Any], int], None]] = {
-    "residency-opened": _opened,
-    "blocks-attached": _attached,
-    "residency-released": _released,
-    "blocks-released": _let_go,
-    "holds-narrowed": _narrowed,
-    "custody-ended": _ended,
-    "erasure-applied": _covered,
-    "receipt": _receipt,
-}

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcustody.audit.recompute.history import OPEN, Erasure, Life, Person
+from kvcustody.audit.recompute.facts import OPEN, Erasure, Person
+from kvcustody.audit.recompute.history import Life
 
 
 def ended_by_erasures(life: Life, erasures: Sequence[Erasure]) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
     made: dict[int, int] = {}
+    people = life.persons() if erasures else {}
     for erasure in erasures:
         at = erasure.at_us - life.offset_us
-        for residency, person in life.people.items():
+        for residency, person in people.items():
             if person.opened < at and _covers(erasure, person):
                 made.setdefault(residency, at)
     return made
@@ -26,10 +28,12 @@ def ended_by_narrowing(life: Life) -> dict[int, int]:
 
     One walk over releases and acts in the order of their process; a hold leaves it with the first act that misses it.
     """
+    if not life.narrowings:
+        return {}
     made: dict[int, int] = {}
     standing: dict[str, list[int]] = {}
     moments: list[tuple[int, int, str]] = [
-        (place, residency, tenant) for residency, (place, tenant) in life.left.items()
+        (place, residency, tenant) for residency, (place, tenant) in life.left().items()
     ]
     moments += [(place, -1, act.tenant) for place, act in life.narrowings.items()]
     for place, residency, tenant in sorted(moments):

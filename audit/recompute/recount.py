@@ -1,6 +1,6 @@
-"""Recount: the definition of coverage (design, section 5) applied to a history, one custody after the other.
+"""Recount: the definition of coverage (design, section 5) applied to a history, one incarnation after the other.
 
-R1 A verdict is `verdict.verdict_on`'s; the recorded due time covers only where it is the recomputed.
+R1 A verdict is `verdict.verdicts_on`'s; the recorded due time covers only where it is the recomputed.
 R2 A hold lasts no longer than an erasure, or than a narrowing act says that its process wrote after its release; one
 that such an act does not list was over by then (`holds`).
 R3 A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
@@ -8,27 +8,20 @@ R3 A period takes a custody by its recomputed due time; by the recorded one wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from kvcustody.audit.recompute.figures import Judged, Recount
-from kvcustody.audit.recompute.history import (
-    DEVICE_TIER,
-    OPEN,
-    Covered,
-    End,
-    Erasure,
-    History,
-    LetGo,
-    Life,
-    Person,
-    Proof,
-    Use,
-)
+import numpy as np
+
+from kvcustody.audit.recompute.columns import Directory, Flags, Groups, Numbers, Statements
+from kvcustody.audit.recompute.facts import DEVICE_TIER, OPEN, Erasure
+from kvcustody.audit.recompute.figures import Judged, Recount, count_up
+from kvcustody.audit.recompute.history import History, Life, Places
 from kvcustody.audit.recompute.holds import ended_by_erasures, ended_by_narrowing
-from kvcustody.audit.recompute.spans import Segment, Span
-from kvcustody.audit.recompute.verdict import Uses, verdict_on
+from kvcustody.audit.recompute.verdict import IN_TIME, OVERDUE, Asked, Ends, Receipts, Uses, verdicts_on
 from kvcustody.errors import LedgerError
+
+UNKNOWN = "unknown"
 
 
 class Chosen(NamedTuple):
@@ -45,24 +38,10 @@ class Chosen(NamedTuple):
 EVERYTHING = Chosen()
 
 
-_NEVER = OPEN, 0
-_NOBODY = Person("", "", None, None, "", 0)
-
-
 def recount(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | None = None) -> Recount:
     """Every figure of coverage, from a history alone; raises `LedgerError` for a tier that no leaf records."""
     found = count_up(judge(history, chosen, as_of_us=as_of_us))
     found.leaves, found.as_of_us = history.leaves, history.last_us if as_of_us is None else as_of_us
-    return found
-
-
-def count_up(every: Iterable[Judged]) -> Recount:
-    """The figures of verdicts."""
-    found = Recount()
-    for judged in every:
-        found.row(judged.tenant, judged.classification).count(judged)
-        if judged.lag is not None:
-            found.lags[judged.lag] = found.lags.get(judged.lag, 0) + judged.custodies
     return found
 
 
@@ -73,148 +52,233 @@ def judge(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | None
     now_us = history.last_us if as_of_us is None else as_of_us
     erasures = sorted(history.erasures, key=lambda item: item.at_us)
     for uuid in sorted(history.lives):
-        life = history.lives[uuid]
-        yield from _Judge(life, erasures, chosen, now_us - life.offset_us).run()
+        yield _Judge(history.lives[uuid], erasures, chosen).run(now_us)
+
+
+class _Custodies(NamedTuple):
+    """Custodies: of each the place of its generation in `Life.named`, its block, and its owner."""
+
+    place: Numbers
+    block: Numbers
+    owner: Numbers
+
+    def of(self, said: Places, places: int) -> tuple[Numbers, Numbers, Flags]:
+        """The entries that are about these generations: which, about which custody, and whether of its very block."""
+        number = np.full(places, -1)
+        number[self.place] = np.arange(len(self.place))
+        custody = number[said.place]
+        which = np.flatnonzero(custody >= 0)
+        return which, custody[which], self.block[custody[which]] == said.block[which]
+
+
+class _Held(NamedTuple):
+    """Every entry of `Life.uses`: when the use ended, and until when it held, without erasures and with them."""
+
+    released: Numbers
+    unasked: Numbers
+    until: Numbers
 
 
 class _Judge:
-    """One pass over the segments of one incarnation."""
+    """One pass over the custodies of one incarnation."""
 
-    def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen, now: int) -> None:
+    def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen) -> None:
         self._life = life
         self._chosen = chosen
-        self._narrows = (chosen.tenant, chosen.classification) != (None, None)
-        self._now = now
-        self._erased = ended_by_erasures(life, erasures)
-        self._narrowed = ended_by_narrowing(life)
-        self._asked: dict[str, int] = {}
+        self._places = len(life.named.pool)
+        self._people = Directory(life.people["residency"])
+        self._held = self._holds(ended_by_narrowing(life), ended_by_erasures(life, erasures))
+        self._asked: dict[int, int] = {}  # by the number of its name
         for erasure in erasures:
-            self._asked.setdefault(erasure.erasure, erasure.at_us - life.offset_us)
+            self._asked.setdefault(life.names[erasure.erasure], erasure.at_us - life.offset_us)
 
-    def run(self) -> Iterator[Judged]:
-        for segment in self._life.segments:
-            if segment.agrees:
-                yield from self._look(segment)
-            else:  # the spans disagree about which block it is: one generation after the other
-                for generation in range(segment.first, segment.end):
-                    here = [span for span in segment.spans if span.first <= generation < span.end]
-                    yield from self._look(Segment(segment.pool, generation, generation + 1, here))
+    def run(self, now_us: int) -> Judged:
+        """Both halves: custody that ended, and what is overdue."""
+        ended, overdue = self._ended(), self._overdue(now_us - self._life.offset_us)
+        columns: list[Any] = [np.concatenate(pair) for pair in zip(ended, overdue, strict=True)]
+        return Judged(self._life.uuid, self._life.names.texts(), self._life.shards or 1, *columns)
 
-    def _look(self, segment: Segment) -> Iterator[Judged]:
-        """The verdict on custodies that are alike in everything."""
-        ends = segment.of(End)
-        mine = ends
-        if self._narrows:
-            mine = [span for span in ends if self._selects(span.fact.tenant, span.fact.classification)]
-        if mine:
-            first = mine[0] if len(mine) == 1 else min(mine, key=lambda span: span.fact.order)
-            found = self._ended(first, segment)
-        else:
-            found = None if ends else self._unended(segment)
-        if found is not None:
-            yield found
-
-    def _ended(self, ended: Span, segment: Segment) -> Judged | None:
-        end: End = ended.fact
-        first, shards = segment.first, self._life.shards
-        block = ended.at(first)
-        uses = self._uses(segment, block, end.tenant)
-        asked = [
-            self._asked[span.fact.erasure]
-            for span in segment.of(Covered)
-            if span.fact.erasure in self._asked and span.at(first) == block
-        ]
-        verdict = verdict_on(end, uses, segment.of(Proof), block, first, shards, asked)
-        if not self._is_of_model(uses) or not self._is_in_period(
-            verdict.due if verdict.due < OPEN else end.due
-        ):
-            return None
-        return Judged(
-            self._life.uuid,
-            segment.pool,
-            first,
-            ended.part(first, segment.end),
-            shards or 1,
-            end.tenant,
-            end.classification,
-            verdict.name,
-            verdict.name == "in_time" and not verdict.disputed,
-            verdict.due,
-            end.ended <= verdict.due + end.within,
-            verdict.disputed,
-            verdict.lag,
-            verdict.level,
-            verdict.bytes,
-            max(0, end.retired - end.ended),
+    def _ended(self) -> list[Any]:
+        life, ends = self._life, self._life.ends
+        said, row = self._first_ends()
+        owned = _Custodies(said.place, said.block, ends["tenant"][row])
+        uses = self._uses(owned)
+        ceiling = ends["ceiling"][row]
+        stated = Ends(
+            ends["due"][row],
+            ends["ended"][row],
+            ends["retired"][row],
+            np.where(ceiling == 0, OPEN, ceiling),
+            ends["within"][row],
+            ends["dead"][row] == 1,
         )
+        found = verdicts_on(stated, uses, self._requests(owned), self._receipts(owned), life.shards)
+        kept = self._is_in_period(np.where(found.due < OPEN, found.due, stated.due))
+        kept &= self._is_of_model(uses.writer)
+        columns = (
+            *(life.named.pool[said.place], life.named.generation[said.place], said.block),
+            *(owned.owner, ends["classification"][row], found.name),
+            *((found.name == IN_TIME) & ~found.disputed, found.due),
+            *(stated.ended <= found.due + stated.within, found.disputed),
+            *(found.lag, found.level, found.size, np.maximum(0, stated.retired - stated.ended)),
+        )
+        return [column[kept] for column in columns]
 
-    def _unended(self, segment: Segment) -> Judged | None:
+    def _first_ends(self) -> tuple[Places, Numbers]:
+        """Of each generation the end that counts (H2), among those of the chosen tenant and classification."""
+        ends, said = self._life.ends, self._life.named.ends
+        kept = self._selects(ends["tenant"], ends["classification"])[said.row]
+        said = Places(*(column[kept] for column in said))
+        rank = np.empty(ends.rows, np.int64)
+        rank[np.lexsort((ends["part"], ends["sequence"], ends["foreign"]))] = np.arange(ends.rows)
+        order = np.lexsort((rank[said.row], said.place))
+        order = order[np.diff(said.place[order], prepend=-1) > 0]
+        said = Places(*(column[order] for column in said))
+        return said, said.row
+
+    def _overdue(self, now: int) -> list[Any]:
         """Custody that was handed out and whose end nobody recorded: overdue once it is due."""
-        writers = [span for span in segment.of(Use) if span.fact.written]
-        if not writers:
-            return None
-        writer = min(writers, key=lambda span: span.fact.residency)
-        person = self._life.people.get(writer.fact.residency)
-        tenant, classification = (person.tenant, person.classification) if person else ("unknown", "unknown")
-        uses = self._uses(segment, writer.at(segment.first), tenant)
+        life, said = self._life, self._life.named.uses
+        residency = life.uses["residency"][said.row]
+        has_ended = np.zeros(self._places, np.bool_)
+        has_ended[life.named.ends.place] = True
+        open_ = np.flatnonzero((life.uses["written"][said.row] == 1) & ~has_ended[said.place])
+        order = open_[np.lexsort((residency[open_], said.place[open_]))]
+        first = order[np.diff(said.place[order], prepend=-1) > 0]
+        place, block = said.place[first], said.block[first]
+        person, unknown = self._people.find(residency[first]), life.names[UNKNOWN]
+        who = [self._of_people(name, person, unknown) for name in ("tenant", "classification")]
+        uses = self._uses(_Custodies(place, block, who[0]))
         due = uses.every
-        if not (
-            due < self._now
-            and self._selects(tenant, classification)
-            and self._is_in_period(due)
-            and self._is_of_model(uses)
-        ):
-            return None
-        return Judged(
-            self._life.uuid,
-            segment.pool,
-            segment.first,
-            writer.part(segment.first, segment.end),
-            self._life.shards or 1,
-            tenant,
-            classification,
-            "overdue",
-            False,
-            due,
-            False,
-            False,
-            None,
-            "",
-            0,
-            0,
+        kept = (due < now) & self._selects(*who) & self._is_in_period(due) & self._is_of_model(uses.writer)
+        no, nothing, never = np.zeros(len(due), np.bool_), np.zeros(len(due), np.int64), np.full(len(due), -1)
+        columns = (
+            *(life.named.pool[place], life.named.generation[place], block, *who, np.full(len(due), OVERDUE)),
+            *(no, due, no, no, never, never, nothing, nothing),
+        )
+        return [column[kept] for column in columns]
+
+    def _holds(self, narrowed: Mapping[int, int], erased: Mapping[int, int]) -> _Held:
+        """When each use ended, and until when it held (R2)."""
+        uses, row = self._life.uses, self._life.named.uses.row
+        # By its leaf, where that says so; else by the latest that releases of its residency say.
+        final = self._life.released
+        ids, of = np.unique(final["residency"], return_inverse=True)
+        releases, found = Groups(of, len(ids)), Directory(ids).find(uses["residency"])
+        at, until = (
+            np.append(releases.most(final[name]), none) for name, none in (("at", OPEN), ("hold", 0))
+        )
+        is_over = uses["over"] == 1
+        released = np.where(is_over, uses["until"], at[found])[row]
+        hold = np.where(is_over, uses["hold"], until[found])[row]
+        self._let_go(released, hold)
+        hold = np.minimum(hold, _limits(uses["residency"], narrowed)[row])
+        asked = np.minimum(hold, _limits(uses["residency"], erased)[row])
+        return _Held(released, np.maximum(released, hold), np.maximum(released, asked))
+
+    def _let_go(self, released: Numbers, hold: Numbers) -> None:
+        """What a residency let go of after it began to use it, it used until then, whatever else ended it."""
+        life, used, gone = self._life, self._life.named.uses, self._life.named.gone
+        if not len(gone.row):
+            return
+        ids, of = np.unique(
+            np.concatenate((life.uses["residency"], life.gone["residency"])), return_inverse=True
+        )
+        mine = used.place * len(ids) + of[: life.uses.rows][used.row]
+        theirs = gone.place * len(ids) + of[life.uses.rows :][gone.row]
+        order = np.argsort(theirs, kind="stable")
+        low, high = (np.searchsorted(theirs[order], mine, side=side) for side in ("left", "right"))
+        count = high - low
+        use = np.repeat(np.arange(len(mine)), count)
+        nth = np.arange(len(use)) - np.repeat(np.cumsum(count) - count, count)
+        row = gone.row[order[np.repeat(low, count) + nth]]
+        after = life.gone["at"][row] >= life.uses["begun"][used.row[use]]
+        use, row = use[after], row[after]
+        groups = Groups(use, len(mine))
+        for times, name in ((released, "at"), (hold, "hold")):
+            times[groups.named] = groups.most(life.gone[name][row], -OPEN)[groups.named]
+
+    def _uses(self, owned: _Custodies) -> Uses:
+        """What every use of each custody's very block adds up to."""
+        uses, held, said = self._life.uses, self._held, self._life.named.uses
+        which, custody, is_this = owned.of(said, self._places)
+        which, custody = which[is_this], custody[is_this]
+        row = said.row[which]
+        residency, written = uses["residency"][row], uses["written"][row] == 1
+        user = self._of_people("tenant", self._people.find(uses["residency"]), -1)
+        is_own = user[row] == owned.owner[custody]
+        every, own = Groups(custody, len(owned.place)), Groups(custody[is_own], len(owned.place))
+        writers = Groups(custody[written], len(owned.place))
+        return Uses(
+            every.most(held.released[which]),
+            own.most(held.until[which[is_own]]),
+            every.most(held.until[which]),
+            own.most(held.unasked[which[is_own]]),
+            every.most(held.unasked[which]),
+            writers.least(residency[written], OPEN),
         )
 
-    def _uses(self, segment: Segment, block: int, owner: str) -> Uses:
-        """What every use of this block and generation adds up to."""
-        found, life, first = Uses(), self._life, segment.first
-        gone = segment.of(LetGo)
-        for span in segment.of(Use):
-            if span.blocks[first - span.first] != block:
-                continue
-            residency, begun, written, released, hold = span.fact
-            if released is None:
-                released, hold = life.released.get(residency, _NEVER)
-            if gone:
-                left = [item.fact for item in gone if item.fact.residency == residency]
-                if left := [item for item in left if item.at >= begun]:
-                    released, hold = max(item.at for item in left), max(item.hold for item in left)
-            if residency in self._narrowed:
-                hold = min(hold, self._narrowed[residency])
-            erased = min(hold, self._erased[residency]) if residency in self._erased else hold
-            tenant = life.people.get(residency, _NOBODY).tenant
-            found.add(residency, written, tenant == owner, released, hold, erased)
-        return found
+    def _requests(self, owned: _Custodies) -> Asked:
+        """Erasures that were asked for and whose effect lists a custody."""
+        said, names = self._life.named.covered, self._life.covered["erasure"]
+        which, custody, is_this = owned.of(said, self._places)
+        at = np.array([self._asked.get(name, -1) for name in names.tolist()], np.int64)
+        known = (
+            np.array([name in self._asked for name in names.tolist()], np.bool_)[said.row[which]] & is_this
+        )
+        return Asked(custody[known], at[said.row[which[known]]])
 
-    def _is_of_model(self, uses: Uses) -> bool:
+    def _receipts(self, owned: _Custodies) -> Receipts:
+        said, proofs = self._life.named.proofs, self._life.proofs
+        which, custody, is_this = owned.of(said, self._places)
+        row = said.row[which]
+        columns = [proofs[name][row] for name in ("shard", "started", "ended", "level", "good")]
+        shard, started, ended, level, good = columns
+        return Receipts(custody, is_this, shard, started, ended, level, good == 1, _bytes_each(proofs)[row])
+
+    def _of_people(self, name: str, person: Numbers, nobody: int) -> Numbers:
+        """A column of people, by row; `nobody` where that is -1."""
+        return np.append(self._life.people[name], nobody)[person]
+
+    def _selects(self, tenant: Numbers, classification: Numbers) -> Flags:
+        kept: Flags = np.ones(len(tenant), np.bool_)
+        for wanted, column in ((self._chosen.tenant, tenant), (self._chosen.classification, classification)):
+            if wanted is not None:
+                kept &= column == self._life.names[wanted]
+        return kept
+
+    def _is_of_model(self, writer: Numbers) -> Flags:
         """Whether the residency that the block was handed to is of the chosen model; "unknown" where no leaf says."""
-        if self._chosen.model is None:
-            return True
-        person = self._life.people.get(uses.writer)
-        return self._chosen.model == (person.model if person and person.model else "unknown")
+        names, wanted = self._life.names, self._chosen.model
+        if wanted is None:
+            return np.ones(len(writer), np.bool_)
+        model = self._of_people("model", self._people.find(writer), names[UNKNOWN])
+        is_wanted: Flags = np.where(model == names[""], names[UNKNOWN], model) == names[wanted]
+        return is_wanted
 
-    def _selects(self, tenant: str, classification: str) -> bool:
-        return self._chosen.tenant in (None, tenant) and self._chosen.classification in (None, classification)
+    def _is_in_period(self, due: Numbers) -> Flags:
+        since, until, offset_us = self._chosen.since_us, self._chosen.until_us, self._life.offset_us
+        kept: Flags = np.ones(len(due), np.bool_)
+        if since is not None:
+            kept &= due >= since - offset_us
+        if until is not None:
+            kept &= due < until - offset_us
+        return kept
 
-    def _is_in_period(self, due: int) -> bool:
-        at_us, since, until = due + self._life.offset_us, self._chosen.since_us, self._chosen.until_us
-        return (since is None or at_us >= since) and (until is None or at_us < until)
+
+def _limits(residency: Numbers, latest: Mapping[int, int]) -> Numbers:
+    """Of each residency until when its hold lasts at most; OPEN where nothing limits it."""
+    if not latest:
+        return np.full(len(residency), OPEN)
+    found = Directory(np.array(list(latest), np.int64)).find(residency)
+    return np.append(np.array(list(latest.values()), np.int64), OPEN)[found]
+
+
+def _bytes_each(proofs: Statements) -> Numbers:
+    """The bytes a block of each receipt; of a part, what falls to the blocks that it lists."""
+    size, blocks, here = proofs["bytes"], proofs["blocks"], proofs.listed()
+    each = size // np.maximum(1, blocks)
+    for row in np.flatnonzero((blocks != here) | (blocks == 0)).tolist():
+        count, listed = int(blocks[row]), int(here[row])
+        each[row] = int(size[row]) * listed // count // listed if count and listed else 0
+    return each

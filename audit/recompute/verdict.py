@@ -1,4 +1,4 @@
-"""The verdict on one custody: what its uses give as due, and what its receipts prove by then.
+"""Verdicts on custodies: what their uses give as due, and what their receipts prove by then. One row a custody.
 
 D1  `due_at = max(last release, min(ceiling, end of the last hold, erasure))`; custody that ended early ended its holds.
 D2  Covered: every shard has a good receipt for the very block and generation that began after the last use and ended
@@ -9,118 +9,149 @@ D3  What an erasure's effect lists was due when the erasure was asked for, where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvcustody.audit.recompute.history import LEVELS, OPEN, End
-from kvcustody.audit.recompute.spans import Span
+import numpy as np
+
+from kvcustody.audit.recompute.columns import Flags, Groups, Numbers, distinct
+from kvcustody.audit.recompute.facts import LEVELS, OPEN
+
+VERDICTS = ("in_time", "late", "failed", "missing", "unproven", "overdue")
+IN_TIME, LATE, FAILED, MISSING, UNPROVEN, OVERDUE = range(len(VERDICTS))
 
 
-class Verdict(NamedTuple):
-    """In the words of `figures.Judged`."""
+class Ends(NamedTuple):
+    """The end of each custody, as its leaf states it; `dead`: nothing is proved, as its process died."""
 
-    name: str
-    due: int
-    lag: int | None
-    level: str
-    bytes: int
-    disputed: bool
+    due: Numbers
+    ended: Numbers
+    retired: Numbers
+    ceiling: Numbers
+    within: Numbers
+    dead: Flags
 
 
-@dataclass(slots=True)
-class Uses:
-    """What all uses of one block and generation add up to, for the tenant that owned it."""
+class Uses(NamedTuple):
+    """What all uses of each custody add up to, for the tenant that owned it."""
 
-    last: int = 0  # release
-    own: int = 0  # end of the owner's own holds
-    every: int = 0  # of every reader's
-    unasked_own: int = 0  # the same had nobody asked for an erasure
-    unasked_every: int = 0
-    writer: int = OPEN  # the residency it was handed to; OPEN: no leaf says that it was
-
-    def add(
-        self, residency: int, is_written: bool, is_own: bool, released: int, hold: int, erased: int
-    ) -> None:
-        """One use: when it was released, until when it held, and until when with erasures counted."""
-        hold_end = erased if erased > released else released
-        unasked_end = hold if hold > released else released
-        if released > self.last:
-            self.last = released
-        if hold_end > self.every:
-            self.every = hold_end
-        if unasked_end > self.unasked_every:
-            self.unasked_every = unasked_end
-        if is_own:
-            if hold_end > self.own:
-                self.own = hold_end
-            if unasked_end > self.unasked_own:
-                self.unasked_own = unasked_end
-        if is_written and residency < self.writer:
-            self.writer = residency
+    last: Numbers  # release
+    own: Numbers  # end of the owner's own holds
+    every: Numbers  # of every reader's
+    unasked_own: Numbers  # the same had nobody asked for an erasure
+    unasked_every: Numbers
+    writer: Numbers  # the residency it was handed to; OPEN: no leaf says that it was
 
     @property
-    def written(self) -> bool:
-        """A leaf says that the block was handed out."""
-        return self.writer < OPEN
+    def written(self) -> Flags:
+        """Whether a leaf says that the block was handed out."""
+        found: Flags = self.writer < OPEN
+        return found
 
 
-def verdict_on(
-    end: End,
-    uses: Uses,
-    proofs: Sequence[Span],
-    block: int,
-    generation: int,
-    shards: int,
-    asked: Sequence[int],
-) -> Verdict:
-    """`proofs` are of this generation; `asked`, when erasures were asked for that list this custody."""
-    due = _due(end, uses, asked) if uses.written else end.due
-    disputed = uses.written and end.due != due and end.due not in _unheard(end, uses, asked)
-    begun_after = max(uses.last, end.retired)
-    best: dict[
-        int, tuple[int, int, int]
-    ] = {}  # of each shard the first receipt that counts: end, level, bytes
-    about: set[int] = set()
-    width = max(1, shards)
-    for span in proofs:
-        shard, started, ended, level, good, size = span.fact
-        if not 0 <= shard < width:
-            continue
-        about.add(shard)
-        if good and begun_after <= started <= ended and span.at(generation) == block:
-            item = (ended, level, size)
-            best[shard] = min(item, best[shard]) if shard in best else item
-    if end.dead or not uses.written or not shards:
-        return Verdict("unproven", due, None, "", 0, disputed)
-    if len(best) < width:
-        return Verdict("failed" if len(about) > len(best) else "missing", due, None, "", 0, disputed)
-    ended, levels, sizes = zip(*best.values(), strict=True)
-    destroyed, since = max(ended), max(due, end.retired)
-    return Verdict(
-        "late" if destroyed > since + end.within else "in_time",
+class Asked(NamedTuple):
+    """Erasures that list a custody (its row), and when each was asked for."""
+
+    row: Numbers
+    at: Numbers
+
+
+class Receipts(NamedTuple):
+    """Receipts about custodies (their rows); `is_this`: of the very block."""
+
+    row: Numbers
+    is_this: Flags
+    shard: Numbers
+    started: Numbers
+    ended: Numbers
+    level: Numbers
+    good: Flags
+    size: Numbers
+
+
+class Verdicts(NamedTuple):
+    """`name` is a place in `VERDICTS`, `level` in `LEVELS`; lag and level are -1 where nothing proves destruction."""
+
+    name: Numbers
+    due: Numbers
+    lag: Numbers
+    level: Numbers
+    size: Numbers
+    disputed: Flags
+
+
+def verdicts_on(ends: Ends, uses: Uses, asked: Asked, receipts: Receipts, shards: int) -> Verdicts:
+    """A verdict for each custody; `shards` is 0 where no leaf says how many there are."""
+    written = uses.written
+    due = np.where(written, _due(ends, uses, asked), ends.due)
+    disputed = written & (ends.due != due) & ~_unheard(ends, uses, asked)
+    named, proved = _proved(receipts, np.maximum(uses.last, ends.retired), max(1, shards))
+    destroyed = proved.shards == max(1, shards)
+    destroyed &= written & ~ends.dead & (shards > 0)
+    since = np.maximum(due, ends.retired)
+    name = np.where(proved.ended > since + ends.within, LATE, IN_TIME)
+    name[~destroyed] = np.where(named > proved.shards, FAILED, MISSING)[~destroyed]
+    name[ends.dead | ~written | (shards == 0)] = UNPROVEN
+    return Verdicts(
+        name,
         due,
-        max(0, destroyed - since),
-        LEVELS[min(levels)],
-        sum(sizes),
+        np.where(destroyed, np.maximum(0, proved.ended - since), -1),
+        np.where(destroyed, proved.level, -1),
+        np.where(destroyed, proved.size, 0),
         disputed,
     )
 
 
-def _due(end: End, uses: Uses, asked: Sequence[int]) -> int:
+class _Proved(NamedTuple):
+    """Of each custody: how many shards have a receipt that counts, when the last ended, the weakest, all bytes."""
+
+    shards: Numbers
+    ended: Numbers
+    level: Numbers
+    size: Numbers
+
+
+def _proved(receipts: Receipts, begun_after: Numbers, shards: int) -> tuple[Numbers, _Proved]:
+    """How many shards of each custody have receipts, and what those that count prove: of each the first."""
+    rows = len(begun_after)
+    of_shard = (receipts.shard >= 0) & (receipts.shard < shards)
+    cell = receipts.row * shards + np.where(of_shard, receipts.shard, 0)
+    named = np.bincount(distinct(cell[of_shard]) // shards, minlength=rows)
+    counts = of_shard & receipts.good & receipts.is_this
+    counts &= (begun_after[receipts.row] <= receipts.started) & (receipts.started <= receipts.ended)
+    which = np.flatnonzero(counts)
+    if len(distinct(cell[which])) < len(which):  # of several of one shard the first, of equals the weakest
+        order = np.lexsort((receipts.size[which], receipts.level[which], receipts.ended[which], cell[which]))
+        which = which[order]
+        which = which[np.diff(cell[which], prepend=-1) > 0]
+    groups = Groups(receipts.row[which], rows)
+    return named, _Proved(
+        np.bincount(receipts.row[which], minlength=rows),
+        groups.most(receipts.ended[which]),
+        groups.least(receipts.level[which], len(LEVELS)),
+        groups.total(receipts.size[which]),
+    )
+
+
+def _due(ends: Ends, uses: Uses, asked: Asked) -> Numbers:
     """By its owner's own holds; by another rule where that is what is recorded.
 
     By every reader's holds, for a segment's readers hold, too; by the request of an erasure that covers it (D3).
     """
-    by_own = max(uses.last, min(end.ceiling, uses.own, end.ended))
-    if end.due == by_own:
-        return by_own
-    others = [max(uses.last, min(end.ceiling, uses.every, end.ended))]
-    others += [max(uses.last, min(end.ceiling, uses.own, end.ended, at)) for at in asked]
-    return end.due if end.due in others else by_own
+    bound = np.minimum(ends.ceiling, ends.ended)
+    by_own = np.maximum(uses.last, np.minimum(bound, uses.own))
+    other = ends.due == np.maximum(uses.last, np.minimum(bound, uses.every))
+    row = asked.row
+    by_request = np.maximum(uses.last[row], np.minimum(np.minimum(bound, uses.own)[row], asked.at))
+    other[row[ends.due[row] == by_request]] = True
+    return np.where(other, ends.due, by_own)
 
 
-def _unheard(end: End, uses: Uses, asked: Sequence[int]) -> list[int]:
-    """What a process may record that has not heard of an erasure yet: it is late by the erasure, and not false (D3)."""
-    ends = [uses.unasked_own, uses.unasked_every, *(min(uses.unasked_own, at) for at in asked)]
-    return [max(uses.last, min(end.ceiling, end.ended, hold)) for hold in ends]
+def _unheard(ends: Ends, uses: Uses, asked: Asked) -> Flags:
+    """Where a process may not have heard of an erasure yet: what it records is late by the erasure, not false (D3)."""
+    bound = np.minimum(ends.ceiling, ends.ended)
+    unheard: Flags = ends.due == np.maximum(uses.last, np.minimum(bound, uses.unasked_own))
+    unheard |= ends.due == np.maximum(uses.last, np.minimum(bound, uses.unasked_every))
+    row = asked.row
+    by_request = np.maximum(uses.last[row], np.minimum(np.minimum(bound, uses.unasked_own)[row], asked.at))
+    unheard[row[ends.due[row] == by_request]] = True
+    return unheard

@@ -54,10 +54,10 @@ def pairs(runs: Runs) -> list[Unit]:
 def covered_units(events: list[Event]) -> list[Unit]:
     """Units that the history covers, each in at least one receipt and one end."""
     covered = {
-        item.generation + step
-        for item in judge(history_of(events), EVERYTHING)
+        item.generation
+        for judged in judge(history_of(events), EVERYTHING)
+        for item in judged.custodies()
         if item.covered
-        for step in range(item.custodies)
     }
     return sorted(
         unit for e in events if isinstance(e, CustodyEnded) for unit in pairs(e.runs) if unit[1] in covered

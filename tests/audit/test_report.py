@@ -218,11 +218,10 @@ def test_an_auditor_checks_everything_from_the_files_alone(sealed: Sealed, expor
     history = read_history(leaves_in_export(export))
     asked = body["asked"]
     chosen = Chosen(asked["since_us"], asked["until_us"])
-    judged = list(judge(history, chosen))
     members = [
-        (item.incarnation, item.verdict == "overdue", item.pool, item.generation + step, block, item)
-        for item in judged
-        for step, block in enumerate(item.blocks)
+        (item.incarnation, item.verdict == "overdue", item.pool, item.generation, item.block, item)
+        for each in judge(history, chosen)
+        for item in each.custodies()
     ]
     members.sort(key=lambda member: member[:4])
     assert len(members) == body["population"]["custodies"]
