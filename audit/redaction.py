@@ -8,6 +8,7 @@ D3 A legal hold on the tenant refuses it: the hold is on ledger content, and who
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sqlalchemy import Engine
@@ -18,7 +19,7 @@ from kvcustody.audit.recording import record
 from kvcustody.audit.retention import check_no_hold
 from kvcustody.audit.store import WRITE
 from kvcustody.audit.subject_keys import SubjectKeys, empty_wal, overwrite_deleted
-from kvcustody.clock import Clock
+from kvcustody.clock import Clock, SystemClock
 
 NO_KEYS = "names stood in the ledger's database itself: backups and archived logs from before still hold them"
 BUSY = "a reader kept the write-ahead log from being emptied: run `kvcustody audit redact` again"
@@ -42,15 +43,21 @@ def unlink_subject(
     actor: str,
     reason: str,
     clock: Clock | None = None,
+    put: Callable[[SubjectUnlinked], object] | None = None,
 ) -> Unlinked:
     """Destroy the link between a subject and its pseudonyms (D1-D3); safe to call again.
 
+    `put` makes the event durable or raises; without it a writer is opened for it.
     Raises `LedgerError` under a legal hold, `LedgerUnavailable` where it cannot be put on record.
     """
     with engine.connect() as connection:
         check_no_hold(connection, tenant)
         count = len(names_of(connection, tenant, subject, keys))
-    record(engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock)
+    clock = clock or SystemClock()
+    if put is None:
+        record(engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock)
+    else:
+        put(SubjectUnlinked(clock.now_us(), tenant, count, actor, reason))
     with engine.connect().execution_options(**WRITE) as connection:
         overwrite_deleted(connection)
         with connection.begin():

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 from weakref import WeakValueDictionary
 
@@ -28,6 +29,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.domain import DomainSpec, KeyOwner
 from kvcustody.governance.first_use import FirstUses
+from kvcustody.governance.key_orders import OrderedKeys, carry_out
 from kvcustody.governance.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_port import Ledger
 from kvcustody.governance.narrowing import Bound, bind
@@ -272,6 +274,17 @@ class Authority(ABC):
         self._book.drop()
         self._standing_changed()
         self._bind(self.table, self._clock.now_us())
+
+    def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
+        """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
+        changes = self._keyring.changes
+        done = carry_out(self._keyring, orders)
+        if done or self._keyring.changes != changes:
+            self.reload_keys()
+        for owner, facts in done.items():
+            with suppress(LedgerUnavailable):
+                self._record_keys(owner, tuple(facts))
+        return sum(map(len, done.values()))
 
     def forget_closed_plans(self) -> None:
         """After domains were closed: whoever asks for one next gets a fresh one."""

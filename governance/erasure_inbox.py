@@ -1,14 +1,18 @@
-"""A worker's way to the erasures that others ask for: it looks into the ledger, and has its facade carry them out.
+"""A worker's way to what others ask of it: it looks into the ledger for erasures and for orders on keys, and has its
+facade carry them out.
 
 B1  Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
     was asked while it was away, and what a crash interrupted.
 B2  Looking never runs on the thread that owns the state, and a ledger that cannot be read is asked again later.
 B3  An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
+B4  Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
+    they were followed before (key_orders, F1).
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -17,9 +21,11 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.erasures import Names, Requested, names, pending
+from kvcustody.audit.key_orders import key_orders
 from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.errors import ServiceError
 from kvcustody.governance.erasure_run import Erased
+from kvcustody.governance.key_orders import OrderedKeys, newest
 from kvcustody.governance.selector import Selector, selector_from
 
 _log = structlog.get_logger(__name__)
@@ -30,6 +36,9 @@ class Erasing(Protocol):
 
     def erase(self, selector: Selector, **order: Any) -> Erased:
         """Take effect now."""
+
+    def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
+        """Rotate and destroy keys as ordered."""
 
     def call(self, command: Any) -> Future[Any]:
         """Run a command on the owning thread."""
@@ -50,6 +59,8 @@ class ErasureInbox:
         self._worker = worker
         self._offset_us = offset_us
         self._taken: set[str] = set()
+        self._keys_asked: tuple[OrderedKeys, ...] = ()  # handed to the owning thread last
+        self._keys_followed: Future[Any] | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -58,6 +69,8 @@ class ErasureInbox:
         orders = self._orders()
         for selector, order in orders:
             facade.erase(selector, **order)
+        self._keys_asked = self._key_orders()
+        facade.follow_keys(self._keys_asked)
         return len(orders)
 
     def look(self, facade: Erasing) -> int:
@@ -65,7 +78,17 @@ class ErasureInbox:
         orders = self._orders()
         for selector, order in orders:
             facade.call(_Command(selector, order))
+        self._look_for_keys(facade)
         return len(orders)
+
+    def _look_for_keys(self, facade: Erasing) -> None:
+        """Hand over orders on keys that are new, and once more those that failed (B4)."""
+        last, orders = self._keys_followed, self._key_orders()
+        if last is not None and not last.done():
+            return
+        if orders != self._keys_asked or (last is not None and last.exception() is not None):
+            self._keys_asked = orders
+            self._keys_followed = facade.call(_KeyCommand(orders))
 
     def start(self, facade: Erasing, every_seconds: float) -> None:
         """Look again and again on a thread of its own, until `stop`."""
@@ -100,6 +123,13 @@ class ErasureInbox:
             made.append((_selector(asked, known.subject, known.session), self._order(asked)))
         return made
 
+    def _key_orders(self) -> tuple[OrderedKeys, ...]:
+        """The last orders on each tenant's keys."""
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            found = key_orders(connection)
+        return newest(OrderedKeys(order.tenant, order.action, order.at_us) for order in found)
+
     def _pending(self) -> list[tuple[Requested, Names | None]]:
         """What is owed, each with who is meant, where somebody can still say."""
         assert self._engine is not None
@@ -126,6 +156,16 @@ class _Command:
 
     def __call__(self, facade: Erasing) -> Erased:
         return facade.erase(self._selector, **self._order)
+
+
+class _KeyCommand:
+    """Orders on keys as a command for the owning thread."""
+
+    def __init__(self, orders: tuple[OrderedKeys, ...]) -> None:
+        self._orders = orders
+
+    def __call__(self, facade: Erasing) -> int:
+        return facade.follow_keys(self._orders)
 
 
 def _selector(asked: Requested, subject: str | None, session: str | None) -> Selector:

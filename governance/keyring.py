@@ -116,6 +116,25 @@ class Keyring:
             self._save(document)
         return fact
 
+    def rotate_older(self, owner: KeyOwner, before_us: int) -> KeyFact | None:
+        """Start the owner's next epoch unless the current one is from `before_us` (UTC) or later; None then.
+
+        The new one counts as made at `before_us` or later, whatever this machine's clock says.
+        """
+        with self._lock, self._store.exclusive():
+            document = self._reload()
+            current = document.epochs.get((owner, document.latest.get(owner, 0)))
+            if owner not in document.latest or (current is not None and current.created_utc_us >= before_us):
+                return None
+            fact = self._new_epoch(document, owner, "rotated", not_before_us=before_us)
+            self._save(document)
+        return fact
+
+    def epochs_before(self, owner: KeyOwner, before_us: int) -> tuple[int, ...]:
+        """The owner's readable epochs that were made before a moment (UTC), ascending."""
+        made = self._document.epochs
+        return tuple(epoch for epoch in self.epochs(owner) if made[owner, epoch].created_utc_us < before_us)
+
     def destroy(self, owner: KeyOwner, epoch: int) -> DestroyReceipt:
         """Crypto-erase one epoch: states, buffers, then every wrapped copy. What it keyed is never found
         again.
@@ -196,10 +215,15 @@ class Keyring:
         return 1
 
     def _new_epoch(
-        self, document: KeyDocument, owner: KeyOwner, kind: Literal["created", "rotated"]
+        self,
+        document: KeyDocument,
+        owner: KeyOwner,
+        kind: Literal["created", "rotated"],
+        *,
+        not_before_us: int = 0,
     ) -> KeyFact:
         epoch = document.latest.get(owner, 0) + 1
-        at = self._clock.utc_us()
+        at = max(self._clock.utc_us(), not_before_us)
         with KeyBuffer.random(KEY_BYTES) as secret:
             document.epochs[owner, epoch] = WrappedEpoch(
                 self._port.wrap(secret, owner=owner, epoch=epoch), at

@@ -65,6 +65,20 @@ class KeyEvent(NamedTuple):
     trace: str = ""
 
 
+class KeysOrdered(NamedTuple):
+    """Every worker is to rotate, or to destroy, a tenant's key epochs from before this moment (class A).
+
+    A leaf of the system log: it has to outlast the tenant's own content. What workers do is a `KeyEvent` each.
+    """
+
+    at_us: int
+    of_tenant: str
+    action: str
+    actor: str
+    reason: str
+    trace: str = ""
+
+
 class DecisionRecorded(NamedTuple):
     """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
 

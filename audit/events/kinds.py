@@ -16,6 +16,7 @@ from kvcustody.audit.events.accounts import (
 from kvcustody.audit.events.control import (
     DecisionRecorded,
     KeyEvent,
+    KeysOrdered,
     PolicyActivated,
     WorkerDied,
     WorkerStarted,
@@ -59,6 +60,7 @@ Event = (
     | GrantsRevoked
     | ReleaseStep
     | KeyEvent
+    | KeysOrdered
     | SigningKeyRecorded
     | RetentionPurged
     | LegalHoldChanged
@@ -112,6 +114,7 @@ KINDS: dict[type, Kind] = {
     GrantsRevoked: Kind("grants-revoked", "B"),
     ReleaseStep: Kind("release-step", "A"),
     KeyEvent: Kind("key-event", "A"),
+    KeysOrdered: Kind("keys-ordered", "A"),
     SigningKeyRecorded: Kind("signing-key", "A"),
     RetentionPurged: Kind("retention-purged", "A"),
     LegalHoldChanged: Kind("legal-hold", "A"),

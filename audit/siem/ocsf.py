@@ -43,6 +43,7 @@ TABLE: dict[str, Mapping] = {
     "release-step": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
     "grants-revoked": Mapping(ENTITY, DELETE, "Delete", MEDIUM),
     "key-event": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
+    "keys-ordered": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
     "signing-key": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
     "principal-changed": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
     "access": Mapping(API, READ, "Read"),

@@ -16,6 +16,7 @@ from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.api.grants import add_grants
 from kvcustody.governance.api.health import add_health
 from kvcustody.governance.api.jobs import add_jobs
+from kvcustody.governance.api.key_custody import add_key_custody
 from kvcustody.governance.api.operating import add_operating
 from kvcustody.governance.api.pages_port import Pages
 from kvcustody.governance.api.policies import add_policies
@@ -32,6 +33,7 @@ _GROUPS = (
     add_self_service,
     add_enrolment,
     add_principal_endings,
+    add_key_custody,
     add_custody,
     add_audit,
     add_stream,

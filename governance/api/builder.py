@@ -39,6 +39,7 @@ Pages are read with `cursor`, which fits the same filters only; `as_of` repeats 
 TAGS = {
     "self": "Your own principal, keys and session.",
     "principals": "Who may ask: enrolled with the bootstrap key, ended by a key custodian.",
+    "keys": "The keys behind the ledger: its signing key, subjects' keys, tenants' keys on every worker.",
     "custody": "What is held, for whom, until when, and how it ended.",
     "audit": "The ledger: its events, its checkpoints and proofs.",
     "erasures": "Requests to end custody, and their certificates.",

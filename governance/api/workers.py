@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasures import names, pending
+from kvcustody.audit.key_orders import key_orders
 from kvcustody.audit.pseudonyms import unlinkings, without_row
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.held_open import Wait, held_open
@@ -80,15 +81,21 @@ async def erasures(
     known: Annotated[
         str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")
     ] = "",
+    keys: Annotated[
+        int | None, Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none.")
+    ] = None,
 ) -> dict[str, Any]:
-    """Erasures that this worker owes an answer for; held open up to `wait` seconds for one that it does not know."""
+    """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news."""
     taken = set(known.split(","))
     return await held_open(
         service,
         caller,
         wait,
         lambda: _owed(service, caller.name),
-        lambda answer: any(item["erasure"] not in taken for item in answer["items"]),
+        lambda answer: (
+            any(item["erasure"] not in taken for item in answer["items"])
+            or (keys is not None and any(item["order"] > keys for item in answer["keys"]))
+        ),
     )
 
 
@@ -158,4 +165,7 @@ def _owed(service: Service, worker: str) -> dict[str, Any]:
                 "session_name": who and who.session,
             }
             made.append(asked._asdict() | named)
-    return {"items": made}
+        last = {(order.tenant, order.action): order for order in key_orders(connection)}
+    names_ = ("order", "tenant", "action", "at_us")
+    asked_keys = [{name: getattr(order, name) for name in names_} for order in last.values()]
+    return {"items": made, "keys": asked_keys}

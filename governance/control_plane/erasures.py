@@ -4,6 +4,7 @@ X1 What a worker owes is asked for until it has answered: an answer is a leaf in
    or interrupted comes again, and one that was carried out does not.
 X2 The control plane holds the question open until there is something new, so an erasure arrives at once.
 X3 Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed blocks.
+X4 Orders on keys come with the same answer, which is given at once where there is one that the worker has not named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kvcustody.audit.erasures import Names, Requested
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import Connection, is_away
 from kvcustody.governance.erasure_inbox import Erasing, ErasureInbox
+from kvcustody.governance.key_orders import OrderedKeys, newest
 from kvcustody.governance.selector import Selector
 
 WAIT_SECONDS = 15
@@ -29,6 +31,8 @@ class RemoteInbox(ErasureInbox):
     def __init__(self, connection: Connection, offset_us: int) -> None:
         super().__init__(None, "", offset_us)
         self._connection = connection
+        self._key_answer: tuple[OrderedKeys, ...] = ()
+        self._newest_key_order: int | None = None
 
     def stop(self) -> None:
         """Take up nothing more; an open question is left to end with the connection."""
@@ -59,12 +63,23 @@ class RemoteInbox(ErasureInbox):
         orders = super()._orders()
         return [] if self._stop.is_set() else orders
 
+    def _key_orders(self) -> tuple[OrderedKeys, ...]:
+        """Those that came with the last answer about erasures (X4)."""
+        return self._key_answer
+
     def _pending(self) -> list[tuple[Requested, Names | None]]:
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
         )  # the first question waits for nothing
         known = ",".join(sorted(self._taken)[-64:])
-        found = self._connection.get("/v1/worker/erasures", wait=wait, known=known or None)
+        ask = self._connection.get
+        found = ask("/v1/worker/erasures", wait=wait, known=known or None, keys=self._newest_key_order)
+        if "keys" in found:  # a control plane from before has none, and is not asked about them
+            keys = found["keys"]
+            self._newest_key_order = max((item["order"] for item in keys), default=0)
+            self._key_answer = newest(
+                OrderedKeys(item["tenant"], item["action"], item["at_us"]) for item in keys
+            )
         made: list[tuple[Requested, Names | None]] = []
         for item in found["items"]:
             named = Names(item.pop("subject_name"), item.pop("session_name")) if item.pop("named") else None

@@ -20,6 +20,7 @@ from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import Event
 from kvcustody.audit.note import KeyKind
 from kvcustody.audit.pseudonyms import has_tags, names_of
+from kvcustody.audit.signing import SigningKey
 from kvcustody.audit.store import open_store
 from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.clock import Clock, SystemClock
@@ -90,6 +91,7 @@ class Service:
             subject_keys=self.subject_keys,
         )
         stack.callback(self.writer.close)
+        self.signer: CheckpointSigner | None = None
         self.signer = self._signer(stack)
         issuers = [issuer.name for issuer in settings.issuers]
         self.principals = Principals(self.engine, KeyHasher(), clock, self.record, issuers)
@@ -135,15 +137,24 @@ class Service:
         )
         if key is None:
             return None
+        stack.callback(self._end_signer)
+        stack.callback(self.writer.flush)
+        return self.signing_with(key)
+
+    def signing_with(self, key: SigningKey) -> CheckpointSigner:
+        """A signer of this ledger's checkpoints with this key, at work."""
+        settings, path = self.settings, self.settings.signing_key_path
         memory = path.with_name(path.name + ".last")
         seconds = settings.checkpoint_seconds
         signer = CheckpointSigner(
             self.engine, [key], memory=memory, clock=self.clock, interval_seconds=seconds
         )
         signer.start()
-        stack.callback(signer.close)
-        stack.callback(self.writer.flush)
         return signer
+
+    def _end_signer(self) -> None:
+        if self.signer is not None:  # another one than at the start, where the key was handed over
+            self.signer.close()
 
     def record(self, event: Event) -> None:
         """Make a class A event durable (V2); raises `unavailable` where the ledger cannot record."""

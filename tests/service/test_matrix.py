@@ -70,6 +70,26 @@ ROWS = {
         "/v1/principals", every="bootstrap", body={"name": "new-{fresh}", "roles": ["dpo"]}, ok=201
     ),
     "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
+    "listSigningKeys": Row("/v1/keys/signing", every="key-custodian"),
+    "rotateSigningKey": Row("/v1/keys/signing:rotate", every="key-custodian", body={}),
+    "unlinkSubject": Row(
+        "/v1/keys/subjects:destroy",
+        every="key-custodian",
+        body={"tenant": "acme", "subject": "nobody", "reason": "test"},
+    ),
+    "rotateTenantKeys": Row(
+        "/v1/keys/tenants:rotate",
+        every="key-custodian",
+        body={"tenant": "acme", "reason": "test"},
+        ok=202,
+    ),
+    "destroyTenantKeys": Row(
+        "/v1/keys/tenants:destroy",
+        every="key-custodian",
+        body={"tenant": "acme", "reason": "test"},
+        ok=202,
+    ),
+    "listKeyOrders": Row("/v1/keys/tenants", every="key-custodian"),
     "listResidencies": Row("/v1/custody/residencies?tenant={tenant}&subject=user-1", **READERS),
     "getSubject": Row("/v1/custody/subject?tenant={tenant}&subject=user-1", **READERS),
     "listLive": Row("/v1/custody/live?tenant={tenant}", **READERS),

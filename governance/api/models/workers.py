@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -48,6 +48,9 @@ _ORDER = {
 }
 
 
+_KEY_ORDER = {"order": 4711, "tenant": "acme", "action": "rotate", "at_us": 1_780_000_000_000_000}
+
+
 class PolicyRecords(Model):
     """Signed steps, and how many there are in all; the worker verifies them itself."""
 
@@ -76,12 +79,24 @@ class Order(Model):
     session_name: str | None
 
 
-class Orders(Model):
-    """Erasures that the worker owes an answer for."""
+class WorkerKeyOrder(Model):
+    """A tenant's key epochs from before `at_us` are to get a successor (`rotate`), or to end with one (`destroy`)."""
 
-    model_config = example({"items": [_ORDER]})
+    model_config = example(_KEY_ORDER)
+
+    order: int
+    tenant: str
+    action: Literal["rotate", "destroy"]
+    at_us: Utc
+
+
+class Orders(Model):
+    """Erasures that the worker owes an answer for, and the last orders on each tenant's keys."""
+
+    model_config = example({"items": [_ORDER], "keys": [_KEY_ORDER]})
 
     items: list[Order]
+    keys: list[WorkerKeyOrder]
 
 
 class Incarnation(Model):

@@ -1,0 +1,66 @@
+"""The keys behind a ledger, as the API shows and takes them: public halves, orders, never a secret."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from kvcustody.audit.key_orders import KeyOrder
+from kvcustody.audit.redaction import Unlinked
+from kvcustody.governance.api.models.base import Model, Name, example
+from kvcustody.governance.api.models.shown import page_of, shown
+
+_PERIOD = {"key": "kvcustody.example/ledger+6b0f2c1e+Ab3…", "first_size": 0, "last_size": None}
+_EXAMPLE = {
+    "order": 4711, "at_us": 1_780_000_000_000_000, "tenant": "acme", "action": "rotate", "actor": "carl",
+    "reason": "yearly",
+}  # fmt: skip
+Reason = Annotated[str, Field(min_length=1, max_length=200)]
+
+KeyOrderModel = shown(KeyOrder, "KeyOrder", _EXAMPLE)
+KeyOrderPage = page_of(KeyOrderModel, "KeyOrders")
+UnlinkedModel = shown(Unlinked, "Unlinked", {"pseudonyms": 3, "keys": 1, "remains": []})
+
+
+class SigningPeriod(Model):
+    """A public key (C2SP) and the sizes of trees that it may sign; `last_size` null: it signs now."""
+
+    model_config = example(_PERIOD)
+
+    key: str
+    first_size: int
+    last_size: int | None
+
+
+class SigningKeys(Model):
+    """The keys that sign or signed the ledger, oldest first."""
+
+    model_config = example({"items": [_PERIOD]})
+
+    items: list[SigningPeriod]
+
+
+class Handover(Model):
+    """The kind of the next signing key; none: the same as now."""
+
+    model_config = example({"kind": "ed25519"})
+
+    kind: Literal["ed25519", "ml-dsa-44"] | None = None
+
+
+class TenantNamed(Model):
+    """A tenant, and why; the reason goes on record."""
+
+    model_config = example({"tenant": "acme", "reason": "yearly"})
+
+    tenant: Name
+    reason: Reason
+
+
+class SubjectNamed(TenantNamed):
+    """A subject of a tenant, as its requests name it, and why; the name does not go on record."""
+
+    model_config = example({"tenant": "acme", "subject": "user-17", "reason": "erasure request 12"})
+
+    subject: Name
