@@ -4,7 +4,8 @@ R1 `submit` does no I/O. `durable_sequence` is the highest sequence up to which 
    control plane, fsynced in the local spill, or refused to its caller.
 R2 `submit_durable` returns only after the control plane's acknowledgement, which means committed there.
 R3 While the control plane cannot be reached, class B goes to the spill and is handed in afterwards, each leaf once: the
-   ledger skips what it has. Class A is refused. When the spill is full, `admitting` is False.
+   ledger skips what it has, and each replay is on record before its spill goes. Class A is refused. When the spill is
+   full, `admitting` is False.
 R4 Tries are spaced: half a second, doubled up to half a minute, each by a random share, or as long as we are told.
 R5 What dead predecessors left in their spills is handed in before this incarnation is put on record, which closes their
    custody. Where the control plane is away at the start and that is allowed, both happen when it is back.
@@ -26,7 +27,7 @@ from pathlib import Path
 import orjson
 import structlog
 
-from kvcustody.audit.events import Context, Event, GapRecorded, SpillStarted, leaves
+from kvcustody.audit.events import Context, Event, GapRecorded, ReplayCompleted, SpillStarted, leaves
 from kvcustody.audit.events.encoder import BatchEncoder, Entry
 from kvcustody.audit.intake import Intake
 from kvcustody.audit.mark import Mark
@@ -84,6 +85,7 @@ class RemoteLedger:
         self._retry_at = 0.0
         self._wait_seconds = _WAIT_SECONDS
         self._registered = False
+        self._added = self._known = 0  # leaves that the control plane took, and those that it had
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (R7)
         self._lock = claim(spill_directory, worker)
         try:
@@ -258,6 +260,8 @@ class RemoteLedger:
         path = f"/v1/worker/incarnations/{incarnation}/batches/{first}"
         stored = self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
         self.note_unlinkings(int(stored["unlinkings"]))
+        self._added += int(stored["added"])
+        self._known += int(stored["known"])
         self._wait_seconds = _WAIT_SECONDS
 
     def _lost(self, error: ServiceError | ConfigError | SpillFullError) -> None:
@@ -308,6 +312,7 @@ class RemoteLedger:
         """Hand in every spill that no live process holds, the own one behind this incarnation's registration (R5)."""
         segments = self._spill.segments()
         own = [segment for segment in segments if segment.path.name.startswith(self.incarnation)]
+        added, known = self._added, self._known
         try:
             for segment in [segment for segment in segments if segment not in own]:
                 self._replay(segment)
@@ -316,6 +321,11 @@ class RemoteLedger:
                 self._registered = True
             for segment in own:
                 self._replay(segment)
+            if segments:  # on record before the evidence of the outage goes
+                torn = sum(segment.torn_bytes for segment in segments)
+                self._report(len(segments), self._added - added, self._known - known, torn)
+            for segment in segments:
+                segment.retire()
         finally:
             for segment in segments:
                 segment.close()
@@ -347,7 +357,17 @@ class RemoteLedger:
                 names, chunk = [], []
         if chunk:
             self._hand_in(registered, names, chunk)
-        segment.retire()
+
+    def _report(self, segments: int, added: int, known: int, torn_bytes: int) -> None:
+        """Put on record what a replay found."""
+        done = ReplayCompleted(self._clock.now_us(), segments, added, known, torn_bytes)
+        entry = self._entry(done)
+        try:
+            self._put(self.incarnation, [], entry.leaves)
+        except ServiceError:
+            self._intake.requeue(entry.sequence, done)
+            raise
+        self._mark.advance([entry.sequence])
 
     def _register_writer(self, leaf: bytes) -> str:
         """Put the incarnation that wrote a segment on record, if it never reached the control plane itself."""
