@@ -23,6 +23,8 @@ from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.merkle import TreeHead, leaf_hashes
 from kvcustody.audit.note import KeyKind, parse_signatures
 from kvcustody.audit.proofs import MemoryTiles, consistency_proof
+from kvcustody.audit.report.build import build_report, period
+from kvcustody.audit.report.contents import Asked
 from kvcustody.audit.root_log import root_checkpoint
 from kvcustody.audit.signing import SigningKey, sign_checkpoint
 from kvcustody.audit.witness.client import WitnessAddress, cosign
@@ -32,7 +34,7 @@ from kvcustody.audit.witness.server import WitnessServer
 from kvcustody.audit.witness.status import UNWITNESSED, witness_status
 from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.witness.witness import Answer, Witness
-from kvcustody.clock import SystemClock
+from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.errors import LedgerError
 
 ORIGIN = "ledger.example"
@@ -355,3 +357,36 @@ def test_a_witness_that_remembers_more_shows_a_restored_ledger(
     submitter = WitnessSubmitter(store, [WitnessAddress(server.address, witness.key.verifier)])
     with pytest.raises(WitnessError, match="has seen `1000`"):
         submitter.submit_once(submitter._addresses[0])
+
+
+def test_status_and_report_say_how_old_the_witnesses_word_is(
+    store: Engine,
+    make_writer: Any,
+    world: Any,
+    server: WitnessServer,
+    witness: Witness,
+    memory: WitnessMemory,
+    tmp_path: Path,
+) -> None:
+    """Witnessed once, and written on: the age is that of the witness's own time."""
+    key = SigningKey.generate(ORIGIN)
+    memory.trust([key.verifier])
+    lived, writer, made = world(1).run(60), make_writer(store), []
+    for start, after_us in ((0, -5_000_000), (len(lived.events) // 2, 60_000_000)):
+        writer.submit(lived.events[start : start + len(lived.events) // 2])
+        assert writer.flush()
+        clock = VirtualClock(utc_us=NOW * 1_000_000 + after_us)
+        made.append(CheckpointSigner(store, [key], memory=tmp_path / "last", clock=clock).sign_once())
+        if not start:
+            address = WitnessAddress(server.address, witness.key.verifier)
+            assert WitnessSubmitter(store, [address]).submit_once(address) == made[0].size
+    with store.connect() as connection:
+        status = witness_status(connection, NOW * 1_000_000 + 90_000_000)
+        bounds = period(connection, made[1].size, None, None)
+        report = build_report(connection, Asked("cc-fdp-rip", made[1].size, *bounds))
+    [seen] = status.witnesses
+    assert (seen.name, seen.size, seen.age_us) == ("witness.example", made[0].size, 90_000_000)
+    assert status.warning == "no witness has signed what was written since"
+    told = report.boundary.witnessed
+    assert (told.witnesses, told.size, told.age_us) == (("witness.example",), made[0].size, 60_000_000)
+    assert "unwitnessed" in told.warning
