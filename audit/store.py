@@ -1,6 +1,7 @@
 """Where the ledger lives: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
 
-O1 A SQLite ledger is WAL with synchronous=FULL: a commit that returned survives a crash of the machine.
+O1 A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default of
+its database or role is. A commit that returned survives a crash of the machine.
 O2 A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its
 middle.
 O3 Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can
@@ -77,7 +78,7 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
 def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
     milliseconds = max(1, int(timeout_seconds * 1000))
     asked = make_url(url).query.get("options", "")  # such as `-c role=kvcustody_writer`
-    options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds}"
+    options = f"-c statement_timeout={milliseconds} -c lock_timeout={milliseconds} -c synchronous_commit=on"
     if read_only:
         options = "-c default_transaction_read_only=on"
     if asked:

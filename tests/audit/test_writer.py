@@ -109,6 +109,33 @@ def test_leaves_and_rows_commit_together_in_contiguous_logs(any_store: Engine, m
     check_logs(any_store)
 
 
+def test_every_connection_of_a_writer_syncs_each_commit(store: Engine, make_writer: Any) -> None:
+    """O1: write-ahead log, and FULL (2): NORMAL would leave the last commits to the operating system."""
+    opened_by_it: list[Any] = []
+    event.listen(store, "connect", lambda connection, _: opened_by_it.append(connection))
+    store.dispose()
+    writer = make_writer(store)
+    writer.submit_durable(key_event())
+    assert opened_by_it
+    for connection in opened_by_it:
+        modes = [
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")
+        ]
+        assert modes == [2, "wal"]
+
+
+def test_a_commit_waits_for_the_disk_where_the_database_would_not(postgres_store: Engine) -> None:
+    """O1: its default is what an administrator made of it, for all that is written there."""
+    with postgres_store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        name = connection.exec_driver_sql("SELECT current_database()").scalar()
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    postgres_store.dispose()
+    with postgres_store.connect() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+        control = "SELECT setconfig FROM pg_db_role_setting JOIN pg_database ON oid = setdatabase WHERE datname = %s"
+        assert connection.exec_driver_sql(control, (name,)).scalar() == ["synchronous_commit=off"]
+
+
 def test_no_statement_runs_on_the_submitting_thread(store: Engine, make_writer: Any) -> None:
     writer = make_writer(store)
     threads: set[int] = set()
