@@ -16,7 +16,7 @@ from kvcustody.governance.service.roles import Action, Reach
 _HOUR_US = 3_600_000_000
 _PERIODS = {
     "24h": (24, _HOUR_US, "%H:00"),
-    "7d": (28, 6 * _HOUR_US, "%m-%d"),
+    "7d": (28, 6 * _HOUR_US, "%m-%d %Hh"),
     "30d": (30, 24 * _HOUR_US, "%m-%d"),
 }
 _PAGE = 50

@@ -58,7 +58,8 @@ def facts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _text(name: str, value: Any) -> str:
     if name in ("runs", "written", "attached") and isinstance(value, list):
-        return f"{count(len(value))} runs of blocks, listed in the canonical bytes"
+        runs = "run" if len(value) == 1 else "runs"
+        return f"{count(len(value))} {runs} of blocks, listed in the canonical bytes"
     if isinstance(value, list):
         return ", ".join(str(item) for item in value) or "none"
     if value is None or value == "":
