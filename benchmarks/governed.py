@@ -72,7 +72,7 @@ class DecodePhases(NamedTuple):
 class Shelf:
     """A ledger that keeps events until somebody converts them, or drops them."""
 
-    admitting = True
+    admitting = recording = True
 
     def __init__(self, *, keeping: bool = True) -> None:
         self._keeping = keeping

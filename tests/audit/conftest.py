@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 
 from kvcustody.audit.conservation import PoolCounts
 from kvcustody.audit.events import (
@@ -74,6 +74,11 @@ def postgres_migrated(postgres: str) -> str:
     return name
 
 
+def patient_connect(_dialect: object, _record: object, _arguments: object, options: dict[str, Any]) -> None:
+    """A slow machine is no outage here either."""
+    options["connect_timeout"] = 60
+
+
 @pytest.fixture
 def postgres_store(postgres: str, postgres_migrated: str) -> Iterator[Engine]:
     import psycopg
@@ -83,6 +88,7 @@ def postgres_store(postgres: str, postgres_migrated: str) -> Iterator[Engine]:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_migrated}")
     url = postgres.replace("/postgres?", f"/{name}?") + PATIENT
     engine = open_store(url, timeout_seconds=0.3)
+    event.listen(engine, "do_connect", patient_connect)
     yield engine
     engine.dispose()
 
