@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,35 +119,33 @@ def decode(item: Sequence[Any]) -> Run:
 
 def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
     """Many encoded runs laid flat at once, with the length of each; the bulk form of `decode`."""
-    firsts: list[int] = []
-    pools: list[int] = []
-    tokens: list[int] = []
-    deltas: list[int] = []
-    counts: list[int] = []
+    if not items:
+        nothing = np.empty(0, np.int64)
+        return Pairs(nothing, nothing, nothing), nothing
     try:
-        for item in items:
-            steps, repeats = item[1], item[2]
-            if not steps or (repeats and len(repeats) != len(steps)):
-                raise ValueError("counts do not match deltas")
-            firsts.append(int(item[0]))
-            pools.append(int(item[3]) if len(item) > 3 else 0)
-            tokens.append(len(steps))
-            deltas.extend(steps)
-            counts.extend(repeats or [1] * len(steps))
-        repeated = np.array(counts, np.int64)
-        if len(repeated) and int(repeated.min()) < 1:
+        deltas, counts = list(map(itemgetter(1), items)), list(map(itemgetter(2), items))
+        firsts = np.array(list(map(itemgetter(0), items)), np.int64)  # decimal strings, too
+        pools = np.array([item[3] if len(item) > 3 else 0 for item in items], np.int64)
+        tokens = np.array(list(map(len, deltas)), np.int64)
+        counted = np.array(list(map(len, counts)), np.int64)
+        if not tokens.all() or not np.all((counted == 0) | (counted == tokens)):
+            raise ValueError("counts do not match deltas")
+        repeated = np.ones(int(tokens.sum()), np.int64)
+        repeated[np.repeat(counted > 0, tokens)] = list(chain.from_iterable(counts))
+        if int(repeated.min()) < 1:
             raise ValueError("a count is below 1")
-        starts = np.cumsum(tokens, dtype=np.int64) - np.array(tokens, np.int64)
-        lengths = np.add.reduceat(repeated, starts) if len(starts) else np.empty(0, np.int64)
-        summed = np.cumsum(np.repeat(np.array(deltas, np.int64), repeated))
-    except (ValueError, TypeError, IndexError, OverflowError) as problem:
+        summed = np.cumsum(np.repeat(np.array(list(chain.from_iterable(deltas)), np.int64), repeated))
+    except (ValueError, TypeError, LookupError, OverflowError) as problem:
         raise LedgerError(f"a run in a leaf is malformed: {problem}") from problem
+    lengths = np.add.reduceat(repeated, np.cumsum(tokens) - tokens)
     heads = np.cumsum(lengths) - lengths
-    before = np.repeat(np.where(heads > 0, summed[heads - 1], 0), lengths) if len(heads) else summed
-    first = np.repeat(np.array(firsts, np.int64), lengths)
-    steps_in = np.arange(len(summed), dtype=np.int64) - np.repeat(heads, lengths)
-    generations = np.where(first == 0, 0, first + steps_in)
-    return Pairs(np.repeat(np.array(pools, np.int64), lengths), summed - before, generations), lengths
+    before = np.repeat(np.where(heads > 0, summed[heads - 1], 0), lengths)
+    # One at generation 0 stays there throughout (R3); the others count on from where they begin.
+    generations = np.arange(len(summed)) + np.repeat(firsts - heads, lengths)
+    if not firsts.all():
+        generations[np.repeat(firsts == 0, lengths)] = 0
+    blocks = summed - before
+    return Pairs(np.repeat(pools, lengths), blocks, generations), lengths
 
 
 def split(run: Run, tokens: int) -> list[Run]:

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from kvcustody.audit.as_of import AsOf, is_in
 from kvcustody.audit.asked import read_asked
-from kvcustody.audit.evidence import POOL_SHIFT, Evidence, read
+from kvcustody.audit.evidence import POOL_SHIFT, Evidence, distinct, is_among, read
 from kvcustody.audit.runs import Int64s
 from kvcustody.audit.schema import custody_ends, events, incarnations
 from kvcustody.audit.uses import (
@@ -131,7 +131,7 @@ def read_units(
         uses = read_uses(connection, life, as_of)
         cells = read_receipts(connection, life.id, ends, as_of)
         units = assess(ends, uses, cells, life.shards, read_asked(connection, life, as_of))
-        ended = np.unique(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
+        ended = distinct(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
         overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else read_models(connection, life.id, as_of)
         yield LifeUnits(
@@ -214,22 +214,22 @@ def ended_keys(connection: Connection, life: Life, as_of: AsOf | None = None) ->
     """The keys of everything that ended in an incarnation."""
     column = custody_ends.c
     here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
-    return np.unique(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))
+    return distinct(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))
 
 
 def _account(uses: Uses, ended: Int64s) -> Account:
-    handed_out = np.unique(uses.keys[uses.written])
+    handed_out = distinct(uses.keys[uses.written])
     every = np.concatenate((uses.keys, ended))
     of = every >> POOL_SHIFT
-    pools = np.unique(of).tolist()
+    pools = distinct(of).tolist()
     reached = sum(int(every[of == pool].max()) - (pool << POOL_SHIFT) for pool in pools)
-    unended = int((~np.isin(handed_out, ended)).sum())
+    unended = int((~is_among(handed_out, ended)).sum())
     return Account(len(handed_out), len(ended), unended, reached, len(pools))
 
 
 def _overdue(uses: Uses, ended: Int64s, now_boot_us: int) -> Overdue:
     """Custody that was handed out, is due, and whose end nobody recorded."""
-    open_uses = ~np.isin(uses.keys, ended)
+    open_uses = ~is_among(uses.keys, ended)
     written = np.flatnonzero(open_uses & uses.written)
     written = written[np.lexsort((uses.residency[written], uses.keys[written]))]
     keys, first = np.unique(uses.keys[written], return_index=True)

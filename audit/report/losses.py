@@ -82,13 +82,11 @@ def _torn(connection: Connection, as_of: AsOf) -> list[Loss]:
 
 def _holes(connection: Connection, as_of: AsOf, overview: Overview, known: Sequence[Loss]) -> list[Loss]:
     held: dict[str, int] = {}
-    highest: dict[str, int] = {}
     for item in overview.counted:
         held[item.incarnation] = held.get(item.incarnation, 0) + item.sequences
-        highest[item.incarnation] = max(highest.get(item.incarnation, 0), item.highest)
     made: list[Loss] = []
     for uuid, number in sorted(held.items()):
-        if number < highest[uuid]:  # rarely: only then are sequences looked at one by one
+        if number < overview.highest[uuid]:  # rarely: only then are sequences looked at one by one
             made += _holes_of(connection, as_of, uuid, known)
     return made
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, and_, case, func, select
+from sqlalchemy import Connection, and_, case, func, literal_column, not_, or_, select
 
 from kvcustody.audit.as_of import AsOf
 from kvcustody.audit.schema import events, incarnations, logs
@@ -23,13 +23,12 @@ _TWO_LOGS = ("decision", "hit-counters")
 
 
 class Counted(NamedTuple):
-    """Leaves of one kind of one incarnation: in the period, sequences that they take, the highest, parts of many."""
+    """Leaves of one kind of one incarnation: in the period, sequences that they take, parts of many."""
 
     incarnation: str
     kind: str
     in_period: int
     sequences: int
-    highest: int
     continued: int
 
 
@@ -37,6 +36,7 @@ class Overview(NamedTuple):
     """What one look found."""
 
     counted: tuple[Counted, ...]
+    highest: dict[str, int]  # sequence of each incarnation; 0 where it has none
     bodies: tuple[dict[str, Any], ...]
 
     def of_kind(self, *kinds: str) -> Iterator[dict[str, Any]]:
@@ -48,39 +48,56 @@ def look_over(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, *, tenant: str | None
 ) -> Overview:
     """The overview of a state; of one tenant, counts in the period are of its own log."""
+    query = select(incarnations.c.id, incarnations.c.uuid)
+    names = {row.id: row.uuid for row in connection.execute(query)}
+    counted = _counted(connection, as_of, since_us, until_us, tenant)
     return Overview(
-        tuple(sorted(_counted(connection, as_of, since_us, until_us, tenant))), _bodies(connection, as_of)
+        tuple(sorted(Counted(names[life], kind, *numbers) for life, kind, *numbers in counted)),
+        {uuid: _highest(connection, as_of, life) or 0 for life, uuid in names.items()},
+        _bodies(connection, as_of),
     )
 
 
 def _counted(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, tenant: str | None
-) -> list[Counted]:
+) -> list[tuple[int, str, int, int, int]]:
+    """The rows of `Counted`, by the number of the incarnation.
+
+    All leaves are counted in an index, and those that do not count taken off: they are few as a rule, and to find them
+    in the table is one walk in its own order.
+    """
     column = events.c
-    mine = and_(column.at_us >= since_us, column.at_us < until_us)
+    later = not_(as_of.has(events))
+    foreign = or_(later, column.at_us < since_us, column.at_us >= until_us)
     if tenant is not None:
         own = connection.scalar(select(logs.c.id).where(logs.c.name == f"tenant/{tenant}"))
-        mine = and_(mine, column.log == (own or -1))
-    query = (
-        select(
-            column.incarnation,
-            column.kind,
-            func.sum(case((mine, 1), else_=0)),
-            func.sum(case((column.part == 1, 1), else_=0)),
-            func.max(column.sequence),
-            func.sum(case((column.parts > 1, 1), else_=0)),
-        )
-        .where(as_of.has(events))
-        .group_by(column.kind, column.incarnation)  # as their index has them: nothing is sorted
+        foreign = or_(foreign, column.log != (own or -1))
+    every = select(column.incarnation, column.kind, func.count()).group_by(column.kind, column.incarnation)
+    of_kind = func.coalesce(column.kind, literal_column("''")).label(
+        "of_kind"
+    )  # a name that is not the index's
+    off = (later, foreign, or_(later, column.part > 1), and_(not_(later), column.parts > 1))
+    few = (
+        select(column.incarnation, of_kind, *(func.sum(case((each, 1), else_=0)) for each in off))
+        .where(or_(foreign, column.parts > 1))
+        .group_by(of_kind, column.incarnation)
     )
+    less = {(life, kind): tuple(map(int, sums)) for life, kind, *sums in connection.execute(few)}
     twice = _sequences_of_two_logs(connection, as_of)
-    names = {row.id: row.uuid for row in connection.execute(select(incarnations.c.id, incarnations.c.uuid))}
-    return [
-        Counted(
-            names[life], kind, int(here), twice.get((life, kind), int(sequences)), int(highest), int(parts)
-        )
-        for life, kind, here, sequences, highest, parts in connection.execute(query)
-    ]
+    made = []
+    for life, kind, leaves in connection.execute(every):
+        beyond, outside, continuing, parts = less.get((life, kind), (0, 0, 0, 0))
+        if leaves > beyond:
+            sequences = twice.get((life, kind), leaves - continuing)
+            made.append((life, kind, leaves - outside, sequences, parts))
+    return made
+
+
+def _highest(connection: Connection, as_of: AsOf, life: int) -> int | None:
+    """The highest sequence of an incarnation: the first that is in the state, going down."""
+    column = events.c
+    query = select(column.sequence).where(column.incarnation == life, as_of.has(events))
+    return connection.scalar(query.order_by(column.sequence.desc()).limit(1))
 
 
 def _sequences_of_two_logs(connection: Connection, as_of: AsOf) -> dict[tuple[int, str], int]:

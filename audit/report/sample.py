@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.evidence import POOL_SHIFT
+from kvcustody.audit.evidence import POOL_SHIFT, is_among
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.report.population import Custody, Population
 from kvcustody.audit.root_log import HeadProof
@@ -85,12 +85,19 @@ def _places(
     """The leaves that name each drawn custody."""
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
     lives = {each.life.uuid: each for each in population.lives}
+    keys = [(item.pool << POOL_SHIFT) | item.generation for item in drawn]
+    asked = np.unique(np.array(keys, np.int64))
+    near = {
+        (uuid, rank): np.flatnonzero(is_among(places.keys, asked))
+        for uuid in {item.incarnation for item in drawn}
+        for rank, places in enumerate(lives[uuid].places)
+    }
     made = []
-    for item in drawn:
-        key = (item.pool << POOL_SHIFT) | item.generation
+    for item, key in zip(drawn, keys, strict=True):
         found: list[_Place] = []
         for rank, places in enumerate(lives[item.incarnation].places):
-            flat = np.flatnonzero((places.keys == key) & (places.blocks == item.block))
+            flat = near[item.incarnation, rank]
+            flat = flat[(places.keys[flat] == key) & (places.blocks[flat] == item.block)]
             rows = np.unique(places.owner[flat])
             for log, idx in zip(places.logs[rows].tolist(), places.idx[rows].tolist(), strict=True):
                 if tenant is None or names[log] == f"tenant/{tenant}":
