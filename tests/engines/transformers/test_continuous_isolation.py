@@ -228,3 +228,18 @@ def test_prefix_caching_off_keeps_nothing() -> None:
         assert engine.output(names[0]) == engine.output(names[1])
         assert engine.governor.managers[0].accounts["a"].cached_blocks == 0
         engine.sound()
+
+
+def test_a_requests_trace_is_its_residencys_and_what_is_none_is_refused() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with governed() as engine:
+        traced, bare = engine.submit(person(), PROMPT, trace=trace), engine.submit(person("b"), PROMPT)
+        engine.step()
+        records = engine.custody.records
+        live = engine.governor.running
+        found = {name: live[records[name].handle].residency.trace for name in (traced, bare)}
+        assert found == {traced: trace, bare: ""}
+        with pytest.raises(IdentityError, match="trace"):
+            engine.submit(person(), PROMPT, trace="x")
+        engine.run()
+        engine.sound()
