@@ -3,7 +3,9 @@
 The service runs as a process of its own on a Unix socket, as `kvcustody serve` does. Queries are open-loop: request n
 is sent at n/rate, whether earlier ones were answered or not, and its latency counts from then. Each asks for 50 events
 of one tenant in a window of time, as an auditor (each read is an event of its own, durable first) and as a viewer.
-Ingest: workers send batches that were encoded before, each again as soon as the one before is acknowledged. The 10
+Ingest: workers send batches that were encoded before, the next as soon as the one before is acknowledged: once of
+openings alone, the dearest kind, and once of what `ledger_workload` records, as many openings, releases, custody ends
+and receipts, each set on a service of its own. The 10
 million events are inserted in bulk: rows of `events` and `logs`, without trees, which these queries do not read.
 Then the service is killed (SQLite), and a PostgreSQL server restarted, while the workers hand in (`service_restart`).
 Run: `python benchmarks/service.py --json benchmarks/results/service-cpu.json` [--events 1000000] [--seconds 10].
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,6 +35,7 @@ import hardware
 import httpx
 import numpy as np
 import orjson
+from ledger_workload import workload
 from service_restart import measure, restart_postgres
 
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
@@ -212,11 +216,27 @@ async def query(service: Service, who: str, count: int, seconds: float) -> dict[
     }
 
 
+def queries(count: int, seconds: float) -> dict[str, Any]:
+    """Latencies as a viewer and as an auditor, over so many events."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
+        folder = Path(text)
+        begun = time.perf_counter()
+        fill(folder, count)
+        found["fill_seconds"] = round(time.perf_counter() - begun, 1)
+        service = Service(folder)
+        try:
+            for who in ("viewer", "auditor"):
+                found[f"query_{who}"] = asyncio.run(query(service, who, count, seconds))
+                print(who, found[f"query_{who}"], flush=True)
+        finally:
+            service.close()
+    return found
+
+
 def batches(name: str, incarnation: str, count: int, leaves: int) -> list[tuple[int, bytes]]:
     """Batches of openings, encoded before the clock runs: (first sequence, body)."""
-    directory = SubjectDirectory()
-    encoder = BatchEncoder(Context(incarnation, OFFSET_US, directory))
-    made, sequence = [], 1
+    groups, sequence = [], 1
     started = WorkerStarted(1, name, 1000, 1, 4096, "cpu", "benchmark")
     for _ in range(count):
         items: list[Any] = [] if sequence > 1 else [(1, started)]
@@ -229,20 +249,51 @@ def batches(name: str, incarnation: str, count: int, leaves: int) -> list[tuple[
                 number + 10**9, (run,),
             )  # fmt: skip
             items.append((number, opened))
+        groups.append(items)
+        sequence += len(items)
+    return encoded(incarnation, groups)
+
+
+def mixed_batches(name: str, incarnation: str, count: int, leaves: int) -> list[tuple[int, bytes]]:
+    """Batches of whole residencies, from their opening to the receipt of their blocks."""
+    events = workload(-(-count * leaves // 4), 4, scattered=False, tenants=TENANTS)
+    events[0] = WorkerStarted(1, name, 1000, 1, 4096, "cpu", "benchmark")
+    items = list(enumerate(events[: count * leaves], 1))
+    return encoded(incarnation, [items[first : first + leaves] for first in range(0, len(items), leaves)])
+
+
+def encoded(incarnation: str, groups: list[list[tuple[int, Any]]]) -> list[tuple[int, bytes]]:
+    """A batch of each group of events with their sequences, with the names that it is the first to need."""
+    directory = SubjectDirectory()
+    encoder = BatchEncoder(Context(incarnation, OFFSET_US, directory))
+    made = []
+    for items in groups:
         work = encoder.encode(items)
         names = [row[:4] for row in directory.fresh()]
         directory.settle(names)
-        made.append((sequence, write_batch(names, work.batch.data)))
-        sequence += len(items)
+        made.append((items[0][0], write_batch(names, work.batch.data)))
     return made
 
 
+CONTENTS: dict[str, Callable[[str, str, int, int], list[tuple[int, bytes]]]] = {
+    "openings": batches,
+    "residencies": mixed_batches,
+}
+
+
 def work(
-    folder: str, keys: dict[str, str], names: list[str], count: int, leaves: int, start: Any, counted: Any
+    folder: str,
+    keys: dict[str, str],
+    names: list[str],
+    content: str,
+    count: int,
+    leaves: int,
+    start: Any,
+    counted: Any,
 ) -> None:
     """One client process: several workers, each with one batch on the way at a time."""
     lives = {name: uuid.uuid4().hex for name in names}
-    ready = {name: batches(name, lives[name], count, leaves) for name in names}
+    ready = {name: CONTENTS[content](name, lives[name], count, leaves) for name in names}
     transport = httpx.AsyncHTTPTransport(uds=f"{folder}/api.sock", limits=httpx.Limits(max_connections=64))
 
     async def run() -> None:
@@ -268,12 +319,12 @@ def work(
     asyncio.run(run())
 
 
-def ingest(service: Service, workers: int, count: int, leaves: int) -> dict[str, float]:
-    """Leaves a second that the service takes from so many workers."""
+def ingest(service: Service, content: str, workers: int, count: int, leaves: int) -> dict[str, float]:
+    """Leaves a second that the service takes from so many workers; `content` is a key of `CONTENTS`."""
     context = multiprocessing.get_context("spawn")
     start, counted = context.Barrier(2), context.Queue()
     names = [f"w{number}" for number in range(workers)]
-    arguments = (str(service.folder), service.keys, names, count, leaves, start, counted)
+    arguments = (str(service.folder), service.keys, names, content, count, leaves, start, counted)
     process = context.Process(target=work, args=arguments)
     process.start()
     start.wait()
@@ -287,6 +338,7 @@ def ingest(service: Service, workers: int, count: int, leaves: int) -> dict[str,
         "leaves": added,
         "leaves_per_second": round(added / wall),
         "leaves_per_service_cpu_second": round(added / cpu),
+        "service_cpu_us_a_leaf": round(cpu / added * 1e6, 1),
         "batch_leaves": leaves,
     }
 
@@ -333,6 +385,9 @@ def main() -> None:
     parser.add_argument(
         "--restart-batches", type=int, default=60, help="batches of each worker, 50 leaves each"
     )
+    parser.add_argument(
+        "--ingest", action="store_true", help="measure what workers hand in, and nothing else"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -345,26 +400,19 @@ def main() -> None:
         "load_1min": os.getloadavg()[0],
         "cores": os.cpu_count(),
     }
-    with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
-        folder = Path(text)
-        begun = time.perf_counter()
-        fill(folder, options.events)
-        found["fill_seconds"] = round(time.perf_counter() - begun, 1)
-        service = Service(folder)
-        try:
-            for who in ("viewer", "auditor"):
-                found[f"query_{who}"] = asyncio.run(query(service, who, options.events, options.seconds))
-                print(who, found[f"query_{who}"], flush=True)
-        finally:
-            service.close()
-    with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
-        service = Service(Path(text))
-        try:
-            found["ingest"] = ingest(service, options.workers, options.batches, options.leaves)
-            print("ingest", found["ingest"])
-        finally:
-            service.close()
-    found |= restarts(options.workers, options.restart_batches)
+    if not options.ingest:
+        found |= queries(options.events, options.seconds)
+    for content in CONTENTS:
+        with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
+            service = Service(Path(text))
+            try:
+                rate = ingest(service, content, options.workers, options.batches, options.leaves)
+            finally:
+                service.close()
+        found[f"ingest_{content}"] = rate
+        print("ingest", content, rate, flush=True)
+    if not options.ingest:
+        found |= restarts(options.workers, options.restart_batches)
     if options.json:
         options.json.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
 
