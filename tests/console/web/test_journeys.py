@@ -214,8 +214,8 @@ def test_a_report_is_made_and_downloaded(sign_in: SignIn, world: World) -> None:
     page.goto("/console/reports")
     page.get_by_label("Framework").select_option("soc2")
     page.get_by_role("button", name="Make it").click()
-    with page.expect_download() as caught:
-        page.get_by_role("link", name="report.json").click(timeout=60_000)
+    with page.expect_download(timeout=300_000) as caught:
+        page.get_by_role("link", name="report.json").click(timeout=240_000)
     report = orjson.loads(caught.value.path().read_bytes())
     assert report["asked"]["tenant"] == "acme"
     assert b"labs" not in caught.value.path().read_bytes()
