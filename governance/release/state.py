@@ -288,8 +288,9 @@ def fold(records: Iterable[bytes], trust: Trust) -> ReleaseState:
 
 
 def _owners(policy: Policy, source: str) -> set[str]:
-    declared = (*policy.grants, *policy.group_grants(), *policy.segments)
-    return {found.owner for found in declared if found.id == source}
+    grants = (*policy.grants, *policy.group_grants())
+    owners = {grant.owner for grant in grants if grant.id == source}
+    return owners | {segment.owner for segment in policy.segments if segment.id == source}
 
 
 def _need(key: TrustedKey, *roles: Role) -> None:

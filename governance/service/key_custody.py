@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvcustody.audit.events import KeysOrdered
 from kvcustody.audit.key_orders import KeyOrder, key_orders
-from kvcustody.audit.note import KeyKind
+from kvcustody.audit.note import KeyKind, SigningKind
 from kvcustody.audit.redaction import Unlinked, unlink_subject
 from kvcustody.audit.retention import RetentionError
 from kvcustody.audit.signing import SigningKeyError, read_signing_key
@@ -43,7 +43,7 @@ def signing_keys(service: Service) -> list[SigningPeriod]:
     return [SigningPeriod(str(key), first, last) for key, first, last in recorded_keys(service.engine)]
 
 
-def hand_over(service: Service, actor: str, kind: str | None) -> list[SigningPeriod]:
+def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[SigningPeriod]:
     """Hand the ledger over to a new signing key (C1); every key, as then."""
     with _handing_over:
         if service.signer is None:
