@@ -176,7 +176,7 @@ def main() -> None:
     """Answer the question on standard input: where the ledger is, and a `Question`."""
     asked: list[Any] = orjson.loads(sys.stdin.buffer.read())
     target, chosen, as_of_us, sizes = asked
-    engine = open_store(target, read_only=True, timeout_seconds=30)
+    engine = open_store(target, read_only=True, timeout_seconds=30, mapped=True)
     with engine.connect() as connection:
         if connection.dialect.name != "sqlite":
             connection.execution_options(isolation_level="REPEATABLE READ")

@@ -25,6 +25,7 @@ from kvcustody.errors import LedgerError
 SCHEMA_REVISION = "0015"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
+MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 
 _SQLITE_REASONS = {
@@ -40,17 +41,23 @@ _SQLITE_REASONS = {
 }
 
 
-def open_store(target: str | Path, *, read_only: bool = False, timeout_seconds: float = 1.0) -> Engine:
-    """An engine on a SQLite file (a path or `sqlite:` URL) or PostgreSQL (`postgresql:` URL). Lazy."""
+def open_store(
+    target: str | Path, *, read_only: bool = False, timeout_seconds: float = 1.0, mapped: bool = False
+) -> Engine:
+    """An engine on a SQLite file (a path or `sqlite:` URL) or PostgreSQL (`postgresql:` URL). Lazy.
+
+    `mapped`: read a SQLite file through the memory map, a tenth faster where most of a ledger is read. A disk that
+    fails then ends the process instead of the query: for a command that asks one question, never for a service.
+    """
     url = str(target)
     if url.startswith(("postgresql:", "postgresql+psycopg:")):
         return _postgres(url, read_only, timeout_seconds)
     if "://" in url and not url.startswith("sqlite://"):
         raise LedgerError(f"ledger `{url.split('://', 1)[0]}` is neither SQLite nor PostgreSQL", target=url)
-    return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds)
+    return _sqlite(Path(url.removeprefix("sqlite:///")), read_only, timeout_seconds, mapped)
 
 
-def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
+def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool) -> Engine:
     mode = "ro" if read_only else "rwc"
     engine = create_engine(
         f"sqlite:///file:{quote(str(path))}?mode={mode}&uri=true",
@@ -66,6 +73,8 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float) -> Engine:
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_MAX}")
         connection.execute("PRAGMA cache_size=-16384")
+        if mapped:
+            connection.execute(f"PRAGMA mmap_size={MAPPED_BYTES}")
 
     @event.listens_for(engine, "begin")
     def _begun(connection: Connection) -> None:

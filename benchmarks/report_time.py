@@ -111,7 +111,7 @@ def measure(path: Path, recount: bool) -> dict[str, float | int]:
     """Seconds of processor time and of the clock, for the report and for its formats."""
     from kvcustody.console.report.document import render_all
 
-    engine = open_store(path, read_only=True)
+    engine = open_store(path, read_only=True, mapped=True)
     parts: list[tuple[str, float]] = []
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began, wall = time.process_time(), time.perf_counter()

@@ -38,7 +38,7 @@ DEFAULT_DB = "kvcustody.db"
 @contextmanager
 def reading(db: str) -> Iterator[Connection]:
     """A read-only connection in one snapshot; raises `LedgerError` where there is no ledger of this schema."""
-    engine = open_store(db, read_only=True, timeout_seconds=_READ_SECONDS)
+    engine = open_store(db, read_only=True, timeout_seconds=_READ_SECONDS, mapped=True)
     try:
         check_store(engine)
         with engine.connect() as connection:

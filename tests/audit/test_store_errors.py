@@ -206,3 +206,15 @@ def test_a_disk_that_refuses_everything_stops_admission_and_loses_nothing(tmp_pa
 
 def test_a_good_store_passes(store: Engine) -> None:
     check_store(store)
+
+
+def test_only_who_asks_for_it_reads_through_the_memory_map(tmp_path: Path) -> None:
+    upgrade(open_store(tmp_path / "ledger.db"))
+    sizes = []
+    for mapped in (False, True):
+        engine = open_store(tmp_path / "ledger.db", read_only=True, mapped=mapped)
+        with engine.connect() as connection:
+            sizes.append(connection.exec_driver_sql("PRAGMA mmap_size").scalar_one())
+            check_store(engine)
+        engine.dispose()
+    assert sizes[0] == 0 < sizes[1]
