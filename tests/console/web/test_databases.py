@@ -39,6 +39,7 @@ PAGES = {  # each page's path, and who reads it
     "/decisions/rule": ("/decisions/rule?id=no-restricted&revision=1", "auditor"),
     "/reports": ("auditor", TENANT),
     "/health": ("operator",),
+    "/principals": ("key-custodian",),
 }
 FILES = {"/erasures/{erasure}/{file}", "/reports/{job}", "/reports/{job}/{file}"}  # what a journey makes
 ROWS = {
@@ -50,6 +51,7 @@ ROWS = {
     "/deletion",
     "/grants",
     "/policy",
+    "/principals",
 }
 
 
