@@ -25,6 +25,7 @@ from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.client_certificate import CertifiedProtocol
 from kvcustody.governance.api.collector import seldom
 from kvcustody.governance.api.gate import Gate
+from kvcustody.governance.api.turns import short_turns
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings, address
 
@@ -50,7 +51,7 @@ def serve(service: Service, *, app: Gate | None = None, ready: Any = None) -> No
         workers = _config(create_app(service, workers_only=True), settings, demand_certificates=True)
         listeners.append((_listener(settings.workers_listen), workers))
     try:
-        with seldom(), asyncio.Runner(loop_factory=_loop()) as runner:
+        with seldom(), short_turns(), asyncio.Runner(loop_factory=_loop()) as runner:
             runner.run(_run(service, [(sock, _Server(config)) for sock, config in listeners], ready))
     finally:
         for sock, _ in listeners:
