@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.governance.api.turns import short_turns
+from kvcustody.governance.api.thread_switch import short_turns
 
 
 def test_turns_are_as_long_as_before_afterwards() -> None:
