@@ -43,7 +43,7 @@ classify: [{tenant: "*", as: low}]
 tenants:
   holder: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
   reader: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
-grants: [{id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}]
+grants: [{id: reads, owner: holder, reader: reader, at_most: low, until: 2099-01-01, reason: test}]
 rules: [{id: own, effect: permit, action: reuse, when: {reader: owner}}]
 retention: {low: {idle: 1h, absolute: 8h, active_max: 2h}}
 scrub: {default: {within: 1s, verify: none}}
