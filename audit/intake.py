@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvcustody.audit.events import Event, GapRecorded, HitCounted, HitCounters, Withdrawn
 from kvcustody.clock import Clock
@@ -21,12 +21,15 @@ Item = tuple[int, Event]
 
 
 class Ticket:
-    """One class A event whose submitter waits: queued → taken → committed, or refused."""
+    """One class A event whose submitter waits: queued → taken → committed, or refused.
 
-    __slots__ = ("cause", "done", "state")
+    `decide` is called once it is either, or need not be waited for any longer; on whichever thread knows first.
+    """
 
-    def __init__(self) -> None:
-        self.done = threading.Event()
+    __slots__ = ("cause", "decide", "state")
+
+    def __init__(self, decide: Callable[[], object]) -> None:
+        self.decide = decide
         self.state = "queued"
         self.cause = ""
 
@@ -78,9 +81,9 @@ class Intake:
             self.wake.set()
         return last
 
-    def submit_ticket(self, event: Event) -> tuple[int, Ticket]:
-        """Queue an event that its submitter waits for."""
-        ticket = Ticket()
+    def submit_ticket(self, event: Event, decide: Callable[[], object]) -> tuple[int, Ticket]:
+        """Queue an event that its submitter waits for, until `decide` is called."""
+        ticket = Ticket(decide)
         with self._lock:
             self.sequence += 1
             sequence = self.sequence
@@ -196,7 +199,7 @@ class Intake:
             if ticket is None or ticket.state == "refused":
                 return False
             ticket.state, ticket.cause = state, cause
-        ticket.done.set()
+        ticket.decide()
         return True
 
     def release_all(self, cause: str) -> None:
@@ -205,4 +208,4 @@ class Intake:
             waiting = list(self._tickets.values())
         for ticket in waiting:
             ticket.cause = cause
-            ticket.done.set()
+            ticket.decide()

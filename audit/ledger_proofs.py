@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
@@ -33,6 +34,7 @@ from kvcustody.audit.proofs import (
     Tiles,
     consistency_proof,
     inclusion_proof,
+    inclusion_tiles,
 )
 from kvcustody.audit.root_log import HeadProof, LeafProof, Opening, commitment
 from kvcustody.audit.schema import events, logs
@@ -174,7 +176,7 @@ class LedgerProofs:
     def inclusion_under(self, head: HeadProof, idx: int) -> LeafProof:
         """The same under the proof of the sub-log's head, which serves many leaves."""
         opening = head.opening
-        path = inclusion_proof(self._halves(opening.name), idx, opening.head.size, HALF_HEIGHT)
+        path = _inclusion(self._halves(opening.name), idx, opening.head.size)
         return LeafProof(idx, tuple(path), head)
 
     def openings(self, first: int, last: int) -> list[Opening]:
@@ -189,7 +191,7 @@ class LedgerProofs:
     def _stored(self, log: str | None) -> _StoredTiles:
         return _RootTiles(self._connection) if log is None else _LogTiles(self._connection, self._id(log))
 
-    def _halves(self, log: str | None) -> Tiles:
+    def _halves(self, log: str | None) -> _HalfTiles:
         return _HalfTiles(self._stored(log))
 
     def _note(self, as_of: int | None) -> SignedNote:
@@ -200,7 +202,7 @@ class LedgerProofs:
         return note
 
     def _under(self, idx: int, opening: Opening, note: SignedNote) -> HeadProof:
-        path = inclusion_proof(self._halves(None), idx, note.size, HALF_HEIGHT)
+        path = _inclusion(self._halves(None), idx, note.size)
         return HeadProof(opening, idx, tuple(path), note.note)
 
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
@@ -238,16 +240,22 @@ def _opening(row: Any) -> Opening:
     return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
 
 
-# Statements as text: a proof asks about ten questions, and each would be made from its expression again.
-_PLACES = "log = ? AND idx >= ? AND idx < ? ORDER BY idx"
-_NODES = f"SELECT hash FROM tree_nodes WHERE level = ? AND {_PLACES}"  # noqa: S608 - our own names
+def _inclusion(tiles: _HalfTiles, idx: int, size: int) -> list[bytes]:
+    """The path of a leaf, its stored hashes read with one question."""
+    tiles.read_ahead(inclusion_tiles(idx, size, HALF_HEIGHT))
+    return inclusion_proof(tiles, idx, size, HALF_HEIGHT)
+
+
+# Statements as text: a proof asks several questions, and each would be made from its expression again.
+_PLACES = "log = ? AND idx >= ? AND idx < ?"
+_NODES = f"SELECT level, idx, hash FROM tree_nodes WHERE level = ? AND {_PLACES}"  # noqa: S608 - our own names
 _STORED = f"SELECT idx, hash FROM tree_nodes WHERE level = 0 AND {_PLACES}"  # noqa: S608 - our own names
-_LEAVES = f"SELECT leaf FROM events WHERE {_PLACES}"  # noqa: S608 - our own names
-_PLACED = f"SELECT idx, leaf FROM events WHERE {_PLACES}"  # noqa: S608 - our own names
-_ROOT_LEAVES = (
-    "SELECT l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log"
-    " WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
+_LEAVES = f"SELECT idx, leaf FROM events WHERE {_PLACES}"  # noqa: S608 - our own names
+_OPENED = (
+    "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log"
+    " WHERE r.idx >= ? AND r.idx < ?"
 )
+_Range = tuple[int, int, int]  # of a level: start and end
 
 
 class _StoredTiles(ABC):
@@ -256,6 +264,7 @@ class _StoredTiles(ABC):
     def __init__(self, connection: Connection, log: int) -> None:
         self._connection = connection
         self._log = log
+        self._ahead: dict[_Range, bytes] = {}
 
     def tile(self, level: int, index: int, width: int) -> bytes:
         """The first `width` hashes of a tile; raises `TreeError` when they are not there."""
@@ -263,7 +272,7 @@ class _StoredTiles(ABC):
 
     def row(self, level: int, start: int, end: int) -> bytes:
         """The hashes [start, end) of a level; raises `TreeError` when they are not there."""
-        hashes = self._leaf_hashes(start, end) if level == 0 else self.stored(level, start, end)
+        hashes = self.stored(level, start, end)
         if len(hashes) != (end - start) * HASH_BYTES:
             index = start // TILE_WIDTH
             raise TreeError(
@@ -274,16 +283,34 @@ class _StoredTiles(ABC):
         return hashes
 
     def stored(self, level: int, start: int, end: int) -> bytes:
-        """The hashes of [start, end) that are rows of this level."""
-        return b"".join(bytes(hash_) for (hash_,) in self._rows(_NODES, level, self._log, start, end))
+        """Those hashes of [start, end) that this level has."""
+        place = (level, start, end)
+        if place not in self._ahead:
+            self.read_ahead([place])
+        return self._ahead.pop(place)
 
-    def _rows(self, statement: str, *values: int) -> Sequence[Any]:
-        marked = statement if self._connection.dialect.name == "sqlite" else statement.replace("?", "%s")
-        return self._connection.exec_driver_sql(marked, values).all()
+    def read_ahead(self, ranges: Sequence[_Range]) -> None:
+        """Have the hashes of these ranges at hand for `stored`: one question for leaves, one for all levels above."""
+        leaves = [(start, end) for level, start, end in ranges if level == 0]
+        nodes = [(level, self._log, start, end) for level, start, end in ranges if level]
+        found: dict[tuple[int, int], bytes] = {
+            (level, idx): bytes(hash_) for level, idx, hash_ in (self._rows(_NODES, nodes) if nodes else ())
+        }
+        if leaves:
+            found |= {(0, idx): hash_ for idx, hash_ in self._leaf_hashes(leaves).items()}
+        for level, start, end in ranges:
+            row = (found.get((level, idx), b"") for idx in range(start, end))
+            self._ahead[(level, start, end)] = b"".join(row)
+
+    def _rows(self, statement: str, each: Sequence[tuple[int, ...]]) -> Sequence[Any]:
+        """What a statement gives for each of these values, with one question; in any order."""
+        whole = " UNION ALL ".join([statement] * len(each))
+        marked = whole if self._connection.dialect.name == "sqlite" else whole.replace("?", "%s")
+        return self._connection.exec_driver_sql(marked, tuple(chain.from_iterable(each))).all()
 
     @abstractmethod
-    def _leaf_hashes(self, start: int, end: int) -> bytes:
-        """The hashes of leaves [start, end), 32 bytes each."""
+    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
+        """The hashes of the leaves in these ranges by their idx."""
 
 
 class _HalfTiles:
@@ -291,6 +318,13 @@ class _HalfTiles:
 
     def __init__(self, tiles: _StoredTiles) -> None:
         self._tiles = tiles
+
+    def read_ahead(self, tiles: Sequence[tuple[int, int, int]]) -> None:
+        """Have these tiles (level, index, width) at hand."""
+        places = ((*divmod(level, 2), index << HALF_HEIGHT, width) for level, index, width in tiles)
+        self._tiles.read_ahead(
+            [(whole + HALF * half, start, start + width) for whole, half, start, width in places]
+        )
 
     def tile(self, level: int, index: int, width: int) -> bytes:
         """The first `width` hashes of a tile; what no half level holds is hashed from the level below."""
@@ -311,15 +345,13 @@ class _HalfTiles:
 class _LogTiles(_StoredTiles):
     """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
 
-    def _leaf_hashes(self, start: int, end: int) -> bytes:
-        rows = self._rows(_LEAVES, self._log, start, end)
-        if len(rows) == end - start:
-            return b"".join(leaf_hashes(leaf for (leaf,) in rows))
-        found = {idx: bytes(hash_) for idx, hash_ in self._rows(_STORED, self._log, start, end)}
-        placed = self._rows(_PLACED, self._log, start, end)
-        hashes = leaf_hashes(leaf for _, leaf in placed)
-        found |= {idx: hash_ for (idx, _), hash_ in zip(placed, hashes, strict=True)}
-        return b"".join(found[idx] for idx in sorted(found))
+    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
+        places = [(self._log, start, end) for start, end in ranges]
+        rows = self._rows(_LEAVES, places)
+        found = dict(zip((idx for idx, _ in rows), leaf_hashes(leaf for _, leaf in rows), strict=True))
+        if len(found) < sum(end - start for start, end in ranges):
+            found = {idx: bytes(hash_) for idx, hash_ in self._rows(_STORED, places)} | found
+        return found
 
 
 class _RootTiles(_StoredTiles):
@@ -328,11 +360,8 @@ class _RootTiles(_StoredTiles):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection, ROOT)
 
-    def _leaf_hashes(self, start: int, end: int) -> bytes:
-        rows = self._rows(_ROOT_LEAVES, start, end)
-        names = {name: name.encode() for name in {row[0] for row in rows}}
-        return b"".join(
-            leaf_hashes(
-                commitment(names[name], size, bytes(root), bytes(salt)) for name, size, root, salt in rows
-            )
-        )
+    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
+        rows = self._rows(_OPENED, ranges)
+        names = {name: name.encode() for name in {row[1] for row in rows}}
+        made = (commitment(names[name], size, bytes(root), bytes(salt)) for _, name, size, root, salt in rows)
+        return dict(zip((row[0] for row in rows), leaf_hashes(made), strict=True))

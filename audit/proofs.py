@@ -10,7 +10,7 @@ P3 Between equal sizes only equal roots agree, and only with an empty path. Ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from kvcustody.audit.merkle import (
@@ -58,20 +58,19 @@ def inclusion_proof(tiles: Tiles, index: int, size: int, height: int = TILE_HEIG
 
     `height` is that of the tiles; the path does not depend on it.
     """
-    if not 0 <= index < size:
-        raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
-    siblings: list[tuple[int, int]] = []
-    start, end = 0, size
-    while end - start > 1:
-        middle = start + _largest_power_below(end - start)
-        if index < middle:
-            siblings.append((middle, end))
-            end = middle
-        else:
-            siblings.append((start, middle))
-            start = middle
     tree = _Tree(tiles, size, height)
-    return [tree.range(*place) for place in reversed(siblings)]
+    return [tree.range(*place) for place in _siblings(index, size)]
+
+
+def inclusion_tiles(index: int, size: int, height: int = TILE_HEIGHT) -> list[tuple[int, int, int]]:
+    """Level, index and width of every tile that `inclusion_proof` reads, for who reads them all at once."""
+    places = dict.fromkeys(
+        (level, (node << inner) >> height)
+        for start, end in _siblings(index, size)
+        for node_height, node in _nodes(start, end)
+        for level, inner in [divmod(node_height, height)]
+    )
+    return [(level, tile, tile_width(size, level, tile, height)) for level, tile in places]
 
 
 def consistency_proof(tiles: Tiles, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
@@ -215,11 +214,7 @@ class _Tree:
 
     def range(self, start: int, end: int) -> bytes:
         """The hash over leaves `start` up to `end`, where RFC 6962 has a node for them."""
-        found: list[bytes] = []
-        while start < end:
-            height = (end - start).bit_length() - 1
-            found.append(self._node(height, start >> height))
-            start += 1 << height
+        found = [self._node(*place) for place in _nodes(start, end)]
         root = found.pop()
         while found:
             root = node_hash(found.pop(), root)
@@ -242,6 +237,31 @@ class _Tree:
             problem = f"tile `{level}/{tile}` holds `{len(hashes)}` hashes, not {width}"
             raise TreeError(problem, level=level, index=tile, width=width)
         return hashes
+
+
+def _siblings(index: int, size: int) -> list[tuple[int, int]]:
+    """The leaves [start, end) under each sibling on the way from a leaf to the root, from the leaf upwards."""
+    if not 0 <= index < size:
+        raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
+    found: list[tuple[int, int]] = []
+    start, end = 0, size
+    while end - start > 1:
+        middle = start + _largest_power_below(end - start)
+        if index < middle:
+            found.append((middle, end))
+            end = middle
+        else:
+            found.append((start, middle))
+            start = middle
+    return found[::-1]
+
+
+def _nodes(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Height and index of the complete subtrees of which the leaves [start, end) are made, the largest first."""
+    while start < end:
+        height = (end - start).bit_length() - 1
+        yield height, start >> height
+        start += 1 << height
 
 
 def _largest_power_below(count: int) -> int:

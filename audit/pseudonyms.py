@@ -300,6 +300,11 @@ def _storable(texts: Iterable[str]) -> bool:
 _NAMED = frozenset(kind for kind in KINDS if "subject" in kind._fields)  # type: ignore[attr-defined]
 
 
+def names_anybody(events: Iterable[Event]) -> bool:
+    """Whether any of the events is of a kind that names a subject or a session."""
+    return not _NAMED.isdisjoint(map(type, events))
+
+
 def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
     """The subjects and sessions that events name, and those that erasures are about: their sessions need a row each."""
     naming: Iterable[Any] = [event for event in events if event.__class__ in _NAMED]

@@ -12,6 +12,7 @@ O4 A ledger of another schema revision is refused, naming both.
 from __future__ import annotations
 
 import sqlite3
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -159,9 +160,14 @@ def file_identity(engine: Engine) -> tuple[int, int]:
     """Device and inode of a SQLite ledger's file (`GONE` when there is none); a constant for a server."""
     if engine.dialect.name != "sqlite":
         return (1, 1)
-    path = unquote(str(engine.url.database).removeprefix("file:").split("?", 1)[0])
     try:
-        found = Path(path).stat()
+        found = _file_of(str(engine.url.database)).stat()
     except OSError:
         return GONE
     return (found.st_dev, found.st_ino)
+
+
+@cache
+def _file_of(database: str) -> Path:
+    """The file that a SQLite URL names."""
+    return Path(unquote(database.removeprefix("file:").split("?", 1)[0]))

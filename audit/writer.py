@@ -20,7 +20,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +31,11 @@ from kvcustody.audit.append import register
 from kvcustody.audit.committer import Committer, refused
 from kvcustody.audit.events import Context, Event, GapRecorded
 from kvcustody.audit.events.encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
-from kvcustody.audit.intake import Intake
+from kvcustody.audit.intake import Intake, Ticket
 from kvcustody.audit.mark import Mark
 from kvcustody.audit.merkle import TreeError
 from kvcustody.audit.outage import Outage
-from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.pseudonyms import SubjectDirectory, names_anybody
 from kvcustody.audit.recovery import close_dead
 from kvcustody.audit.spill import Spill
 from kvcustody.audit.store import WRITE, StoreGoneError, describe, failure
@@ -72,6 +72,14 @@ class WriterStatus(NamedTuple):
     submitted_sequence: int
     durable_sequence: int
     spilled_bytes: int
+
+
+class Awaited(NamedTuple):
+    """A class A event that was queued, and its ticket."""
+
+    sequence: int
+    event: Event
+    ticket: Ticket
 
 
 class EventWriter:
@@ -181,17 +189,31 @@ class EventWriter:
 
     def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
         """Record a class A event before its act: returns its sequence once committed, else raises."""
-        sequence, ticket = self._intake.submit_ticket(event)
-        seconds = self._settings.durable_seconds if timeout_seconds is None else timeout_seconds
+        decided = threading.Event()
+        awaited = self.begin_durable(event, decided.set)
+        decided.wait(self._settings.durable_seconds if timeout_seconds is None else timeout_seconds)
+        return self.end_durable(awaited)
+
+    def begin_durable(self, event: Event, decided: Callable[[], object]) -> Awaited:
+        """Queue a class A event: `decided` is called, on another thread, when `end_durable` need not be waited with."""
+        sequence, ticket = self._intake.submit_ticket(event, decided)
         if not self._thread.is_alive():
             ticket.cause = "the ledger writer has stopped"
-        elif not ticket.done.wait(seconds):
-            ticket.cause = ticket.cause or self._outage.down or "no commit within the deadline"
+            decided()
+        return Awaited(sequence, event, ticket)
+
+    def end_durable(self, awaited: Awaited) -> int:
+        """What became of an event by now: its sequence where it is committed; else it is given up, and this raises."""
+        sequence, event, ticket = awaited
         if not self._intake.give_up(sequence, event, ticket):
             return sequence
-        raise LedgerUnavailable(
-            f"not recorded, so not done: {ticket.cause}", sequence=sequence, cause=ticket.cause
-        )
+        cause = ticket.cause or self._outage.down or "no commit within the deadline"
+        raise LedgerUnavailable(f"not recorded, so not done: {cause}", sequence=sequence, cause=cause)
+
+    @property
+    def durable_seconds(self) -> float:
+        """How long a class A event is waited for."""
+        return self._settings.durable_seconds
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
         """Wait until everything submitted before is durable (or refused); False when time ran out."""
@@ -287,7 +309,7 @@ class EventWriter:
         self._mark.advance(given_up)
         if not items:
             return NOTHING
-        if not self._outage.down:
+        if not self._outage.down and names_anybody(event for _, event in items):
             try:
                 self._committer.check_there()
                 with self._engine.connect() as connection:

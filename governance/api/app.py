@@ -60,5 +60,12 @@ def create_api(service: Service | None) -> Api:
 def create_app(service: Service, *, workers_only: bool = False, pages: Pages | None = None) -> Gate:
     """The ASGI application of a service."""
     api = create_api(service)
-    queries = api.queries()
-    return Gate(api.app, api.operations, service, queries=queries, workers_only=workers_only, pages=pages)
+    return Gate(
+        api.app,
+        api.operations,
+        service,
+        queries=api.queries(),
+        reads=api.reads(),
+        workers_only=workers_only,
+        pages=pages,
+    )

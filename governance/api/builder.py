@@ -7,6 +7,7 @@ B2 Query parameters that an operation does not declare are refused: a filter tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import orjson
@@ -22,11 +23,11 @@ from starlette.exceptions import HTTPException
 
 import kvcustody
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
-from kvcustody.governance.api.exchange import problem_answer
-from kvcustody.governance.api.gate import CALLER
+from kvcustody.governance.api.exchange import Scope, problem_answer
+from kvcustody.governance.api.gate import CALLER, Read
 from kvcustody.governance.api.models.problem import ProblemDocument
 from kvcustody.governance.api.operation import Operation, Operations
-from kvcustody.governance.api.reading import ReadRoute
+from kvcustody.governance.api.reading import Handler, ReadRoute
 from kvcustody.governance.service.caller import Caller
 from kvcustody.governance.service.problems import MEDIA_TYPE, TYPES, ProblemError, not_found
 from kvcustody.governance.service.service import Service
@@ -131,6 +132,26 @@ class Api:
             tags=[operation.tag],
             openapi_extra=extra,
         )
+
+    def reads(self) -> dict[str, Read]:
+        """The GETs that need nothing of the framework (reading, F3), by the names of their operations."""
+        routes = (route for route in self.app.routes if isinstance(route, ReadRoute))
+        return {
+            route.operation_id or "": partial(self._answer, route.read)
+            for route in routes
+            if route.read is not None
+        }
+
+    async def _answer(self, read: Handler, scope: Scope, path: dict[str, str]) -> Response:
+        """What a GET answers, a problem included; `path` are the parameters in its path."""
+        request = Request({**scope, "app": self.app, "path_params": path})
+        try:
+            return await read(request)
+        except Exception as error:
+            for kind in type(error).__mro__:
+                if kind in _HANDLERS:
+                    return _HANDLERS[kind](request, error)
+            raise
 
     def document(self) -> bytes:
         """The API document, OpenAPI 3.1."""

@@ -10,6 +10,7 @@ G5 An error inside is one problem without details; the log has them, without sec
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -17,6 +18,7 @@ import anyio
 import structlog
 from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import Response
 
 from kvcustody.audit.events import AccessRecorded
 from kvcustody.errors import IdentityError
@@ -34,6 +36,7 @@ from kvcustody.governance.api.exchange import (
 )
 from kvcustody.governance.api.operation import Operation, Operations
 from kvcustody.governance.api.pages_port import Pages, form_token, is_page
+from kvcustody.governance.api.recording import recorded
 from kvcustody.governance.identity import check_identifier
 from kvcustody.governance.service.answers import Claim
 from kvcustody.governance.service.authenticator import too_many
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("kvcustody.access")
 _KEY_CHARACTERS_MAX = 200
 CALLER = "kvcustody.caller"
+Read = Callable[[Scope, dict[str, str]], Awaitable[Response]]  # of a request, and the parameters in its path
 
 
 class Gate:
@@ -61,6 +65,7 @@ class Gate:
         service: Service,
         *,
         queries: dict[str, frozenset[str]],
+        reads: Mapping[str, Read],
         workers_only: bool = False,
         pages: Pages | None = None,
     ) -> None:
@@ -68,6 +73,7 @@ class Gate:
         self._operations = operations
         self._service = service
         self._queries = queries
+        self._reads = reads
         self._workers_only = workers_only
         self._pages = pages
         self._running = 0
@@ -176,9 +182,12 @@ class Gate:
         settings = self._service.settings
         await exchange.read(int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max))
         if operation.recorded and caller.recorded:
-            event = self._access(query, operation, caller)
-            await run_sync(self._service.record, event, limiter=self._threads)
-        if operation.keyed:
+            await recorded(self._service, self._access(query, operation, caller))
+        read = self._reads.get(operation.name)
+        if read is not None:
+            response = await read(exchange.scope, operation.parameters(exchange.path))
+            await response(exchange.scope, exchange.replay(), exchange.send)
+        elif operation.keyed:
             await self._once(exchange, caller)
         else:
             await self._app(exchange.scope, exchange.replay(), exchange.send)

@@ -30,9 +30,14 @@ class Operation:
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        text = re.sub(r"\\\{[a-z_]+\\\}", "[^/]+", re.escape(self.path))
+        text = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>[^/]+)", re.escape(self.path))
         object.__setattr__(self, "pattern", re.compile(text))
         assert self.keyed <= (self.method == "POST")
+
+    def parameters(self, path: str) -> dict[str, str]:
+        """What stands in a path of this operation for the names in its own."""
+        found = self.pattern.fullmatch(path)
+        return {} if found is None else found.groupdict()
 
 
 class Operations:

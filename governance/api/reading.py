@@ -3,6 +3,7 @@
 The framework's own way looks at every parameter of every request anew, which took a quarter of what a query costs.
 F1 What is taken, refused and said of a refusal is what the framework's own way takes, refuses and says.
 F2 A route with anything but query, path, service and caller goes the framework's own way.
+F3 What `read` is asked of its own, past the framework's router and the layers around it, it answers the same.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class ReadRoute(APIRoute):
     """A route of an operation. `given` are the dependencies that may be answered from the request alone."""
 
     given: dict[Callable[..., Any], Given] = {}  # noqa: RUF012 - of a subclass, set once
+    read: Handler | None = None  # what answers by itself, without anything of the framework around it (F3)
 
     def get_route_handler(self) -> Handler:
         """What answers a request that fits the route."""
@@ -51,6 +53,7 @@ class ReadRoute(APIRoute):
             body = answers.dump_json(answers.validate_python(found), by_alias=True)
             return Response(body, status, media_type="application/json")
 
+        self.read = handle
         return handle
 
     def _ways(self) -> dict[str, Given] | None:

@@ -131,11 +131,12 @@ class RemoteLedger:
 
     def submit_durable(self, event: Event, /, *, timeout_seconds: float | None = None) -> int:
         """Record a class A event before its act: returns its sequence once committed, else raises."""
-        sequence, ticket = self._intake.submit_ticket(event)
+        decided = threading.Event()
+        sequence, ticket = self._intake.submit_ticket(event, decided.set)
         seconds = self._settings.durable_seconds if timeout_seconds is None else timeout_seconds
         if not self._thread.is_alive():
             ticket.cause = "the ledger's connection has ended"
-        elif not ticket.done.wait(seconds):
+        elif not decided.wait(seconds):
             ticket.cause = ticket.cause or self.down or "no acknowledgement within the deadline"
         if not self._intake.give_up(sequence, event, ticket):
             return sequence

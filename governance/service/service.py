@@ -23,6 +23,7 @@ from kvcustody.audit.pseudonyms import has_tags, names_of
 from kvcustody.audit.signing import SigningKey
 from kvcustody.audit.store import open_store
 from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.audit.writer import Awaited
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.checkpoint_keys import open_signing_key
@@ -158,13 +159,13 @@ class Service:
 
     def record(self, event: Event) -> None:
         """Make a class A event durable (V2); raises `unavailable` where the ledger cannot record."""
-        try:
+        with _recorded():
             self.writer.submit_durable(event)
-        except LedgerError as error:
-            _log.error("not recorded, so not done", exc_info=True)
-            raise ProblemError(
-                "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
-            ) from error
+
+    def end_record(self, awaited: Awaited) -> None:
+        """Return where an event that `writer.begin_durable` queued is durable by now; raises as `record` does."""
+        with _recorded():
+            self.writer.end_durable(awaited)
 
     def changed(self) -> None:
         """There is something new for workers that wait."""
@@ -212,6 +213,16 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _recorded() -> Iterator[None]:
+    """What the ledger refuses to record is not available to whoever asked."""
+    try:
+        yield
+    except LedgerError as error:
+        _log.error("not recorded, so not done", exc_info=True)
+        raise ProblemError("unavailable", "the ledger cannot record", headers={"Retry-After": "2"}) from error
 
 
 def open_service(

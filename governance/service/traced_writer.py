@@ -6,13 +6,13 @@ T1 An event that may have a trace and has none gets the one of the request that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final
 
 from kvcustody.audit.events import KINDS, LEAF_KEYS, Event
 from kvcustody.audit.events.kinds import TRACE
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.writer import Awaited, EventWriter
 
 CURRENT: Final[ContextVar[str]] = ContextVar("kvcustody-trace", default="")  # of the request that is answered
 _TRACED: Final = frozenset(kind for kind, named in KINDS.items() if TRACE in LEAF_KEYS[named.name])
@@ -25,9 +25,9 @@ class TracedWriter(EventWriter):
         """Queue events of class B and C; returns the sequence of the last one."""
         return super().submit([_stamped(event) for event in events] if CURRENT.get() else events)
 
-    def submit_durable(self, event: Event, *, timeout_seconds: float | None = None) -> int:
-        """Record a class A event before its act: returns its sequence once committed, else raises."""
-        return super().submit_durable(_stamped(event), timeout_seconds=timeout_seconds)
+    def begin_durable(self, event: Event, decided: Callable[[], object]) -> Awaited:
+        """Queue a class A event: `decided` is called, on another thread, when `end_durable` need not be waited with."""
+        return super().begin_durable(_stamped(event), decided)
 
 
 def _stamped(event: Event) -> Event:

@@ -95,8 +95,8 @@ def proofs_of(connection: Connection) -> tuple[list[bytes], int]:
     ranges: list[int] = []
 
     def note(_: Any, cursor: Any, statement: str, values: Any, *rest: Any) -> None:
-        if statement.startswith("SELECT leaf FROM events") and len(values) == 3:
-            ranges.append(values[2] - values[1])
+        if statement.startswith("SELECT idx, leaf FROM events"):
+            ranges.extend(values[place + 2] - values[place + 1] for place in range(0, len(values), 3))
 
     proofs = LedgerProofs(connection)
     name, head = max(proofs.logs(), key=lambda log: log.head.size)
@@ -125,6 +125,27 @@ def test_half_levels_change_what_a_proof_reads_and_nothing_else(
         assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 50
         assert proofs_of(connection) == (with_halves, 256)
         assert fsck(connection).ok
+
+
+def test_a_proof_asks_few_questions(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
+    """However high the tree: its hashes are read with one question a log, and the leaves beside with another."""
+    sign(ledger)
+    asked: list[str] = []
+    with ledger.connect() as connection:
+        unguarded(connection)
+        proofs = LedgerProofs(connection)
+        name, head = max(proofs.logs(), key=lambda log: log.head.size)
+        event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
+
+        def questions() -> int:
+            asked.clear()
+            proofs.inclusion(name, head.size // 3)
+            return len(asked)
+
+        proofs.inclusion(name, 0)
+        assert 4 <= questions() <= 6
+        connection.execute(delete(tree_nodes).where(tree_nodes.c.level >= HALF))
+        assert questions() > 6, "without half levels some is read when it is missed (control)"
 
 
 def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:

@@ -28,6 +28,7 @@ from kvcustody.audit.proofs import (
     check_inclusion,
     consistency_proof,
     inclusion_proof,
+    inclusion_tiles,
     root_of_inclusion,
     tile_width,
     tree_root,
@@ -358,14 +359,18 @@ def test_one_proof_reads_each_tile_once() -> None:
 
     class Counting(MemoryTiles):
         def __init__(self, hashes: list[bytes]) -> None:
-            self.reads: list[tuple[int, int]] = []
+            self.reads: list[tuple[int, int, int]] = []
             super().__init__(hashes)
 
         def tile(self, level: int, index: int, width: int) -> bytes:
-            self.reads.append((level, index))
+            self.reads.append((level, index, width))
             return super().tile(level, index, width)
 
     tiles = Counting(leaf_hashes(some(70_000)))
     path = inclusion_proof(tiles, 12_345, 70_000)
     check_inclusion(leaf_hash(b"leaf 12345"), 12_345, tiles.frontier.head(), path)
     assert len(tiles.reads) == len(set(tiles.reads)) <= 6
+    for index, size in ((12_345, 70_000), (69_999, 70_000), (0, 65_536), (65_536, 65_537), (0, 1)):
+        tiles.reads.clear()
+        inclusion_proof(tiles, index, size)
+        assert inclusion_tiles(index, size) == tiles.reads, "known before, for who reads them all at once"

@@ -415,7 +415,7 @@ def test_an_unrecordable_read_is_not_answered(world: World, service, monkeypatch
     def away(*_: object) -> None:
         raise LedgerUnavailable("away")
 
-    monkeypatch.setattr(service.writer, "submit_durable", away)
+    monkeypatch.setattr(service.writer, "end_durable", away)
     refused = world.send("listTotals", "auditor")
     assert refused.status_code == 503 and b"away" not in refused.content
     assert world.send("listTotals", "tenant-viewer@acme").status_code == 200, "control: nothing to record"
