@@ -3,7 +3,7 @@
 L1 A failure is the error that SQLAlchemy gives for a statement of its own, so callers tell a refused row from
 a lost database in one way. L2 Rows, and columns, arrive in the order of the table's columns.
 
-On SQLite a statement of 256 rows costs a third less than as many of one row, and runs without the interpreter lock
+On SQLite a statement of many rows costs a third less than as many of one row, and runs without the interpreter lock
 from its first row to its last, so that another thread encodes meanwhile. The widths are powers of two, because each
 statement has to wait for that lock again at its end: a batch of any size takes the fewest of them.
 """
@@ -20,7 +20,20 @@ from sqlalchemy.exc import DBAPIError
 
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]  # of one length
-_WIDTHS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # rows of one statement; SQLite takes 32,766 values in one
+_NEW = " ON CONFLICT DO NOTHING"
+_WIDTHS = (
+    1024,
+    512,
+    256,
+    128,
+    64,
+    32,
+    16,
+    8,
+    4,
+    2,
+    1,
+)  # rows of one statement; SQLite takes 32,766 values in one
 
 
 def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
@@ -29,6 +42,16 @@ def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> No
         _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS)
     else:
         _copy(connection, table, rows)
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """The same, without those rows whose key is there already, or that an earlier one of them has."""
+    if connection.dialect.name == "sqlite":
+        _insert(connection, table, list(chain.from_iterable(rows)), _WIDTHS, ending=_NEW)
+    elif rows:
+        arrays = ", ".join(f"%s::{_type(column.type)}[]" for column in table.columns)
+        statement = f"INSERT INTO {table.name} ({_names(table)}) SELECT * FROM unnest({arrays}){_NEW}"  # noqa: S608 - our own names
+        connection.exec_driver_sql(statement, tuple(map(list, zip(*rows, strict=True))))
 
 
 class Inserts:
@@ -66,13 +89,15 @@ def _by_row(pieces: Sequence[Columns], width: int) -> list[Any]:
     return flat
 
 
-def _insert(connection: Connection, table: Table, flat: list[Any], widths: Sequence[int]) -> None:
+def _insert(
+    connection: Connection, table: Table, flat: list[Any], widths: Sequence[int], *, ending: str = ""
+) -> None:
     """Insert rows, given as their values one after the other, and drop them from the list; a few may stay."""
     cursor = connection.connection.cursor()
     columns, start = len(table.columns), 0
     try:
         for width in widths:
-            statement, values = _insert_statement(table, width), width * columns
+            statement, values = _insert_statement(table, width) + ending, width * columns
             while len(flat) - start >= values:
                 cursor.execute(statement, flat[start : start + values])
                 start += values

@@ -20,7 +20,7 @@ from kvcustody.audit.append import Appender
 from kvcustody.audit.events.batch import Batch
 from kvcustody.audit.merkle import TreeError
 from kvcustody.audit.pseudonyms import Row, SubjectDirectory, store_names
-from kvcustody.audit.store import GONE, WRITE, StoreGoneError, check_store, file_identity
+from kvcustody.audit.store import GONE, WRITE, WRITER_CACHE_KIB, StoreGoneError, check_store, file_identity
 from kvcustody.audit.wal import WalCopier
 
 Call = Callable[[], None]
@@ -46,17 +46,19 @@ class Committer:
         *,
         skip_known: bool = False,
         rest: Sequence[Batch] = (),
+        given: Sequence[Sequence[str | None]] = (),
         meanwhile: Call | None = None,
     ) -> int:
         """Commit a batch, and return how many of its leaves were new; raises what the database raises.
 
-        Those in `rest` are part of the same transaction (on SQLite alone, `Appender.append_all`).
+        Those in `rest` are part of the same transaction (on SQLite alone, `Appender.append_all`), and so are the names
+        in `given`, which may be there already.
         """
         names = self._directory.fresh()
         added: list[int] = []
 
         def act() -> None:
-            added.append(self._transaction([batch, *rest], names, skip_known))
+            added.append(self._transaction([batch, *rest], names, given, skip_known))
 
         try:
             if meanwhile is None:
@@ -75,11 +77,18 @@ class Committer:
         self._wal.committed(added[0])
         return added[0]
 
-    def _transaction(self, batches: Sequence[Batch], names: list[Row], skip_known: bool) -> int:
+    def _transaction(
+        self,
+        batches: Sequence[Batch],
+        names: list[Row],
+        given: Sequence[Sequence[str | None]],
+        skip_known: bool,
+    ) -> int:
         """One transaction from its begin to its commit; leaves that were new."""
         self.check_there()
         with self._begun() as connection:
             store_names(connection, names, skip_known=self._uncertain)
+            store_names(connection, given, skip_known=True)
             if skip_known:
                 return sum(
                     self._appender.append(connection, batch, skip_known=True).added for batch in batches
@@ -105,6 +114,8 @@ class Committer:
         """
         if self._connection is None:
             self._connection = self._engine.connect().execution_options(**WRITE)
+            if self._connection.dialect.name == "sqlite":
+                self._connection.connection.cursor().execute(f"PRAGMA cache_size=-{WRITER_CACHE_KIB}")
         try:
             with self._connection.begin():
                 yield self._connection

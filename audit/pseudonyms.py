@@ -17,11 +17,12 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select, update
 
-from kvcustody.audit.bulk import insert_rows
+from kvcustody.audit.bulk import insert_new, insert_rows
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
 from kvcustody.audit.schema import residencies, subject_unlinkings, subjects
 from kvcustody.audit.subject_keys import SubjectKeys, owner_of
@@ -42,7 +43,6 @@ _LOOKUP = (
     f" FROM (VALUES {_WANTED}) AS wanted JOIN subjects AS s ON s.tenant = wanted.column1"
     " AND s.subject = wanted.column2 AND s.session = wanted.column3"
 )
-_THERE = f"SELECT pseudonym FROM subjects WHERE pseudonym IN ({', '.join('?' * _LOOKUP_ROWS)})"  # noqa: S608 - our own marks
 
 
 class SubjectDirectory:
@@ -186,15 +186,9 @@ def hidden(keys: SubjectKeys, rows: Sequence[tuple[str, str, str, str]]) -> list
 def store_names(connection: Connection, names: Sequence[Sequence[Any]], *, skip_known: bool = False) -> None:
     """Insert rows, with or without a secret; those of a replay may be there already and are skipped."""
     rows = [(*row[:4], row[4] if len(row) > 4 else None) for row in names]
-    if skip_known and rows:
-        there: set[str] = set()
-        for start in range(0, len(rows), _LOOKUP_ROWS):
-            chunk = [row[0] for row in rows[start : start + _LOOKUP_ROWS]]
-            chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
-            there.update(connection.exec_driver_sql(_marked(connection, _THERE), tuple(chunk)).scalars())
-        rows = [row for row in dict.fromkeys(rows) if row[0] not in there]
+    rows.sort(key=itemgetter(0))  # neighbours of a random order: fewer pages are sought and changed
     if rows:
-        insert_rows(connection, subjects, rows)
+        (insert_new if skip_known else insert_rows)(connection, subjects, rows)
 
 
 def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:

@@ -26,6 +26,7 @@ from kvcustody.errors import LedgerError
 SCHEMA_REVISION = "0015"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
+WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
 MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
 

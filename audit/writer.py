@@ -329,8 +329,10 @@ class EventWriter:
 
     def _commit(self, work: Encoded) -> list[Entry]:
         """Commit as one transaction, or one by one when an entry is refused; returns what did not get in."""
+        # Another thread for the commit is worth its price where there is something to do meanwhile.
+        meanwhile = self._encode_ahead if len(work.items) >= self._settings.batch // 2 else None
         try:
-            self._committer.write(work.batch, meanwhile=self._encode_ahead)
+            self._committer.write(work.batch, meanwhile=meanwhile)
         except (SQLAlchemyError, StoreGoneError, TreeError) as problem:
             if not refused(problem):
                 self._outage.lost(problem)

@@ -10,6 +10,7 @@ from sqlalchemy import BigInteger, Boolean, ColumnElement, Engine, Integer, Larg
 
 from kvcustody.audit.schema import custody_ends, receipts, releases, residencies, subjects
 from kvcustody.audit.schema import events as events_table
+from kvcustody.audit.store import WRITER_CACHE_KIB
 
 TABLES = (events_table, residencies, releases, custody_ends, receipts, subjects)
 
@@ -41,6 +42,7 @@ def plain(engine: Engine, rows: dict[Table, list[Any]]) -> Cost:
         write = plain_insert if engine.dialect.name == "sqlite" else plain_copy
         if engine.dialect.name == "sqlite":
             connection.execute("PRAGMA wal_autocheckpoint=1000")
+            connection.execute(f"PRAGMA cache_size=-{WRITER_CACHE_KIB}")
         else:  # what keeps places is the ledger's price
             connection.execute("ALTER TABLE events DISABLE TRIGGER places")
             connection.commit()

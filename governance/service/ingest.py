@@ -12,14 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.committer import Committer, refused
 from kvcustody.audit.pseudonyms import SubjectDirectory, hidden
+from kvcustody.audit.schema import events, incarnations
 from kvcustody.audit.store import StoreGoneError, describe
 from kvcustody.audit.subject_keys import SubjectKeys
 from kvcustody.errors import LedgerError
+from kvcustody.governance.service.batch_reader import BatchReaders
 from kvcustody.governance.service.gathering import gathered
 from kvcustody.governance.service.leaf_check import Received, read_batch, unwritable
 from kvcustody.governance.service.leaf_columns import Sender
@@ -59,9 +61,12 @@ class Ingest:
         after: Callable[..., None],
         keys: SubjectKeys | None = None,
         *,
+        readers: int = 0,
         timeout_seconds: float = 30.0,
     ) -> None:
         """`after` is called on the committing thread when batches were acknowledged, and with `now` at the end.
+
+        `readers` processes read batches, as soon as there are large ones.
 
         With `keys`, of this thread alone, the names in batches reach the ledger as tags.
         """
@@ -73,6 +78,7 @@ class Ingest:
         self._queue: deque[_Waiting] = deque()
         self._leaves = 0
         self._wake = threading.Condition()
+        self._readers = BatchReaders(readers)
         self._reading = threading.Lock()  # several readers would only take the interpreter from who commits
         self._ending = False
         self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
@@ -81,7 +87,10 @@ class Ingest:
         self._thread.start()
 
     def read(self, body: bytes, sender: Sender) -> Received:
-        """The batch in a request, checked as `read_batch` does; one at a time."""
+        """The batch in a request, checked as `read_batch` does: by another process, or here, one at a time."""
+        found = self._readers.read(body, sender)
+        if found is not None:
+            return found
         with self._reading:
             return read_batch(body, sender)
 
@@ -108,6 +117,7 @@ class Ingest:
         self._thread.join()
         self._after(now=True)
         self._committer.close()
+        self._readers.close()
 
     def _run(self) -> None:
         while True:
@@ -166,13 +176,17 @@ class Ingest:
 
     def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
         names = [row for waiting in group for row in waiting.batch.names]
-        if names:
-            self._committer.write_names(names if self._keys is None else hidden(self._keys, names))
+        if names and self._keys is not None:
+            names = hidden(self._keys, names)
         batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
         count = sum(len(batch.data) for batch in batches)
         if skip_known or self._engine.dialect.name != "sqlite":
             batches = [gathered(batches)] if batches else []
-        added = self._committer.write(batches[0], skip_known=skip_known, rest=batches[1:]) if batches else 0
+        added = 0
+        if batches:
+            added = self._committer.write(batches[0], skip_known=skip_known, rest=batches[1:], given=names)
+        elif names:
+            self._committer.write_names(names)
         self.stored_leaves += added
         known = count - added
         for waiting in group:
@@ -186,16 +200,25 @@ class Ingest:
             del self._highest[next(iter(self._highest))]
 
     def _all_new(self, group: list[_Waiting]) -> bool:
-        """No leaf of the group can be in the ledger: each is past what its incarnation was acknowledged here."""
+        """No leaf of the group can be in the ledger: each is past what that has of its incarnation."""
+        new = {waiting.incarnation for waiting in group} - self._highest.keys()
+        if new:  # another process, or this one before a restart, may have had some
+            self._committer.check_there()
+            with self._engine.connect() as connection:
+                self._highest |= {name: highest_sequence(connection, name) for name in new}
         highest = dict(self._highest)
         for waiting in group:
-            reached = highest.get(waiting.incarnation)
-            if reached is None:  # another process, or this one before a restart, may have had it
-                return False
+            reached = highest[waiting.incarnation]
             if waiting.batch.batch.data and waiting.batch.first_sequence <= reached:
                 return False
             highest[waiting.incarnation] = max(reached, waiting.batch.last_sequence)
         return True
+
+
+def highest_sequence(connection: Connection, incarnation: str) -> int:
+    """The highest sequence that the ledger has of an incarnation; 0 where it has none."""
+    life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
+    return connection.scalar(select(func.max(events.c.sequence)).where(events.c.incarnation == life)) or 0
 
 
 def _unavailable(why: str) -> ProblemError:

@@ -48,6 +48,15 @@ class Received(NamedTuple):
 
 def read_batch(body: bytes, sender: Sender) -> Received:
     """The batch in a request: a line of names, then a leaf a line. Raises `malformed` or `refused-leaf`."""
+    head, lines = lines_of(body)
+    if not lines:
+        return Received(_names(head), EMPTY, 0, 0)
+    batch = read_columns(lines, sender, CONTROL_KINDS) or _singly(lines, sender)
+    return Received(_names(head), batch, min(batch.sequences), max(batch.sequences))
+
+
+def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
+    """The line of names, and those of leaves; raises `malformed`."""
     lines = body.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
@@ -55,11 +64,7 @@ def read_batch(body: bytes, sender: Sender) -> Received:
         raise ProblemError(
             "malformed", f"a batch is a line of names and at most {LEAVES_MAX} lines of leaves"
         )
-    head = lines.pop(0)
-    if not lines:
-        return Received(_names(head), EMPTY, 0, 0)
-    batch = read_columns(lines, sender, CONTROL_KINDS) or _singly(lines, sender)
-    return Received(_names(head), batch, min(batch.sequences), max(batch.sequences))
+    return lines.pop(0), lines
 
 
 def _singly(lines: list[bytes], sender: Sender) -> Batch:

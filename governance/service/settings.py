@@ -7,6 +7,7 @@ T2 An address that other machines reach is refused without TLS.
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -141,6 +142,13 @@ class ServiceSettings(LayeredSettings):
     running_requests_max: int = Field(256, ge=1, description="Requests in work at one time; more get 503.")
     body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")
     batch_bytes_max: ByteSize = Field(ByteSize(16 << 20), description="Largest ledger batch of a worker.")
+    batch_readers: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Processes that check workers' batches beside the one that commits them, begun when a large batch "
+        "comes; by default one for each core but the first, at most four.",
+    )
     key_days: int = Field(
         90, ge=1, le=366, description="Days until a new key expires, unless it is told otherwise."
     )
@@ -168,6 +176,11 @@ class ServiceSettings(LayeredSettings):
     tracing_tenants: bool = Field(False, description="Whether spans name the tenant of their caller.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
+
+    @property
+    def readers(self) -> int:
+        """How many processes read batches."""
+        return min(4, (os.cpu_count() or 1) - 1) if self.batch_readers is None else self.batch_readers
 
     @field_validator("ledger_origin")
     @classmethod

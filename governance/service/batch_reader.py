@@ -1,0 +1,211 @@
+"""Workers' batches read in processes of their own: what a batch must be is checked there, beside the commits.
+
+Reading takes as long as committing, and both need the interpreter: in one process they wait for each other.
+A1 What comes back is what `read_batch` gives here. A batch that the other process does not take is read here, which
+   says what is wrong with it; so is one that is small, one that waits for another process in vain, and every one where
+   there is none (yet).
+A2 A process that ends, or that is silent for too long, costs time, never a batch. It is started again, not at once.
+A3 The other process ends with its parent, however that ends: its standard input does.
+A4 It knows no key, no database and no address: bytes come in, and what they say goes out.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+import structlog
+
+from kvcustody.audit.events.batch import Batch, Founder, Group
+from kvcustody.audit.run_texts import Extents
+from kvcustody.governance.service.leaf_check import Received, lines_of, read_batch
+from kvcustody.governance.service.leaf_columns import Sender
+from kvcustody.governance.service.problems import ProblemError
+
+SMALL_BYTES = 64 << 10  # a batch of some hundred leaves: sooner read than sent
+_SILENT_SECONDS = 30.0
+_PATIENCE_SECONDS = 5.0  # for one of the processes
+_AGAIN_SECONDS = 10.0
+_PIPE_BYTES = 1 << 20
+_SET_PIPE_SIZE = 1031  # fcntl's F_SETPIPE_SZ, Linux alone
+_LENGTH = 8
+_READY = b"ready"
+
+
+class BatchReaders:
+    """Some processes that read batches; none is started before the first large one comes."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(_Process())
+
+    def read(self, body: bytes, sender: Sender) -> Received | None:
+        """The batch in a request; None where it is to be read here (A1)."""
+        if len(body) < SMALL_BYTES:
+            return None
+        try:
+            process = self._idle.get(timeout=_PATIENCE_SECONDS) if self._count else None
+        except Empty:
+            return None
+        if process is None:
+            return None
+        try:
+            found = process.ask(body, sender)
+        finally:
+            self._idle.put(process)
+        return None if found is None else _received(found, body)
+
+    def close(self) -> None:
+        """End the processes that are idle; those at work end with this one."""
+        while True:
+            try:
+                self._idle.get_nowait().end()
+            except Empty:
+                return
+
+
+class _Process:
+    """One other process, of one caller at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._begin_at = 0.0
+
+    def ask(self, body: bytes, sender: Sender) -> bytes | None:
+        """Its answer; None where it gives none, or is not there yet."""
+        if self._process is None:
+            self._begin()
+            return None
+        source, sink = self._process.stdin, self._process.stdout
+        assert source is not None
+        assert sink is not None
+        try:
+            if not self._ready:  # it is still loading what it needs
+                if not select.select([sink], [], [], 0)[0]:
+                    return None
+                self._ready = _read(sink) == _READY
+            head = marshal.dumps((*sender[:3], list(sender.predecessors)))
+            _write(source, head, body)
+            if not select.select([sink], [], [], _SILENT_SECONDS)[0]:
+                raise TimeoutError
+            return _read(sink) or None
+        except (OSError, EOFError) as problem:
+            structlog.get_logger(__name__).warning("a process that reads batches ended", why=repr(problem))
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """End it; the next that is asked for is begun later (A2)."""
+        process, self._process, self._ready = self._process, None, False
+        if process is not None:
+            process.kill()
+            process.communicate()
+            self._begin_at = time.monotonic() + _AGAIN_SECONDS
+
+    def _begin(self) -> None:
+        if time.monotonic() < self._begin_at or not sys.executable:
+            return
+        self._begin_at = time.monotonic() + _AGAIN_SECONDS
+        command = [sys.executable, "-P", "-m", "kvcustody.governance.service.batch_reader"]
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=pipe, stdout=pipe, start_new_session=True
+            )
+        except OSError as problem:
+            structlog.get_logger(__name__).warning("no process to read batches", why=str(problem))
+            return
+        _widen(self._process.stdin, self._process.stdout)
+
+
+def _widen(*pipes: IO[bytes] | None) -> None:
+    """Room for a batch in the pipes, where the system gives it."""
+    if sys.platform == "linux":
+        import fcntl
+
+        for pipe in pipes:
+            assert pipe is not None
+            try:
+                fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
+            except OSError:
+                return
+
+
+def _write(file: IO[bytes], *parts: bytes) -> None:
+    for part in parts:
+        file.write(len(part).to_bytes(_LENGTH, "little"))
+        file.write(part)
+    file.flush()
+
+
+def _read(file: IO[bytes]) -> bytes:
+    length = file.read(_LENGTH)
+    if len(length) < _LENGTH:
+        raise EOFError
+    size = int.from_bytes(length, "little")
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def _told(found: Received) -> bytes:
+    """A batch as bytes, without those of its leaves, which its reader has."""
+    batch = found.batch
+    groups = [
+        (
+            group.kind,
+            list(group.places),
+            {key: list(column) for key, column in group.columns.items()},
+            {key: tuple(extents) for key, extents in group.extents.items()},
+        )
+        for group in batch.groups
+    ]
+    founders = {uuid: tuple(founder) for uuid, founder in batch.founders.items()}
+    columns: list[Sequence[Any]] = [list(column) for column in batch[:8]]
+    return marshal.dumps((found.names, columns, groups, founders, list(batch.hashes), *found[2:]))
+
+
+def _received(data: bytes, body: bytes) -> Received:
+    """What `_told` told of the batch in this request."""
+    names, columns, groups, founders, hashes, first, last = marshal.loads(data)  # noqa: S302 - of our own process
+    _, lines = lines_of(body)
+    made = [
+        Group(kind, places, values, {key: Extents(*lists) for key, lists in extents.items()})
+        for kind, places, values, extents in groups
+    ]
+    lives = {uuid: Founder(*founder) for uuid, founder in founders.items()}
+    return Received(names, Batch._make((*columns, lines, made, lives, hashes)), first, last)
+
+
+def main() -> None:
+    """Answer one batch after the other until standard input ends."""
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    _write(sink, _READY)
+    while True:
+        try:
+            worker, incarnation, offset_us, predecessors = marshal.loads(_read(source))  # noqa: S302 - of our parent
+            body = _read(source)
+        except EOFError:
+            return
+        sender = Sender(worker, incarnation, offset_us, frozenset(predecessors))
+        try:
+            answer = _told(read_batch(body, sender))
+        except ProblemError:
+            answer = b""  # the parent finds out which
+        _write(sink, answer)
+
+
+if __name__ == "__main__":
+    main()
