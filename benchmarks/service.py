@@ -5,7 +5,8 @@ is sent at n/rate, whether earlier ones were answered or not, and its latency co
 of one tenant in a window of time, as an auditor (each read is an event of its own, durable first) and as a viewer.
 Ingest: workers send batches that were encoded before, the next as soon as the one before is acknowledged: once of
 openings alone, the dearest kind, and once of what `ledger_workload` records, as many openings, releases, custody ends
-and receipts, each set on a service of its own. The 10
+and receipts, each set on a service of its own, after a first batch of each worker; then the same rows, ready, through
+SQLite's driver alone, as many at a time. The 10
 million events are inserted in bulk: rows of `events` and `logs`, without trees, which these queries do not read.
 Then the service is killed (SQLite), and a PostgreSQL server restarted, while the workers hand in (`service_restart`).
 Run: `python benchmarks/service.py --json benchmarks/results/service-cpu.json` [--events 1000000] [--seconds 10].
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import random
@@ -34,7 +36,9 @@ from typing import Any
 import hardware
 import numpy as np
 import orjson
+from ledger_stores import fresh_store
 from ledger_workload import workload
+from plain_driver import plain, rows_of
 from plain_http import Answer, PlainClient
 from service_restart import measure, restart_postgres
 
@@ -42,6 +46,7 @@ from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
 from kvcustody.audit.events.encoder import BatchEncoder
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.runs import Run
+from kvcustody.audit.schema import events
 from kvcustody.audit.store import open_store
 from kvcustody.governance.api.server import serve
 from kvcustody.governance.logs import configure
@@ -111,8 +116,14 @@ class Service:
         self.process = self._begin()
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of the service and of the processes that it has begun."""
+        ticks = 0
+        for place in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = place.read_text().rpartition(")")[2].split()
+                if self.process.pid in (int(place.parent.name), int(fields[1])):
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def client(self, name: str) -> PlainClient:
         return PlainClient(str(self.folder / "api.sock"), {"authorization": f"Bearer {self.keys[name]}"})
@@ -292,7 +303,7 @@ def work(
 ) -> None:
     """One client process: several workers, each with one batch on the way at a time."""
     lives = {name: uuid.uuid4().hex for name in names}
-    ready = {name: CONTENTS[content](name, lives[name], count, leaves) for name in names}
+    ready = {name: CONTENTS[content](name, lives[name], count + 1, leaves) for name in names}
 
     async def put(name: str, kind: str, target: str, body: bytes) -> Any:
         answer = await clients[name]("PUT", target, body, f"content-type: {kind}\r\n")
@@ -303,16 +314,16 @@ def work(
         for name in names:
             path = f"/v1/worker/incarnations/{lives[name]}"
             await put(name, "application/json", path, orjson.dumps({"offset_us": OFFSET_US}))
+        await asyncio.gather(*(one(name, ready[name][:1]) for name in names))  # what is begun with the first
         start.wait()
+        counted.put(sum(await asyncio.gather(*(one(name, ready[name][1:]) for name in names))))
 
-        async def one(name: str) -> int:
-            added = 0
-            for first, body in ready[name]:
-                path = f"/v1/worker/incarnations/{lives[name]}/batches/{first}"
-                added += (await put(name, "application/x-ndjson", path, body))["added"]
-            return added
-
-        counted.put(sum(await asyncio.gather(*(one(name) for name in names))))
+    async def one(name: str, some: list[tuple[int, bytes]]) -> int:
+        added = 0
+        for first, body in some:
+            path = f"/v1/worker/incarnations/{lives[name]}/batches/{first}"
+            added += (await put(name, "application/x-ndjson", path, body))["added"]
+        return added
 
     clients = {
         name: PlainClient(f"{folder}/api.sock", {"authorization": f"Bearer {keys[name]}"}, connections=1)
@@ -343,6 +354,31 @@ def ingest(service: Service, content: str, workers: int, count: int, leaves: int
         "service_cpu_us_a_leaf": round(cpu / added * 1e6, 1),
         "batch_leaves": leaves,
     }
+
+
+def ingests(options: argparse.Namespace) -> dict[str, Any]:
+    """What the service takes of each content, and what SQLite's driver alone takes of the same rows."""
+    found: dict[str, Any] = {}
+    for content in CONTENTS:
+        with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
+            folder = Path(text)
+            service = Service(folder)
+            try:
+                rate: dict[str, Any] = ingest(
+                    service, content, options.workers, options.batches, options.leaves
+                )
+            finally:
+                service.close()
+            theirs = fresh_store(None, folder, "plain")
+            rows = rows_of(open_store(settings(folder).database_url, read_only=True))
+            alone = len(rows[events]) / plain(theirs, rows).wall
+        rate |= {
+            "driver_alone": round(alone),
+            "to_the_driver_alone": round(rate["leaves_per_second"] / alone, 2),
+        }
+        found[f"ingest_{content}"] = rate
+        print("ingest", content, rate, flush=True)
+    return found
 
 
 def restarts(workers: int, count: int) -> dict[str, Any]:
@@ -404,15 +440,7 @@ def main() -> None:
     }
     if not options.ingest:
         found |= queries(options.events, options.seconds)
-    for content in CONTENTS:
-        with tempfile.TemporaryDirectory(prefix="kvcustody-service-") as text:
-            service = Service(Path(text))
-            try:
-                rate = ingest(service, content, options.workers, options.batches, options.leaves)
-            finally:
-                service.close()
-        found[f"ingest_{content}"] = rate
-        print("ingest", content, rate, flush=True)
+    found |= ingests(options)
     if not options.ingest:
         found |= restarts(options.workers, options.restart_batches)
     if options.json:

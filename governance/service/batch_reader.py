@@ -118,9 +118,10 @@ class _Process:
         self._begin_at = time.monotonic() + _AGAIN_SECONDS
         command = [sys.executable, "-P", "-m", "kvcustody.governance.service.batch_reader"]
         pipe = subprocess.PIPE
+        known = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY")}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                command, stdin=pipe, stdout=pipe, start_new_session=True
+                command, stdin=pipe, stdout=pipe, env=known, start_new_session=True
             )
         except OSError as problem:
             structlog.get_logger(__name__).warning("no process to read batches", why=str(problem))
