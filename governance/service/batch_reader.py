@@ -11,6 +11,7 @@ A4 It knows no key, no database and no address: bytes come in, and what they say
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import select
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
@@ -86,19 +88,15 @@ class _Process:
         if self._process is None:
             self._begin()
             return None
-        source, sink = self._process.stdin, self._process.stdout
-        assert source is not None
-        assert sink is not None
+        until = time.monotonic() + _SILENT_SECONDS
         try:
-            if not self._ready:  # it is still loading what it needs
-                if not select.select([sink], [], [], 0)[0]:
-                    return None
-                self._ready = _read(sink) == _READY
+            if not self._ready:
+                if not _is_there(self._process, select.POLLIN, 0.0):
+                    return None  # it is still loading what it needs
+                self._ready = _receive(self._process, until) == _READY
             head = marshal.dumps((*sender[:3], list(sender.predecessors)))
-            _write(source, head, body)
-            if not select.select([sink], [], [], _SILENT_SECONDS)[0]:
-                raise TimeoutError
-            return _read(sink) or None
+            _send(self._process, b"".join((_length(head), head, _length(body), body)), until)
+            return _receive(self._process, until) or None
         except (OSError, EOFError) as problem:
             structlog.get_logger(__name__).warning("a process that reads batches ended", why=repr(problem))
             self.end()
@@ -109,7 +107,10 @@ class _Process:
         process, self._process, self._ready = self._process, None, False
         if process is not None:
             process.kill()
-            process.communicate()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+            process.wait()
             self._begin_at = time.monotonic() + _AGAIN_SECONDS
 
     def _begin(self) -> None:
@@ -121,7 +122,7 @@ class _Process:
         known = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY")}
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
-                command, stdin=pipe, stdout=pipe, env=known, start_new_session=True
+                command, bufsize=0, stdin=pipe, stdout=pipe, env=known, start_new_session=True
             )
         except OSError as problem:
             structlog.get_logger(__name__).warning("no process to read batches", why=str(problem))
@@ -130,32 +131,60 @@ class _Process:
 
 
 def _widen(*pipes: IO[bytes] | None) -> None:
-    """Room for a batch in the pipes, where the system gives it."""
-    if sys.platform == "linux":
-        import fcntl
-
-        for pipe in pipes:
-            assert pipe is not None
-            try:
+    """Room for a batch in the pipes, where the system gives it; no write to them waits for ever."""
+    for pipe in pipes:
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        if sys.platform == "linux":
+            with suppress(OSError):
                 fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
-            except OSError:
-                return
 
 
-def _write(file: IO[bytes], *parts: bytes) -> None:
-    for part in parts:
-        file.write(len(part).to_bytes(_LENGTH, "little"))
-        file.write(part)
-    file.flush()
+def _is_there(process: subprocess.Popen[bytes], wanted: int, seconds: float) -> bool:
+    """Whether a process can be written to, or read from, within some seconds."""
+    pipe = process.stdin if wanted == select.POLLOUT else process.stdout
+    assert pipe is not None
+    poll = select.poll()  # `select` knows the first 1,024 descriptors of a process alone
+    poll.register(pipe, wanted)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
+    assert process.stdin is not None
+    left, descriptor = memoryview(data), process.stdin.fileno()
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            if not _is_there(process, select.POLLOUT, until - time.monotonic()):
+                raise TimeoutError("it does not listen") from None
+
+
+def _receive(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """One answer."""
+    assert process.stdout is not None
+    found, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
+    while len(found) < wanted:
+        if not _is_there(process, select.POLLIN, until - time.monotonic()):
+            raise TimeoutError("it does not answer")
+        some = os.read(descriptor, _PIPE_BYTES)
+        if not some:
+            raise EOFError
+        found += some
+        if len(found) >= _LENGTH:
+            wanted = _LENGTH + int.from_bytes(found[:_LENGTH], "little")
+    return bytes(found[_LENGTH:])
+
+
+def _length(data: bytes) -> bytes:
+    return len(data).to_bytes(_LENGTH, "little")
 
 
 def _read(file: IO[bytes]) -> bytes:
+    """The next part of a question."""
     length = file.read(_LENGTH)
-    if len(length) < _LENGTH:
-        raise EOFError
-    size = int.from_bytes(length, "little")
-    data = file.read(size)
-    if len(data) < size:
+    data = file.read(int.from_bytes(length, "little"))
+    if len(length) < _LENGTH or len(data) < int.from_bytes(length, "little"):
         raise EOFError
     return data
 
@@ -193,8 +222,10 @@ def main() -> None:
     """Answer one batch after the other until standard input ends."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
-    _write(sink, _READY)
+    answer = _READY
     while True:
+        sink.write(_length(answer) + answer)
+        sink.flush()
         try:
             worker, incarnation, offset_us, predecessors = marshal.loads(_read(source))  # noqa: S302 - of our parent
             body = _read(source)
@@ -205,7 +236,6 @@ def main() -> None:
             answer = _told(read_batch(body, sender))
         except ProblemError:
             answer = b""  # the parent finds out which
-        _write(sink, answer)
 
 
 if __name__ == "__main__":

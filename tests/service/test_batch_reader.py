@@ -113,8 +113,12 @@ def test_one_that_was_killed_costs_no_batch_and_is_begun_again(readers: BatchRea
     assert process_of(readers).pid != process.pid
 
 
-def test_one_that_is_silent_is_not_waited_for(readers: BatchReaders, monkeypatch: pytest.MonkeyPatch) -> None:
-    body, sender = made()
+@pytest.mark.parametrize("requests", [40, 1500])  # the larger batch does not fit into the pipe
+def test_one_that_is_silent_is_not_waited_for(
+    readers: BatchReaders, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    body, sender = made(requests)
+    assert (len(body) > batch_reader._PIPE_BYTES) == (requests == 1500)
     process = process_of(readers)
     os.kill(process.pid, signal.SIGSTOP)
     with monkeypatch.context() as patch:
