@@ -301,7 +301,7 @@ def test_leaves_moved_about_are_found_where_it_begins(attack: Attack, act: Calla
         "DELETE FROM root_leaves WHERE idx > 20",
         "UPDATE checkpoints SET root = zeroblob(32) WHERE size = (SELECT max(size) FROM checkpoints)",
         "DELETE FROM checkpoints WHERE size = (SELECT max(size) FROM checkpoints)",
-        "UPDATE signed_checkpoints SET note = replace(note, 'A', 'B')",
+        "UPDATE signed_checkpoints SET note = replace(note, 'ledger.test', 'ledger.tset')",
         "UPDATE events SET at_us = at_us + 1 WHERE log = 2 AND idx = 5",
         "UPDATE events SET kind = 'receipt' WHERE log = 2 AND idx = 0",
         "UPDATE events SET incarnation = 9 WHERE log = 2 AND idx = 0",
