@@ -178,6 +178,7 @@ def fill(folder: Path, count: int) -> None:
         connection.commit()
     connection.execute("PRAGMA synchronous=FULL")
     connection.close()
+    os.sync()  # what was filled is not written out under the queries
 
 
 async def query(service: Service, who: str, count: int, seconds: float) -> dict[str, float]:
