@@ -21,19 +21,8 @@ from sqlalchemy.exc import DBAPIError
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]  # of one length
 _NEW = " ON CONFLICT DO NOTHING"
-_WIDTHS = (
-    1024,
-    512,
-    256,
-    128,
-    64,
-    32,
-    16,
-    8,
-    4,
-    2,
-    1,
-)  # rows of one statement; SQLite takes 32,766 values in one
+# Rows of one statement; SQLite takes 32,766 values in one.
+_WIDTHS = (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def insert_rows(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
