@@ -19,6 +19,7 @@ from kvcustody.audit.bulk import Columns, Inserts
 from kvcustody.audit.events import SYSTEM, parse
 from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
 from kvcustody.audit.projection import Incarnation, project
+from kvcustody.audit.store import marked
 from kvcustody.audit.trees import LockedLog, Trees
 from kvcustody.errors import LedgerError
 
@@ -216,16 +217,12 @@ def _log_ids(connection: Connection, names: Sequence[str], at_us: int) -> dict[s
     if not missing:
         return found
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
-    connection.exec_driver_sql(_marked(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing])
+    connection.exec_driver_sql(marked(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing])
     found = {row.name: row.id for row in connection.execute(query)}
     tenants = [(name.removeprefix("tenant/"), found[name], at_us) for name in missing if name != SYSTEM]
     if tenants:
-        connection.exec_driver_sql(_marked(connection, _NEW_TENANT), tenants)
+        connection.exec_driver_sql(marked(connection, _NEW_TENANT), tenants)
     return found
-
-
-def _marked(connection: Connection, statement: str) -> str:
-    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
 def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:

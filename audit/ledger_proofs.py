@@ -10,35 +10,27 @@ newest leaves are provable about as long after their commit as the signer's inte
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.merkle import (
     EMPTY_ROOT,
-    HALF,
     HALF_HEIGHT,
-    HASH_BYTES,
-    TreeError,
     TreeHead,
-    leaf_hashes,
-    parents,
-    split_hashes,
 )
 from kvcustody.audit.proofs import (
-    TILE_WIDTH,
     ProofError,
     Tiles,
     consistency_proof,
     inclusion_proof,
     inclusion_tiles,
 )
-from kvcustody.audit.root_log import HeadProof, LeafProof, Opening, commitment
-from kvcustody.audit.schema import events, logs
-from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, signed_checkpoints
+from kvcustody.audit.root_log import HeadProof, LeafProof, Opening
+from kvcustody.audit.schema import logs
+from kvcustody.audit.store import ask
+from kvcustody.audit.stored_tiles import HalfTiles, LogTiles, RootTiles, StoredTiles, read_ahead
+from kvcustody.audit.tree_schema import checkpoints, root_leaves
 
 
 class StoredCheckpoint(NamedTuple):
@@ -116,14 +108,9 @@ class LedgerProofs:
 
     def signed_or_none(self, size: int | None = None) -> SignedNote | None:
         """The newest signed checkpoint, or the first one that covers `size` root leaves; None where there is none."""
-        table = signed_checkpoints
-        query = select(table.c.size, table.c.note, table.c.at_us)
-        if size is None:
-            query = query.order_by(table.c.size.desc())
-        else:
-            query = query.where(table.c.size >= size).order_by(table.c.size)
-        row = self._connection.execute(query.limit(1)).first()
-        return None if row is None else SignedNote(row.size, bytes(row.note), row.at_us)
+        asked = (_NEWEST_NOTE, ()) if size is None else (_FIRST_NOTE, (size,))
+        rows = ask(self._connection, *asked)
+        return SignedNote(rows[0][0], bytes(rows[0][1]), rows[0][2]) if rows else None
 
     def signed(self, size: int | None = None) -> SignedNote:
         """`signed_or_none`; raises `ProofError` where there is none (L3)."""
@@ -138,11 +125,10 @@ class LedgerProofs:
 
     def leaf(self, log: str, idx: int) -> bytes:
         """The bytes of a leaf; raises `ProofError` where they are not there."""
-        query = select(events.c.leaf).where(events.c.log == self._id(log), events.c.idx == idx)
-        found = self._connection.scalar(query)
-        if found is None:
+        rows = ask(self._connection, _LEAF, (self._id(log), idx))
+        if not rows:
             raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
-        return bytes(found)
+        return bytes(rows[0][0])
 
     def tiles(self, log: str | None) -> Tiles:
         """The stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
@@ -162,16 +148,20 @@ class LedgerProofs:
 
     def head_proof(self, log: str, *, as_of: int | None = None) -> HeadProof:
         """Shows a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
-        note = self._note(as_of)
-        found = self._newest_leaf(log, note.size)
-        if found is None:
-            raise ProofError(f"the signed checkpoint of `{note.size}` covers nothing of log `{log}`", log=log)
-        return self._under(*found, note)
+        idx, opening, note = self._noted(log, as_of)
+        return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
 
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
         """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (L3)."""
-        head = self.head_proof(log, as_of=as_of)
-        return self.inclusion_under(head, idx)
+        root_idx, opening, note = self._noted(log, as_of)
+        of_log, of_root = self._halves(log), self._halves(None)
+        read_ahead(
+            of_log.path(inclusion_tiles(idx, opening.head.size, HALF_HEIGHT)),
+            of_root.path(inclusion_tiles(root_idx, note.size, HALF_HEIGHT)),
+        )
+        path = inclusion_proof(of_log, idx, opening.head.size, HALF_HEIGHT)
+        above = inclusion_proof(of_root, root_idx, note.size, HALF_HEIGHT)
+        return LeafProof(idx, tuple(path), HeadProof(opening, root_idx, tuple(above), note.note))
 
     def inclusion_under(self, head: HeadProof, idx: int) -> LeafProof:
         """The same under the proof of the sub-log's head, which serves many leaves."""
@@ -181,18 +171,16 @@ class LedgerProofs:
 
     def openings(self, first: int, last: int) -> list[Opening]:
         """What opens the root leaves `first` up to but not including `last`."""
-        query = _OPENINGS.where(root_leaves.c.idx >= first, root_leaves.c.idx < last).order_by(
-            root_leaves.c.idx
-        )
-        return [_opening(row) for row in self._connection.execute(query)]
+        query = _OPENINGS + "WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
+        return [_opening(row) for row in ask(self._connection, query, (first, last))]
 
     # -- helpers --------------------------------------------------------------------------------------------
 
-    def _stored(self, log: str | None) -> _StoredTiles:
-        return _RootTiles(self._connection) if log is None else _LogTiles(self._connection, self._id(log))
+    def _stored(self, log: str | None) -> StoredTiles:
+        return RootTiles(self._connection) if log is None else LogTiles(self._connection, self._id(log))
 
-    def _halves(self, log: str | None) -> _HalfTiles:
-        return _HalfTiles(self._stored(log))
+    def _halves(self, log: str | None) -> HalfTiles:
+        return HalfTiles(self._stored(log))
 
     def _note(self, as_of: int | None) -> SignedNote:
         note = self.signed(as_of)
@@ -201,19 +189,19 @@ class LedgerProofs:
             raise ProofError(problem, as_of=as_of, next=note.size)
         return note
 
-    def _under(self, idx: int, opening: Opening, note: SignedNote) -> HeadProof:
-        path = _inclusion(self._halves(None), idx, note.size)
-        return HeadProof(opening, idx, tuple(path), note.note)
+    def _noted(self, log: str, as_of: int | None) -> tuple[int, Opening, SignedNote]:
+        """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
+        note = self._note(as_of)
+        found = self._newest_leaf(log, note.size)
+        if found is None:
+            raise ProofError(f"the signed checkpoint of `{note.size}` covers nothing of log `{log}`", log=log)
+        return *found, note
 
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
         """The last root leaf of a sub-log, among the first `below`."""
-        query = (
-            _OPENINGS.where(root_leaves.c.log == self._id(log)).order_by(root_leaves.c.size.desc()).limit(1)
-        )
-        if below is not None:
-            query = query.where(root_leaves.c.idx < below)
-        row = self._connection.execute(query).first()
-        return None if row is None else (row.idx, _opening(row))
+        query = _OPENINGS + "WHERE r.log = ? AND r.idx < ? ORDER BY r.size DESC LIMIT 1"
+        rows = ask(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
+        return (rows[0][0], _opening(rows[0])) if rows else None
 
     def _covered(self, log: str, size: int) -> None:
         held = self._connection.scalar(select(logs.c.size).where(logs.c.id == self._id(log))) or 0
@@ -223,16 +211,24 @@ class LedgerProofs:
     def _id(self, log: str) -> int:
         found = self._ids.get(log)
         if found is None:
-            found = self._connection.scalar(select(logs.c.id).where(logs.c.name == log))
-            if found is None:
+            rows = ask(self._connection, _LOG, (log,))
+            if not rows:
                 raise ProofError(f"the ledger has no log `{log}`", log=log)
+            found = int(rows[0][0])
             self._ids[log] = found
         return found
 
 
-_OPENINGS = select(
-    root_leaves.c.idx, logs.c.name, root_leaves.c.size, root_leaves.c.root, root_leaves.c.salt
-).join(logs, logs.c.id == root_leaves.c.log)
+# Statements as text: a proof asks several questions, and each would be made from its expression again.
+_LOG = "SELECT id FROM logs WHERE name = ?"
+_LEAF = "SELECT leaf FROM events WHERE log = ? AND idx = ?"
+_NOTES = "SELECT size, note, at_us FROM signed_checkpoints "
+_NEWEST_NOTE = _NOTES + "ORDER BY size DESC LIMIT 1"
+_FIRST_NOTE = _NOTES + "WHERE size >= ? ORDER BY size LIMIT 1"
+_OPENINGS = (
+    "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
+)
+_ANY_IDX = (1 << 63) - 1
 
 
 def _opening(row: Any) -> Opening:
@@ -240,128 +236,7 @@ def _opening(row: Any) -> Opening:
     return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
 
 
-def _inclusion(tiles: _HalfTiles, idx: int, size: int) -> list[bytes]:
+def _inclusion(tiles: HalfTiles, idx: int, size: int) -> list[bytes]:
     """The path of a leaf, its stored hashes read with one question."""
-    tiles.read_ahead(inclusion_tiles(idx, size, HALF_HEIGHT))
+    read_ahead(tiles.path(inclusion_tiles(idx, size, HALF_HEIGHT)))
     return inclusion_proof(tiles, idx, size, HALF_HEIGHT)
-
-
-# Statements as text: a proof asks several questions, and each would be made from its expression again.
-_PLACES = "log = ? AND idx >= ? AND idx < ?"
-_NODES = f"SELECT level, idx, hash FROM tree_nodes WHERE level = ? AND {_PLACES}"  # noqa: S608 - our own names
-_STORED = f"SELECT idx, hash FROM tree_nodes WHERE level = 0 AND {_PLACES}"  # noqa: S608 - our own names
-_LEAVES = f"SELECT idx, leaf FROM events WHERE {_PLACES}"  # noqa: S608 - our own names
-_OPENED = (
-    "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log"
-    " WHERE r.idx >= ? AND r.idx < ?"
-)
-_Range = tuple[int, int, int]  # of a level: start and end
-
-
-class _StoredTiles(ABC):
-    """Tiles whose upper levels are rows of `tree_nodes`."""
-
-    def __init__(self, connection: Connection, log: int) -> None:
-        self._connection = connection
-        self._log = log
-        self._ahead: dict[_Range, bytes] = {}
-
-    def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile; raises `TreeError` when they are not there."""
-        return self.row(level, index * TILE_WIDTH, index * TILE_WIDTH + width)
-
-    def row(self, level: int, start: int, end: int) -> bytes:
-        """The hashes [start, end) of a level; raises `TreeError` when they are not there."""
-        hashes = self.stored(level, start, end)
-        if len(hashes) != (end - start) * HASH_BYTES:
-            index = start // TILE_WIDTH
-            raise TreeError(
-                f"tile `{level}/{index}` of log `{self._log}` is incomplete; run `kvcustody audit fsck`",
-                level=level,
-                index=index,
-            )
-        return hashes
-
-    def stored(self, level: int, start: int, end: int) -> bytes:
-        """Those hashes of [start, end) that this level has."""
-        place = (level, start, end)
-        if place not in self._ahead:
-            self.read_ahead([place])
-        return self._ahead.pop(place)
-
-    def read_ahead(self, ranges: Sequence[_Range]) -> None:
-        """Have the hashes of these ranges at hand for `stored`: one question for leaves, one for all levels above."""
-        leaves = [(start, end) for level, start, end in ranges if level == 0]
-        nodes = [(level, self._log, start, end) for level, start, end in ranges if level]
-        found: dict[tuple[int, int], bytes] = {
-            (level, idx): bytes(hash_) for level, idx, hash_ in (self._rows(_NODES, nodes) if nodes else ())
-        }
-        if leaves:
-            found |= {(0, idx): hash_ for idx, hash_ in self._leaf_hashes(leaves).items()}
-        for level, start, end in ranges:
-            row = (found.get((level, idx), b"") for idx in range(start, end))
-            self._ahead[(level, start, end)] = b"".join(row)
-
-    def _rows(self, statement: str, each: Sequence[tuple[int, ...]]) -> Sequence[Any]:
-        """What a statement gives for each of these values, with one question; in any order."""
-        whole = " UNION ALL ".join([statement] * len(each))
-        marked = whole if self._connection.dialect.name == "sqlite" else whole.replace("?", "%s")
-        return self._connection.exec_driver_sql(marked, tuple(chain.from_iterable(each))).all()
-
-    @abstractmethod
-    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
-        """The hashes of the leaves in these ranges by their idx."""
-
-
-class _HalfTiles:
-    """The same tree in tiles of 16 hashes: every other level is a half level."""
-
-    def __init__(self, tiles: _StoredTiles) -> None:
-        self._tiles = tiles
-
-    def read_ahead(self, tiles: Sequence[tuple[int, int, int]]) -> None:
-        """Have these tiles (level, index, width) at hand."""
-        places = ((*divmod(level, 2), index << HALF_HEIGHT, width) for level, index, width in tiles)
-        self._tiles.read_ahead(
-            [(whole + HALF * half, start, start + width) for whole, half, start, width in places]
-        )
-
-    def tile(self, level: int, index: int, width: int) -> bytes:
-        """The first `width` hashes of a tile; what no half level holds is hashed from the level below."""
-        whole, half = divmod(level, 2)
-        start = index << HALF_HEIGHT
-        end = start + width
-        if not half:
-            return self._tiles.row(whole, start, end)
-        hashes = self._tiles.stored(HALF + whole, start, end)
-        if len(hashes) == width * HASH_BYTES:
-            return hashes
-        below = split_hashes(self._tiles.row(whole, start << HALF_HEIGHT, end << HALF_HEIGHT))
-        for _ in range(HALF_HEIGHT):
-            below = parents(below)
-        return b"".join(below)
-
-
-class _LogTiles(_StoredTiles):
-    """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
-
-    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
-        places = [(self._log, start, end) for start, end in ranges]
-        rows = self._rows(_LEAVES, places)
-        found = dict(zip((idx for idx, _ in rows), leaf_hashes(leaf for _, leaf in rows), strict=True))
-        if len(found) < sum(end - start for start, end in ranges):
-            found = {idx: bytes(hash_) for idx, hash_ in self._rows(_STORED, places)} | found
-        return found
-
-
-class _RootTiles(_StoredTiles):
-    """Level 0 is hashed from the openings."""
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, ROOT)
-
-    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
-        rows = self._rows(_OPENED, ranges)
-        names = {name: name.encode() for name in {row[1] for row in rows}}
-        made = (commitment(names[name], size, bytes(root), bytes(salt)) for _, name, size, root, salt in rows)
-        return dict(zip((row[0] for row in rows), leaf_hashes(made), strict=True))

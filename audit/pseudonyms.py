@@ -25,6 +25,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select
 from kvcustody.audit.bulk import insert_new, insert_rows
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
 from kvcustody.audit.schema import residencies, subject_unlinkings, subjects
+from kvcustody.audit.store import marked
 from kvcustody.audit.subject_keys import SubjectKeys, owner_of
 from kvcustody.errors import LedgerError
 
@@ -127,7 +128,7 @@ class SubjectDirectory:
             chunk = places[start : start + _LOOKUP_ROWS]
             chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
             values = tuple(chain.from_iterable(chunk))
-            for name, secret, *place in connection.exec_driver_sql(_marked(connection, _LOOKUP), values):
+            for name, secret, *place in connection.exec_driver_sql(marked(connection, _LOOKUP), values):
                 who = stored[(place[0], place[1], place[2])]
                 self._known[who] = name
                 if secret:
@@ -279,10 +280,6 @@ def _named_so(tenant: str, subject: str, keys: SubjectKeys | None) -> ColumnElem
     tag = None if keys is None else keys.kept_tag(owner_of(tenant, subject, ""), "subject", subject)
     stored = [subject] if tag is None else [subject, tag]
     return (subjects.c.tenant == tenant) & subjects.c.subject.in_(stored)
-
-
-def _marked(connection: Connection, statement: str) -> str:
-    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
 def _storable(texts: Iterable[str]) -> bool:

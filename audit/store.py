@@ -12,6 +12,7 @@ O4 A ledger of another schema revision is refused, naming both.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
         },
         pool_pre_ping=False,
     )
+
+
+def marked(connection: Connection, statement: str) -> str:
+    """A statement as text, written with `?`, with the marks of the connection's driver."""
+    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+
+
+def ask(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+    """Every row that a statement as text, written with `?`, gives for these values."""
+    return connection.exec_driver_sql(marked(connection, statement), values).all()
 
 
 def describe(problem: BaseException) -> str:

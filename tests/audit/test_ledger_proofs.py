@@ -91,12 +91,15 @@ def test_a_leaf_is_proved_to_whoever_has_the_key(ledger: Engine) -> None:
 
 
 def proofs_of(connection: Connection) -> tuple[list[bytes], int]:
-    """Proofs over the largest log, and the most leaves that one of them read at once."""
-    ranges: list[int] = []
+    """Proofs over the largest log, and the most leaves that one of them read with one question."""
+    read: list[int] = []
 
     def note(_: Any, cursor: Any, statement: str, values: Any, *rest: Any) -> None:
         if statement.startswith("SELECT idx, leaf FROM events"):
-            ranges.extend(values[place + 2] - values[place + 1] for place in range(0, len(values), 3))
+            if connection.dialect.name == "sqlite":  # log, start, end of each range
+                read.append(sum(values[2::3]) - sum(values[1::3]))
+            else:
+                read.append(len(values[1]))
 
     proofs = LedgerProofs(connection)
     name, head = max(proofs.logs(), key=lambda log: log.head.size)
@@ -106,7 +109,7 @@ def proofs_of(connection: Connection) -> tuple[list[bytes], int]:
     newest = proofs.checkpoint().size
     found += [b"".join(proofs.root_consistency(size, newest)) for size in range(1, newest, 7)]
     event.remove(connection, "before_cursor_execute", note)
-    return found, max(ranges)
+    return found, max(read)
 
 
 def test_half_levels_change_what_a_proof_reads_and_nothing_else(
@@ -117,18 +120,19 @@ def test_half_levels_change_what_a_proof_reads_and_nothing_else(
     with ledger.connect() as connection:
         unguarded(connection)
         with_halves, read = proofs_of(connection)
-        assert len(with_halves) > 30 and read == 16
+        assert len(with_halves) > 30 and 16 <= read <= 32
         halves = tree_nodes.c.level >= HALF
         first = connection.scalar(select(tree_nodes.c.idx).where(halves).limit(1))
         connection.execute(delete(tree_nodes).where(halves, tree_nodes.c.idx == first))
         assert proofs_of(connection)[0] == with_halves
         assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 50
-        assert proofs_of(connection) == (with_halves, 256)
+        found, read = proofs_of(connection)
+        assert found == with_halves and 256 <= read <= 512
         assert fsck(connection).ok
 
 
 def test_a_proof_asks_few_questions(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
-    """However high the tree: its hashes are read with one question a log, and the leaves beside with another."""
+    """However high the trees: their hashes are read with one question, and the leaves beside with one for each."""
     sign(ledger)
     asked: list[str] = []
     with ledger.connect() as connection:
@@ -143,9 +147,9 @@ def test_a_proof_asks_few_questions(ledger: Engine, unguarded: Callable[[Connect
             return len(asked)
 
         proofs.inclusion(name, 0)
-        assert 4 <= questions() <= 6
+        assert questions() == 5
         connection.execute(delete(tree_nodes).where(tree_nodes.c.level >= HALF))
-        assert questions() > 6, "without half levels some is read when it is missed (control)"
+        assert questions() > 5, "without half levels some is read when it is missed (control)"
 
 
 def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
