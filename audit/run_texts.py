@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvcustody.audit.runs import EXACT, Runs
 
 _BLOCKS_AT_ONCE = 1 << 18  # 2 MiB of indices
-_NEIGHBOURS = b"[%d,[%d,%d],[%d,%d]]"
+_NEIGHBOURS = b"[%d,[%d,1],[1,%d]]"
 
 
 class Extents(NamedTuple):
@@ -85,8 +85,8 @@ def _items(
     lows = np.searchsorted(places, starts).tolist()
     highs = [*lows[1:], len(places)]
     for first, pool, length, low, high in zip(firsts, pools, lengths, lows, highs, strict=True):
-        if high - low == 2 and length > 2 and not pool:  # neighbours in order, what a pool gives first
-            yield _NEIGHBOURS % (first, deltas[low], deltas[low + 1], counts[low], counts[low + 1])
+        if high - low == 2 and length > 2 and not pool and deltas[low + 1] == counts[low] == 1:
+            yield _NEIGHBOURS % (first, deltas[low], length - 1)  # in order, what a pool gives first
             continue
         item = [first, deltas[low:high], counts[low:high] if high - low != length else []]
         if pool:

@@ -6,29 +6,28 @@ ready, encoded, and writes them with `executemany`, or with binary COPY on Postg
 keeps leaves at their places; its write-ahead log is copied when SQLite does it by itself, every 1,000 pages. The
 writer's side starts from event tuples and adds what makes it a ledger: the queue and its thread, canonical leaf
 bytes, pseudonyms, contiguous idx, projections, trees, the root log and its checkpoints; events come in batches of
-1,000 too, and where several wait it commits up to four together. What is there before a side begins (events, rows) is
-frozen out of garbage collection on both sides, as engines do with what they have loaded. Rounds alternate, so that a
-busy machine slows both; a ratio is the median over pairs of rounds. `cpu` is processor time of the whole process:
-with other work on the machine it is the steadier figure, but it counts as cost what the writer does on a second core
-while a commit runs. Four writers and one are separate processes on one PostgreSQL server, measured from each writer's
-second thousand of events; on SQLite, writers take turns.
+1,000 too, at most eight thousand wait, and where several batches do it commits up to four together. What is there
+before a side begins (events, rows) is frozen out of garbage collection on both sides, as engines do with what they
+have loaded. Rounds alternate, so that a busy machine slows both; a ratio is the median over pairs of rounds. `cpu` is
+processor time of the whole process: with other work on the machine it is the steadier figure, but it counts as cost
+what the writer does on a second core while a commit runs. Four writers and one are separate processes on one
+PostgreSQL server, measured from each writer's second thousand of events; on SQLite, writers take turns.
 Run: `python benchmarks/ledger.py [--rounds 5] [--postgres] [--engine 9] [--out benchmarks/results/ledger-cpu.json]`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from frozen import frozen
 from hardware import facts
 from ledger_cost import compared, prompts
 from ledger_stores import fresh_store, postgres
@@ -60,8 +59,8 @@ def through_the_writer(engine: Engine, folder: Path, events: list[Event]) -> Cos
         before = time.thread_time()
         writer.submit(batch)
         submitting += time.thread_time() - before
-        if first % (8 * BATCH) == 0:
-            writer.flush(120)  # an engine does other things than submit
+        while writer.status().backlog > 8 * BATCH:
+            time.sleep(0.001)  # an engine does other things than submit
     assert writer.flush(120)
     spent = Cost(time.perf_counter() - start, time.process_time() - cpu, submitting)
     writer.close()
@@ -118,15 +117,6 @@ def coverage_seconds(path: Path) -> tuple[float, int]:
     seconds = time.perf_counter() - start
     assert found.total.coverage == 1.0, found.total
     return seconds, found.total.due
-
-
-@contextlib.contextmanager
-def frozen() -> Iterator[None]:
-    """The garbage collector looks at new objects only."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def paired(events: list[Event], folder: Path, rounds: int, uri: str | None) -> list[tuple[Cost, Cost]]:

@@ -36,6 +36,7 @@ from typing import Any
 import hardware
 import numpy as np
 import orjson
+from frozen import frozen
 from ledger_stores import fresh_store
 from ledger_workload import workload
 from plain_driver import plain, rows_of
@@ -238,7 +239,8 @@ def queries(count: int, seconds: float) -> dict[str, Any]:
         service = Service(folder)
         try:
             for who in ("viewer", "auditor"):
-                found[f"query_{who}"] = asyncio.run(query(service, who, count, seconds))
+                with frozen():
+                    found[f"query_{who}"] = asyncio.run(query(service, who, count, seconds))
                 print(who, found[f"query_{who}"], flush=True)
         finally:
             service.close()

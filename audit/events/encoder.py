@@ -9,6 +9,7 @@ C3 The interpreter lock is offered between chunks, so an engine's thread waits f
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -84,10 +85,9 @@ class BatchEncoder:
     def encode(self, items: Sequence[Item]) -> Encoded:
         """The leaves of events in the order of the events; those that have none are in `refused`."""
         draft = _Draft(items)
-        by_kind: dict[type, list[int]] = {}
-        kinds = [event.__class__ for _, event in items]
-        for kind in set(kinds):
-            by_kind[kind] = [place for place, other in enumerate(kinds) if other is kind]
+        by_kind: defaultdict[type, list[int]] = defaultdict(list)
+        for place, (_, event) in enumerate(items):
+            by_kind[event.__class__].append(place)
         for kind, places in by_kind.items():
             form = self._forms.get(kind)
             for start in range(0, len(places), _CHUNK):

@@ -6,8 +6,8 @@ F1 The bytes are those of `leaves()`. F2 Only values of exactly the declared typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,7 +29,8 @@ from kvcustody.audit.events.kinds import (
 from kvcustody.audit.run_texts import Extents, NotPlainError, run_texts
 
 Item = tuple[int, Event]
-Fill = Callable[[Sequence[Any]], Sequence[bytes]]
+Text = Sequence[bytes] | bytes  # of every leaf of a chunk, or the one that all of them have
+Fill = Callable[[Sequence[Any]], Text]
 _STRICT = orjson.OPT_STRICT_INTEGER
 _CACHED_MAX = 4096
 
@@ -97,18 +98,20 @@ class Form:
     def write(self, items: Sequence[Item]) -> Written:
         """The leaves of events of this kind; raises `NotPlainError` where one needs the one-by-one form."""
         columns = self._columns(items)
-        texts = {key: fill(columns[key]) for key, fill in self._fill.items() if key in columns}
+        texts: dict[str, Text] = {
+            key: fill(columns[key]) for key, fill in self._fill.items() if key in columns
+        }
         extents = {}
         for key in self._lists:
             texts[key], extents[key] = run_texts(columns[key])
             columns[TOTALS[key]] = extents[key].blocks
             texts[TOTALS[key]] = _integers(extents[key].blocks)
         logs = self._logs(columns, len(items))
-        texts["log"] = list(map(self._texts.__getitem__, logs))
+        texts["log"] = self._recurring(logs)
         texts["sequence"] = _integers([sequence for sequence, _ in items])
         texts["at_us"] = _integers(columns["at_us"])
         layout = self._traced if TRACE in columns else self._plain
-        return Written(logs, columns["at_us"], _filled(layout, texts), columns, extents)
+        return Written(logs, columns["at_us"], _filled(layout, texts, len(items)), columns, extents)
 
     def _layout(self, *, traced: bool) -> _Layout:
         """The texts of leaves of this kind, with a place for a trace or without."""
@@ -130,7 +133,7 @@ class Form:
                 keys.append(key)
                 shared.append(text)
                 text = b","
-        return _Layout(keys, [*shared, text.removesuffix(b",") + b"}\n"])
+        return _Layout(keys, [*shared, text.removesuffix(b",") + b"}"])
 
     def _columns(self, items: Sequence[Item]) -> dict[str, Sequence[Any]]:
         """Values by leaf key, as the leaf will have them; run lists are still runs."""
@@ -172,44 +175,43 @@ class Form:
         names = {tenant: log_of(tenant) for tenant in set(columns["tenant"])}
         return [names[tenant] for tenant in columns["tenant"]]
 
-    def _strings(self, values: Sequence[Any]) -> Sequence[bytes]:
+    def _strings(self, values: Sequence[Any]) -> Text:
         _check({*map(type, values)} == {str})
         return self._recurring(values)
 
-    def _names(self, values: Sequence[Any]) -> Sequence[bytes]:
+    def _names(self, values: Sequence[Any]) -> Text:
         _check({*map(type, values)} <= {str, type(None)})
         return self._recurring(values)
 
-    def _words(self, values: Sequence[Any]) -> Sequence[bytes]:
+    def _words(self, values: Sequence[Any]) -> Text:
         _check({*map(type, values)} == {tuple} and {*map(type, chain.from_iterable(values))} <= {str})
         return self._recurring(values)
 
-    def _numbers(self, values: Sequence[Any]) -> Sequence[bytes]:
+    def _numbers(self, values: Sequence[Any]) -> Text:
         _check({*map(type, values)} == {tuple})
         _integers([0, *chain.from_iterable(values)])
         return self._recurring(values)
 
-    def _recurring(self, values: Sequence[Any]) -> Sequence[bytes]:
+    def _recurring(self, values: Sequence[Any]) -> Text:
         texts = self._texts
         if values.count(values[0]) == len(values):
-            return [texts[values[0]]] * len(values)
+            return texts[values[0]]
         return list(map(texts.__getitem__, values))
 
 
-def _filled(layout: _Layout, texts: Mapping[str, Sequence[bytes]]) -> list[bytes]:
-    """Every leaf: its texts between the shared ones, all joined at once and cut at the newlines.
-
-    A newline inside a JSON string is always escaped, so those of the leaves' ends are the only ones.
-    """
-    count, width = len(texts["log"]), len(layout.open) + len(layout.shared)
-    pieces = [b""] * (width * count)
-    for place, text in enumerate(layout.shared):
-        pieces[2 * place :: width] = [text] * count
-    for place, key in enumerate(layout.open):
-        pieces[2 * place + 1 :: width] = texts[key]
-    data = b"".join(pieces).split(b"\n")
-    data.pop()
-    return data
+def _filled(layout: _Layout, texts: Mapping[str, Text], count: int) -> list[bytes]:
+    """Every leaf: its own texts between those that all have."""
+    parts: list[Iterable[bytes]] = []
+    shared = layout.shared[0]
+    for key, after in zip(layout.open, layout.shared[1:], strict=True):
+        own = texts[key]
+        if isinstance(own, bytes):
+            shared += own + after
+        else:
+            parts += (repeat(shared, count), own)
+            shared = after
+    parts.append(repeat(shared, count))
+    return list(map(b"".join, zip(*parts, strict=True)))
 
 
 def _check(plain: bool) -> None:
@@ -217,17 +219,21 @@ def _check(plain: bool) -> None:
         raise NotPlainError
 
 
-def _integers(values: Sequence[Any]) -> Sequence[bytes]:
+def _integers(values: Sequence[Any]) -> Text:
     """Decimal texts; integers from 2^53 on are refused here, as a leaf has them as strings."""
     _check({*map(type, values)} == {int})
     try:
+        if values[0] == values[-1] and values.count(values[0]) == len(values):
+            return orjson.dumps(values[0], option=_STRICT)
         return orjson.dumps(values, option=_STRICT)[1:-1].split(b",")
     except TypeError:
         raise NotPlainError from None
 
 
-def _flags(values: Sequence[Any]) -> Sequence[bytes]:
+def _flags(values: Sequence[Any]) -> Text:
     _check({*map(type, values)} == {bool})
+    if values.count(values[0]) == len(values):
+        return b"true" if values[0] else b"false"
     return [b"true" if value else b"false" for value in values]
 
 
