@@ -153,15 +153,12 @@ class LedgerProofs:
 
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
         """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (L3)."""
-        root_idx, opening, note = self._noted(log, as_of)
-        of_log, of_root = self._halves(log), self._halves(None)
-        read_ahead(
-            of_log.path(inclusion_tiles(idx, opening.head.size, HALF_HEIGHT)),
-            of_root.path(inclusion_tiles(root_idx, note.size, HALF_HEIGHT)),
-        )
-        path = inclusion_proof(of_log, idx, opening.head.size, HALF_HEIGHT)
-        above = inclusion_proof(of_root, root_idx, note.size, HALF_HEIGHT)
-        return LeafProof(idx, tuple(path), HeadProof(opening, root_idx, tuple(above), note.note))
+        return self._inclusion(log, idx, as_of)[0]
+
+    def proven(self, log: str, idx: int, *, as_of: int | None = None) -> tuple[bytes, LeafProof]:
+        """A leaf and its `inclusion`, read together; raises `ProofError` also where the leaf is not there."""
+        proof, leaf = self._inclusion(log, idx, as_of)
+        return (self.leaf(log, idx) if leaf is None else leaf), proof
 
     def inclusion_under(self, head: HeadProof, idx: int) -> LeafProof:
         """The same under the proof of the sub-log's head, which serves many leaves."""
@@ -182,20 +179,36 @@ class LedgerProofs:
     def _halves(self, log: str | None) -> HalfTiles:
         return HalfTiles(self._stored(log))
 
-    def _note(self, as_of: int | None) -> SignedNote:
-        note = self.signed(as_of)
-        if as_of is not None and note.size != as_of:
-            problem = f"the checkpoint of `{as_of}` is not signed; the next signed one has `{note.size}`"
-            raise ProofError(problem, as_of=as_of, next=note.size)
-        return note
+    def _inclusion(self, log: str, idx: int, as_of: int | None) -> tuple[LeafProof, bytes | None]:
+        """The proof of a leaf, and the leaf where it was read for that."""
+        root_idx, opening, note = self._noted(log, as_of)
+        leaves, nodes = LogTiles(self._connection, self._id(log)), RootTiles(self._connection)
+        of_log, of_root = HalfTiles(leaves), HalfTiles(nodes)
+        read_ahead(
+            of_log.path(inclusion_tiles(idx, opening.head.size, HALF_HEIGHT)),
+            of_root.path(inclusion_tiles(root_idx, note.size, HALF_HEIGHT)),
+        )
+        path = inclusion_proof(of_log, idx, opening.head.size, HALF_HEIGHT)
+        above = inclusion_proof(of_root, root_idx, note.size, HALF_HEIGHT)
+        head = HeadProof(opening, root_idx, tuple(above), note.note)
+        return LeafProof(idx, tuple(path), head), leaves.leaves.get(idx)
 
     def _noted(self, log: str, as_of: int | None) -> tuple[int, Opening, SignedNote]:
         """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
-        note = self._note(as_of)
-        found = self._newest_leaf(log, note.size)
-        if found is None:
-            raise ProofError(f"the signed checkpoint of `{note.size}` covers nothing of log `{log}`", log=log)
-        return *found, note
+        asked = (_NEWEST_NOTED, (log,)) if as_of is None else (_FIRST_NOTED, (as_of, log))
+        rows = ask(self._connection, *asked)
+        if not rows:
+            self._id(log)
+            self.signed(as_of)
+        size, note, at_us, of_log, *opened = rows[0]
+        if as_of is not None and size != as_of:
+            problem = f"the checkpoint of `{as_of}` is not signed; the next signed one has `{size}`"
+            raise ProofError(problem, as_of=as_of, next=size)
+        if opened[0] is None:
+            self._id(log)
+            raise ProofError(f"the signed checkpoint of `{size}` covers nothing of log `{log}`", log=log)
+        self._ids[log] = of_log
+        return opened[0], _opening(opened), SignedNote(size, bytes(note), at_us)
 
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
         """The last root leaf of a sub-log, among the first `below`."""
@@ -228,6 +241,12 @@ _FIRST_NOTE = _NOTES + "WHERE size >= ? ORDER BY size LIMIT 1"
 _OPENINGS = (
     "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
 )
+_NOTED = """
+SELECT n.size, n.note, n.at_us, l.id, r.idx, l.name, r.size, r.root, r.salt
+FROM ({}) AS n LEFT JOIN logs AS l ON l.name = ? LEFT JOIN root_leaves AS r ON r.idx = (
+    SELECT b.idx FROM root_leaves AS b WHERE b.log = l.id AND b.idx < n.size ORDER BY b.size DESC LIMIT 1
+)"""
+_NEWEST_NOTED, _FIRST_NOTED = _NOTED.format(_NEWEST_NOTE), _NOTED.format(_FIRST_NOTE)
 _ANY_IDX = (1 << 63) - 1
 
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvcustody.errors import LedgerError
 
@@ -30,6 +30,8 @@ WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it i
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit
 MAPPED_BYTES = 1 << 40  # SQLite maps as much of it as its build allows, 2 GiB as a rule
 WRITE = {"kvcustody_write": True}  # execution option of a writing transaction
+
+Question = tuple[str, tuple[Any, ...]]  # a statement as text, written with `?`, and its values
 
 _SQLITE_REASONS = {
     "SQLITE_FULL": "the disk is full",
@@ -95,7 +97,7 @@ def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
         options = "-c default_transaction_read_only=on"
     if asked:
         options = " ".join((options, asked if isinstance(asked, str) else asked[-1]))
-    return create_engine(
+    engine = create_engine(
         url.replace("postgresql:", "postgresql+psycopg:", 1),
         connect_args={
             "connect_timeout": max(2, int(timeout_seconds)),
@@ -108,6 +110,16 @@ def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
         pool_pre_ping=False,
     )
 
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _record: Any) -> None:
+        """Send integers as int8, however small: else a statement is another one, planned anew, for each size."""
+        from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper  # where there is PostgreSQL alone
+
+        for dumper in (Int8Dumper, Int8BinaryDumper):
+            connection.adapters.register_dumper(int, dumper)
+
+    return engine
+
 
 def marked(connection: Connection, statement: str) -> str:
     """A statement as text, written with `?`, with the marks of the connection's driver."""
@@ -117,6 +129,23 @@ def marked(connection: Connection, statement: str) -> str:
 def ask(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
     """Every row that a statement as text, written with `?`, gives for these values."""
     return connection.exec_driver_sql(marked(connection, statement), values).all()
+
+
+def ask_together(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
+    """What `ask` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
+    if connection.dialect.name == "sqlite" or len(questions) < 2:
+        return [ask(connection, *question) for question in questions]
+    if not connection.in_transaction():
+        connection.begin()  # as a question through SQLAlchemy would
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.pipeline():
+            cursors = [driver.execute(marked(connection, text), values) for text, values in questions]
+            return [cursor.fetchall() for cursor in cursors]
+    except connection.dialect.loaded_dbapi.Error as problem:
+        base = connection.dialect.loaded_dbapi.Error
+        text = "; ".join(statement for statement, _ in questions)
+        raise DBAPIError.instance(text, None, problem, base, dialect=connection.dialect) from problem
 
 
 def describe(problem: BaseException) -> str:

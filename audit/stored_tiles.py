@@ -1,7 +1,8 @@
 """The stored hashes of a tree as tiles: rows of `tree_nodes`, and level 0 hashed from what the tree is over.
 
 S1 What is not there, or not whole, is `TreeError`. What is there is not checked: who gets a proof checks it.
-S2 `read_ahead` has the hashes of paths at hand: one question for all upper levels, and one a tree for its leaves.
+S2 `read_ahead` has the hashes of paths at hand: one question for all upper levels, and one a tree for its leaves, asked
+together.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from kvcustody.audit.merkle import (
 )
 from kvcustody.audit.proofs import TILE_WIDTH
 from kvcustody.audit.root_log import commitment
-from kvcustody.audit.store import ask
+from kvcustody.audit.store import Question, ask, ask_together
 from kvcustody.audit.tree_schema import ROOT
 
 _Range = tuple[int, int, int]  # of a level: start and end
 _Place = tuple[int, int, int]  # log, level, idx
+_Leaves = Sequence[tuple[int, int]]  # start and end of ranges of level 0
 
 # Statements as text: a proof asks several questions, and each would be made from its expression again. Leaves are asked
 # for by every idx on PostgreSQL: a range would be planned anew each time, for each month of leaves.
@@ -46,13 +48,15 @@ def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:
     nodes = [
         (tiles.log, level, start, end) for tiles, ranges in paths for level, start, end in ranges if level
     ]
-    found: dict[_Place, bytes] = {}
+    leaves = [[(start, end) for level, start, end in ranges if not level] for _, ranges in paths]
+    questions = [tiles.question(some) for (tiles, _), some in zip(paths, leaves, strict=True) if some]
     if nodes:
-        whole = " UNION ALL ".join([_NODES] * len(nodes))
-        rows = ask(paths[0][0].connection, whole, tuple(chain.from_iterable(nodes)))
-        found = {(log, level, idx): bytes(hash_) for log, level, idx, hash_ in rows}
-    for tiles, ranges in paths:
-        tiles.keep(found, ranges)
+        questions.append((" UNION ALL ".join([_NODES] * len(nodes)), tuple(chain.from_iterable(nodes))))
+    answers = ask_together(paths[0][0].connection, questions)
+    rows = answers.pop() if nodes else ()
+    found: dict[_Place, bytes] = {(log, level, idx): bytes(hash_) for log, level, idx, hash_ in rows}
+    for (tiles, ranges), some in zip(paths, leaves, strict=True):
+        tiles.keep(ranges, found, tiles.hashed(answers.pop(0), some) if some else {})
 
 
 class StoredTiles(ABC):
@@ -90,28 +94,30 @@ class StoredTiles(ABC):
         """`read_ahead` of this tree alone."""
         read_ahead((self, ranges))
 
-    def keep(self, nodes: Mapping[_Place, bytes], ranges: Sequence[_Range]) -> None:
-        """Put these ranges at hand: from the nodes, and level 0 from the leaves, which are asked for here."""
-        leaves = [(start, end) for level, start, end in ranges if level == 0]
-        hashes = self._leaf_hashes(leaves) if leaves else {}
+    def keep(
+        self, ranges: Sequence[_Range], nodes: Mapping[_Place, bytes], leaves: Mapping[int, bytes]
+    ) -> None:
+        """Put these ranges at hand: hashes of nodes by their place, of leaves by their idx."""
         for level, start, end in ranges:
             places = range(start, end)
-            row = [nodes.get((self.log, level, idx)) if level else hashes.get(idx) for idx in places]
+            row = [nodes.get((self.log, level, idx)) if level else leaves.get(idx) for idx in places]
             self._ahead[(level, start, end)] = b"".join(filter(None, row))
 
-    def _listed(
-        self, statement: str, of: tuple[int, ...], name: str, ranges: Sequence[tuple[int, int]]
-    ) -> Sequence[Any]:
-        """What a statement gives where the column `name` is in these ranges, with one question; in any order."""
+    def _listed(self, statement: str, of: tuple[int, ...], name: str, ranges: _Leaves) -> Question:
+        """What asks a statement where the column `name` is in these ranges; answers are in any order."""
         if self.connection.dialect.name == "sqlite":
             each = " UNION ALL ".join([statement + _IN_RANGE.format(name)] * len(ranges))
-            return ask(self.connection, each, tuple(chain.from_iterable((*of, *some) for some in ranges)))
+            return each, tuple(chain.from_iterable((*of, *some) for some in ranges))
         every = [idx for start, end in ranges for idx in range(start, end)]
-        return ask(self.connection, statement + _LISTED.format(name), (*of, every))
+        return statement + _LISTED.format(name), (*of, every)
 
     @abstractmethod
-    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
-        """The hashes of the leaves in these ranges by their idx."""
+    def question(self, ranges: _Leaves) -> Question:
+        """What asks for the leaves in these ranges."""
+
+    @abstractmethod
+    def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
+        """The hashes of the leaves in these ranges by their idx, from the answer to that question."""
 
 
 class HalfTiles:
@@ -146,13 +152,22 @@ class HalfTiles:
 class LogTiles(StoredTiles):
     """Level 0 is hashed from the leaves; where retention dropped some, their stored hashes stand for them."""
 
-    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
-        rows = self._listed(_LEAVES, (self.log,), "idx", ranges)
-        found = dict(zip((idx for idx, _ in rows), leaf_hashes(leaf for _, leaf in rows), strict=True))
+    def __init__(self, connection: Connection, log: int) -> None:
+        super().__init__(connection, log)
+        self.leaves: dict[int, bytes] = {}  # those that were read, by idx
+
+    def question(self, ranges: _Leaves) -> Question:
+        """What asks for the leaves in these ranges."""
+        return self._listed(_LEAVES, (self.log,), "idx", ranges)
+
+    def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
+        """Their hashes by idx."""
+        read = {idx: bytes(leaf) for idx, leaf in rows}
+        self.leaves |= read
+        found = dict(zip(read, leaf_hashes(read.values()), strict=True))
         if len(found) < sum(end - start for start, end in ranges):
-            found = {
-                idx: bytes(hash_) for idx, hash_ in self._listed(_STORED, (self.log,), "idx", ranges)
-            } | found
+            stored = ask(self.connection, *self._listed(_STORED, (self.log,), "idx", ranges))
+            found = {idx: bytes(hash_) for idx, hash_ in stored} | found
         return found
 
 
@@ -162,8 +177,12 @@ class RootTiles(StoredTiles):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection, ROOT)
 
-    def _leaf_hashes(self, ranges: Sequence[tuple[int, int]]) -> dict[int, bytes]:
-        rows = self._listed(_OPENED, (), "r.idx", ranges)
+    def question(self, ranges: _Leaves) -> Question:
+        """What asks for the openings of the root leaves in these ranges."""
+        return self._listed(_OPENED, (), "r.idx", ranges)
+
+    def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
+        """The hashes of their commitments by idx."""
         names = {name: name.encode() for name in {row[1] for row in rows}}
         made = (commitment(names[name], size, bytes(root), bytes(salt)) for _, name, size, root, salt in rows)
         return dict(zip((row[0] for row in rows), leaf_hashes(made), strict=True))

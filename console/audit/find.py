@@ -149,7 +149,7 @@ def prove(
     """
     with reading(ledger) as engine, engine.connect() as connection:
         proofs = LedgerProofs(connection)
-        leaf, proof = proofs.leaf(log, idx), proofs.inclusion(log, idx, as_of=as_of)
+        leaf, proof = proofs.proven(log, idx, as_of=as_of)
     if out is not None:
         out.with_name(out.name + ".leaf").write_bytes(leaf)
         out.with_name(out.name + ".proof").write_bytes(proof.to_bytes())

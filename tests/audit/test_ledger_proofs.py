@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, delete, event, select, update
+from sqlalchemy import Connection, Engine, delete, select, update
 
+from kvcustody.audit import ledger_proofs, store, stored_tiles
 from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.fsck import fsck
 from kvcustody.audit.ledger_proofs import LedgerProofs
@@ -17,6 +18,7 @@ from kvcustody.audit.proofs import ProofError, check_consistency, tree_root
 from kvcustody.audit.root_log import RootAudit, check_head, check_leaf, parse_leaf_proof, root_checkpoint
 from kvcustody.audit.schema import events, logs
 from kvcustody.audit.signing import SigningKey, sign_checkpoint
+from kvcustody.audit.stored_tiles import LogTiles
 from kvcustody.audit.tree_schema import checkpoints, root_leaves, signed_checkpoints, tree_nodes
 from kvcustody.audit.writer import EventWriter, WriterSettings
 
@@ -90,66 +92,77 @@ def test_a_leaf_is_proved_to_whoever_has_the_key(ledger: Engine) -> None:
             assert check_head(proofs.head_proof(name), [KEY.verifier]).head == head
 
 
-def proofs_of(connection: Connection) -> tuple[list[bytes], int]:
-    """Proofs over the largest log, and the most leaves that one of them read with one question."""
+def proofs_of(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> tuple[list[bytes], int]:
+    """Proofs over the largest log, and the most leaves that one of them hashed again with one question."""
     read: list[int] = []
+    hashed = LogTiles.hashed
 
-    def note(_: Any, cursor: Any, statement: str, values: Any, *rest: Any) -> None:
-        if statement.startswith("SELECT idx, leaf FROM events"):
-            if connection.dialect.name == "sqlite":  # log, start, end of each range
-                read.append(sum(values[2::3]) - sum(values[1::3]))
-            else:
-                read.append(len(values[1]))
+    def note(tiles: LogTiles, rows: Any, ranges: Any) -> dict[int, bytes]:
+        read.append(len(rows))
+        return hashed(tiles, rows, ranges)
 
     proofs = LedgerProofs(connection)
     name, head = max(proofs.logs(), key=lambda log: log.head.size)
-    event.listen(connection, "before_cursor_execute", note)
-    found = [proofs.inclusion(name, idx).to_bytes() for idx in range(0, head.size, 37)]
-    found += [b"".join(proofs.consistency(name, size, head.size)) for size in range(0, head.size, 37)]
-    newest = proofs.checkpoint().size
-    found += [b"".join(proofs.root_consistency(size, newest)) for size in range(1, newest, 7)]
-    event.remove(connection, "before_cursor_execute", note)
+    with monkeypatch.context() as patched:
+        patched.setattr(LogTiles, "hashed", note)
+        found = [proofs.inclusion(name, idx).to_bytes() for idx in range(0, head.size, 37)]
+        found += [b"".join(proofs.consistency(name, size, head.size)) for size in range(0, head.size, 37)]
+        newest = proofs.checkpoint().size
+        found += [b"".join(proofs.root_consistency(size, newest)) for size in range(1, newest, 7)]
     return found, max(read)
 
 
 def test_half_levels_change_what_a_proof_reads_and_nothing_else(
-    ledger: Engine, unguarded: Callable[[Connection], None]
+    ledger: Engine, unguarded: Callable[[Connection], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger from before there were any, or from in between, gives the same proofs; fsck misses none of them."""
     sign(ledger)
     with ledger.connect() as connection:
         unguarded(connection)
-        with_halves, read = proofs_of(connection)
+        with_halves, read = proofs_of(connection, monkeypatch)
         assert len(with_halves) > 30 and 16 <= read <= 32
         halves = tree_nodes.c.level >= HALF
         first = connection.scalar(select(tree_nodes.c.idx).where(halves).limit(1))
         connection.execute(delete(tree_nodes).where(halves, tree_nodes.c.idx == first))
-        assert proofs_of(connection)[0] == with_halves
+        assert proofs_of(connection, monkeypatch)[0] == with_halves
         assert connection.execute(delete(tree_nodes).where(halves)).rowcount > 50
-        found, read = proofs_of(connection)
+        found, read = proofs_of(connection, monkeypatch)
         assert found == with_halves and 256 <= read <= 512
         assert fsck(connection).ok
 
 
-def test_a_proof_asks_few_questions(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
-    """However high the trees: their hashes are read with one question, and the leaves beside with one for each."""
+def test_a_proof_waits_for_the_database_twice(
+    ledger: Engine, unguarded: Callable[[Connection], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However high the trees: once for the head and its checkpoint, once for the hashes of both and what is beside."""
     sign(ledger)
-    asked: list[str] = []
+    asked: list[int] = []  # questions of each wait
+
+    def alone(connection: Connection, *question: Any) -> Any:
+        asked.append(1)
+        return store.ask(connection, *question)
+
+    def together(connection: Connection, questions: Any) -> Any:
+        asked.append(len(questions))
+        return store.ask_together(connection, questions)
+
+    for module in (ledger_proofs, stored_tiles):
+        monkeypatch.setattr(module, "ask", alone)
+    monkeypatch.setattr(stored_tiles, "ask_together", together)
     with ledger.connect() as connection:
         unguarded(connection)
         proofs = LedgerProofs(connection)
         name, head = max(proofs.logs(), key=lambda log: log.head.size)
-        event.listen(connection, "before_cursor_execute", lambda *given: asked.append(given[2]))
 
-        def questions() -> int:
+        def waits() -> list[int]:
             asked.clear()
-            proofs.inclusion(name, head.size // 3)
-            return len(asked)
+            leaf, proof = LedgerProofs(connection).proven(name, head.size // 3)
+            assert check_leaf(proof, leaf, [KEY.verifier]).name == name
+            return list(asked)
 
-        proofs.inclusion(name, 0)
-        assert questions() == 5
+        assert waits() == [1, 3]
         connection.execute(delete(tree_nodes).where(tree_nodes.c.level >= HALF))
-        assert questions() > 5, "without half levels some is read when it is missed (control)"
+        assert len(waits()) > 2, "without half levels some is read when it is missed (control)"
 
 
 def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,16 @@ eviction: {policy: lru}
 LOW_IDLE_US, LOW_ABSOLUTE_US = 20_000_000, 90_000_000
 
 
+@cache
+def _keys() -> tempfile.TemporaryDirectory[str]:
+    """Where this process keeps root keys; gone with it."""
+    return tempfile.TemporaryDirectory(prefix="kvcustody-keys-")
+
+
 def governor(
     blocks: int, clock: VirtualClock, memory: Memory | None = None, policy: str = POLICY, **options: Any
 ) -> Governor:
-    folder = Path(tempfile.mkdtemp())
+    folder = Path(tempfile.mkdtemp(dir=_keys().name))
     ring = Keyring(FileKeyStore(folder / "keys.json"), open_wrapping("generated", folder / "root.key"), clock)
     chosen = PoolOptions(block_tokens=4, **{"evict_ahead": 4, "scrub_batch": 4, **options})
     pools = Pools(lambda n: memory or UnbackedMemory(n, 0, clock=clock), blocks, chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,17 @@ def generation(**values: Any) -> GenerationConfig:
     return GenerationConfig(**({"max_new_tokens": 8, "do_sample": False, "eos_token_id": -1} | values))
 
 
+@cache
+def _keys() -> tempfile.TemporaryDirectory[str]:
+    """Where this process keeps root keys; gone with it."""
+    return tempfile.TemporaryDirectory(prefix="kvcustody-keys-")
+
+
 def govern(text: str, clock: Any, **options: Any) -> Callable[[MemoryPlan], Governor]:
     """What `GovernedBatching` asks for: a Governor over the engine's memory, with a ledger that counts."""
 
     def make(plan: MemoryPlan) -> Governor:
-        folder = Path(tempfile.mkdtemp())
+        folder = Path(tempfile.mkdtemp(dir=_keys().name))
         port = open_wrapping("generated", folder / "root.key")
         ring = Keyring(FileKeyStore(folder / "keys.json"), port, clock)
         chosen = PoolOptions(block_tokens=PAGE, **{"evict_ahead": 4, "scrub_batch": 4, **options})
