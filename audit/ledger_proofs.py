@@ -14,18 +14,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.merkle import (
-    EMPTY_ROOT,
-    HALF_HEIGHT,
-    TreeHead,
-)
-from kvcustody.audit.proofs import (
-    ProofError,
-    Tiles,
-    consistency_proof,
-    inclusion_proof,
-    inclusion_tiles,
-)
+from kvcustody.audit.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
+from kvcustody.audit.proofs import ProofError, Tiles, consistency_proof, inclusion_proof, inclusion_tiles
 from kvcustody.audit.root_log import HeadProof, LeafProof, Opening
 from kvcustody.audit.schema import logs
 from kvcustody.audit.store import ask
