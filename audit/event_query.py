@@ -32,11 +32,12 @@ from kvcustody.audit.schema import (
     releases,
     residencies,
 )
+from kvcustody.audit.store import ask
 from kvcustody.audit.trace_schema import event_traces
 from kvcustody.errors import LedgerError
 
 _WINDOW = 20_000
-_ONE_LOG = select(logs.c.id, logs.c.name).where(logs.c.name == bindparam("name"))
+_ONE_LOG = "SELECT id, name FROM logs WHERE name = ?"
 _OUTCOMES = ("outcome", "effect", "result")
 _RULES = ("rule", "reasons")
 _GRANTS = ("grant", "via", "ids", "reasons")
@@ -313,9 +314,12 @@ class _Window:
 
 def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[tuple[int, str]]:
     first = 0 if after is None else after.log
-    if wanted.logs is not None and len(wanted.logs) == 1 and wanted.tenant is None:
-        found = connection.execute(_ONE_LOG, {"name": wanted.logs[0]})
-        return [(row.id, row.name) for row in found if row.id >= first]
+    named = (
+        wanted.logs if wanted.tenant is None else (log_of(wanted.tenant),) if wanted.logs is None else None
+    )
+    if named is not None and len(named) == 1 and wanted.trace is None:
+        found = ask(connection, _ONE_LOG, (named[0],))
+        return [(log, name) for log, name in found if log >= first]
     query = select(logs.c.id, logs.c.name).order_by(logs.c.id)
     if wanted.logs is not None:
         query = query.where(logs.c.name.in_(wanted.logs))

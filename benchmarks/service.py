@@ -7,7 +7,8 @@ Ingest: workers send batches that were encoded before, the next as soon as the o
 openings alone, the dearest kind, and once of what `ledger_workload` records, as many openings, releases, custody ends
 and receipts, each set on a service of its own, after a first batch of each worker; then the same rows, ready, through
 SQLite's driver alone, as many at a time. The 10
-million events are inserted in bulk: rows of `events` and `logs`, without trees, which these queries do not read.
+million events are inserted in bulk: rows of `events` and `logs`, without trees, which these queries do not read; then
+the machine rests. The client's collector leaves alone what was there before: its stop was part of what was measured.
 Then the service is killed (SQLite), and a PostgreSQL server restarted, while the workers hand in (`service_restart`).
 Run: `python benchmarks/service.py --json benchmarks/results/service-cpu.json` [--events 1000000] [--seconds 10].
 """
@@ -63,6 +64,7 @@ START_US = 1_790_000_000_000_000
 EVERY_US = 8_640  # 10 million events in a day
 OFFSET_US = 1_790_000_000_000_000
 RATE = 200
+REST_SECONDS = 60  # after ten million events: the disk that took them is busy with them for a while
 
 
 def settings(folder: Path) -> ServiceSettings:
@@ -180,6 +182,7 @@ def fill(folder: Path, count: int) -> None:
     connection.execute("PRAGMA synchronous=FULL")
     connection.close()
     os.sync()  # what was filled is not written out under the queries
+    time.sleep(REST_SECONDS * min(1.0, count / 10_000_000))
 
 
 async def query(service: Service, who: str, count: int, seconds: float) -> dict[str, float]:
