@@ -46,6 +46,7 @@ class Operations:
     def __init__(self) -> None:
         self.by_name: dict[str, Operation] = {}
         self._literal: dict[tuple[str, str], Operation] = {}
+        self._paths: dict[str, list[str]] = {}  # the methods of paths without parameters
         self._patterns: list[Operation] = []
 
     def add(self, operation: Operation) -> None:
@@ -56,12 +57,13 @@ class Operations:
         self._literal[place] = operation
         if "{" in operation.path:
             self._patterns.append(operation)
+        else:
+            self._paths.setdefault(operation.path, []).append(operation.method)
 
     def find(self, method: str, path: str) -> Operation | None:
-        """The operation of a request."""
-        found = self._literal.get((method, path))
-        if found is not None and "{" not in path:
-            return found
+        """The operation of a request; a path without parameters has the methods that the table gives it alone."""
+        if path in self._paths:
+            return self._literal.get((method, path))
         for operation in self._patterns:
             if operation.method == method and operation.pattern.fullmatch(path):
                 return operation
@@ -69,5 +71,7 @@ class Operations:
 
     def methods(self, path: str) -> list[str]:
         """The methods that a path has, for `Allow`."""
-        here: Iterable[Operation] = self.by_name.values()
+        if path in self._paths:
+            return sorted(self._paths[path])
+        here: Iterable[Operation] = self._patterns
         return sorted({operation.method for operation in here if operation.pattern.fullmatch(path)})

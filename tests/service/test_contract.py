@@ -37,6 +37,17 @@ def test_a_repeated_request_is_answered_and_not_done_again(service: Service, cli
     assert elsewhere.status_code == 201, "another principal's key is another key"
 
 
+def test_a_path_without_parameters_has_its_own_methods_alone(client, people) -> None:
+    """`DELETE /v1/keys/{prefix}` is there; `/v1/keys/signing` is another path, not the key of that prefix."""
+    for path, allowed in (("/v1/keys/signing", "GET"), ("/v1/keys/signing:rotate", "POST")):
+        answer = client("DELETE", path, people["bootstrap"])
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.json()["type"].endswith(":method-not-allowed")
+    answer = client("PATCH", "/v1/keys/0123456789ab", people["bootstrap"])
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE")
+    assert client("DELETE", "/v1/keys/0123456789ab", people["dpo"]).status_code == 404
+
+
 def test_a_kept_answer_cannot_be_read_from_the_database(service: Service, client, people) -> None:
     """An answer can hold a new API key: it is sealed under the caller's own idempotency key."""
     made = client(

@@ -66,6 +66,9 @@ REFUSES = {
     "getCoverage": 422,  # `since` after `until`
     "proveConsistency": 422,  # `old_size` over `size`
     "listResidencies": 422,  # those who see all have to name the tenant
+    "getSubject": 422,  # those who see all have to name the tenant
+    "previewErasure": 422,  # a subject or session without its tenant
+    "makeProcessingRecord": 422,  # `policy` is a document
     "makeReport": 422,  # `since` after `until`, a checkpoint to extend that is newer
     "checkLedger": 422,  # a text that is no public key
     "shipBatch": "400, 422",  # NDJSON of leaves

@@ -34,6 +34,6 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def example(value: dict[str, Any]) -> ConfigDict:
-    """The configuration of a model with an example."""
-    return ConfigDict(extra="forbid", json_schema_extra={"examples": [value]})
+def example(value: dict[str, Any], **schema: Any) -> ConfigDict:
+    """The configuration of a model with an example, and what else its schema says."""
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [value], **schema})

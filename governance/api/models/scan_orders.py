@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -37,10 +37,18 @@ class ScansOwed(Model):
     orders: list[str]
 
 
+def _only(given: str, other: str) -> dict[str, Any]:
+    """A schema of what has one of two properties."""
+    return {
+        "required": [given],
+        "properties": {given: {"not": {"type": "null"}}, other: {"type": "null"}},
+    }
+
+
 class ScanDone(Model):
     """What became of an order: the number of the scan, or why there is none."""
 
-    model_config = example({"scan": 3})
+    model_config = example({"scan": 3}, oneOf=[_only("scan", "reason"), _only("reason", "scan")])
 
     scan: Annotated[int | None, Field(strict=True, ge=1, lt=LARGE)] = None
     reason: Annotated[str | None, Field(min_length=1, max_length=200)] = None
