@@ -22,7 +22,7 @@ run: $(READY) ## replay a multi-tenant workload through the Governor on real ten
 	$(BIN)/kvcustody replay
 
 test: $(READY) ## unit, property, simulation and architecture tests
-	$(BIN)/python -m pytest -q -n 3 -m "not soak"
+	$(BIN)/python -m pytest -q -n 2 -m "not soak"
 
 test-engines: ## the suites on a real vLLM, in an environment of its own (.venv-vllm, 3.5 GB)
 	./tests/engines/run.sh

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, LargeBinary, Table
-from sqlalchemy.exc import DBAPIError
+
+from kvcustody.audit.store import refuse
 
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]  # of one length
@@ -91,7 +92,7 @@ def _insert(
                 cursor.execute(statement, flat[start : start + values])
                 start += values
     except connection.dialect.loaded_dbapi.Error as problem:
-        _refuse(connection, _insert_statement(table, 1), problem)
+        refuse(connection, _insert_statement(table, 1), problem)
     del flat[:start]
 
 
@@ -104,13 +105,7 @@ def _copy(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
             for row in rows:
                 write(row)
     except connection.dialect.loaded_dbapi.Error as problem:
-        _refuse(connection, statement, problem)
-
-
-def _refuse(connection: Connection, statement: str, problem: Exception) -> NoReturn:
-    base = connection.dialect.loaded_dbapi.Error
-    wrapped = DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect)
-    raise wrapped from problem
+        refuse(connection, statement, problem)
 
 
 @cache

@@ -312,13 +312,20 @@ class _Window:
         return self._taken == self._asked
 
 
+def _only_log(wanted: EventFilter) -> str | None:
+    """The log that a filter names, where it names just one and nothing else that chooses among logs."""
+    if wanted.trace is not None:
+        return None
+    if wanted.logs is None:
+        return None if wanted.tenant is None else log_of(wanted.tenant)
+    return wanted.logs[0] if wanted.tenant is None and len(wanted.logs) == 1 else None
+
+
 def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[tuple[int, str]]:
     first = 0 if after is None else after.log
-    named = (
-        wanted.logs if wanted.tenant is None else (log_of(wanted.tenant),) if wanted.logs is None else None
-    )
-    if named is not None and len(named) == 1 and wanted.trace is None:
-        found = ask(connection, _ONE_LOG, (named[0],))
+    only = _only_log(wanted)
+    if only is not None:
+        found = ask(connection, _ONE_LOG, (only,))
         return [(log, name) for log, name in found if log >= first]
     query = select(logs.c.id, logs.c.name).order_by(logs.c.id)
     if wanted.logs is not None:

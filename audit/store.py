@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, unquote
 
 from sqlalchemy import Connection, Engine, Select, column, create_engine, event, inspect, select, table
@@ -143,9 +143,13 @@ def ask_together(connection: Connection, questions: Sequence[Question]) -> list[
             cursors = [driver.execute(marked(connection, text), values) for text, values in questions]
             return [cursor.fetchall() for cursor in cursors]
     except connection.dialect.loaded_dbapi.Error as problem:
-        base = connection.dialect.loaded_dbapi.Error
-        text = "; ".join(statement for statement, _ in questions)
-        raise DBAPIError.instance(text, None, problem, base, dialect=connection.dialect) from problem
+        refuse(connection, "; ".join(statement for statement, _ in questions), problem)
+
+
+def refuse(connection: Connection, statement: str, problem: Exception) -> NoReturn:
+    """Raise what a driver raised as the error that SQLAlchemy gives for a statement of its own."""
+    base = connection.dialect.loaded_dbapi.Error
+    raise DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect) from problem
 
 
 def describe(problem: BaseException) -> str:

@@ -87,12 +87,8 @@ class StoredTiles(ABC):
         """Those hashes of [start, end) that this level has."""
         place = (level, start, end)
         if place not in self._ahead:
-            self.read_ahead([place])
+            read_ahead((self, [place]))
         return self._ahead.pop(place)
-
-    def read_ahead(self, ranges: Sequence[_Range]) -> None:
-        """`read_ahead` of this tree alone."""
-        read_ahead((self, ranges))
 
     def keep(
         self, ranges: Sequence[_Range], nodes: Mapping[_Place, bytes], leaves: Mapping[int, bytes]
@@ -154,7 +150,9 @@ class LogTiles(StoredTiles):
 
     def __init__(self, connection: Connection, log: int) -> None:
         super().__init__(connection, log)
-        self.leaves: dict[int, bytes] = {}  # those that were read, by idx
+        self.leaves: dict[
+            int, bytes
+        ] = {}  # those that were read last, by idx: an export reads all, one tile at a time
 
     def question(self, ranges: _Leaves) -> Question:
         """What asks for the leaves in these ranges."""
@@ -163,7 +161,7 @@ class LogTiles(StoredTiles):
     def hashed(self, rows: Sequence[Any], ranges: _Leaves) -> dict[int, bytes]:
         """Their hashes by idx."""
         read = {idx: bytes(leaf) for idx, leaf in rows}
-        self.leaves |= read
+        self.leaves = read
         found = dict(zip(read, leaf_hashes(read.values()), strict=True))
         if len(found) < sum(end - start for start, end in ranges):
             stored = ask(self.connection, *self._listed(_STORED, (self.log,), "idx", ranges))

@@ -103,6 +103,7 @@ def test_every_filter_is_a_scan_of_all_leaves(
         (EventFilter(), lambda row: True),
         (EventFilter(tenant="tenant-1"), lambda row: row.log == "tenant/tenant-1"),
         (EventFilter(logs=("system",), tenant="tenant-1"), lambda row: False),
+        (EventFilter(logs=(), tenant="tenant-1"), lambda row: False),
         (EventFilter(kinds=("decision", "receipt")), lambda row: row.kind in ("decision", "receipt")),
         (EventFilter(since_us=middle), lambda row: row.at_us >= middle),
         (EventFilter(until_us=middle), lambda row: row.at_us < middle),

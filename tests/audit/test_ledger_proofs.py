@@ -165,6 +165,17 @@ def test_a_proof_waits_for_the_database_twice(
         assert len(waits()) > 2, "without half levels some is read when it is missed (control)"
 
 
+def test_tiles_keep_the_leaves_of_one_reading_alone(ledger: Engine) -> None:
+    """An export reads a whole log through them."""
+    with ledger.connect() as connection:
+        proofs = LedgerProofs(connection)
+        tiles = proofs.tiles(max(proofs.logs(), key=lambda log: log.head.size).name)
+        assert isinstance(tiles, LogTiles)
+        for index in range(3):
+            tiles.row(0, 16 * index, 16 * index + 16)
+            assert len(tiles.leaves) == 16
+
+
 def test_a_wrong_half_level_is_found(ledger: Engine, unguarded: Callable[[Connection], None]) -> None:
     with ledger.connect() as connection:
         assert fsck(connection).ok
