@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, and_, func, or_, select
 
+from kvcustody.audit.by_subject import of_subjects, of_tenant
 from kvcustody.audit.erasure_schema import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.erasures import Status, status
 from kvcustody.audit.evidence import read
@@ -127,10 +128,12 @@ def _population(connection: Connection, found: Status, figures: Figures) -> dict
     where = [column.part == 1, column.opened_us <= asked.at_us]
     text = "residencies with part = 1 and opened_us <= requested"
     if asked.tenant is not None:
-        where.append(column.tenant == asked.tenant)
+        where.append(of_tenant(asked.tenant))
         text += " and tenant = requested"
     if asked.selector in ("subject", "session"):
         where.append(column[asked.selector] == getattr(asked, asked.selector))
+        if asked.selector == "subject" and asked.tenant is not None:  # the same condition, by its index
+            where += of_subjects(connection, asked.tenant, [str(asked.subject)])
         text += f" and {asked.selector} = pseudonym"
     known = asked.selector in ("tenant", "subject", "session")
     count = connection.scalar(select(func.count()).select_from(residencies).where(*where)) if known else None

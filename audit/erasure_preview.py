@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
+from kvcustody.audit.by_subject import of_subjects, of_tenant
 from kvcustody.audit.schema import incarnations, releases, residencies, workers
 
 _COUNTED_MAX = 100_000
@@ -61,9 +62,10 @@ def preview(
     """`subjects` and `sessions` are pseudonyms; None: any. `now_us` is UTC."""
     into = residencies.c
     where: list[ColumnElement[bool]] = []
-    for column, value in ((into.tenant, tenant), (into.classification, classification)):
-        if value is not None:
-            where.append(column == value)
+    if tenant is not None:
+        where += [of_tenant(tenant)] if subjects is None else of_subjects(connection, tenant, list(subjects))
+    if classification is not None:
+        where.append(into.classification == classification)
     for column, names in ((into.subject, subjects), (into.session, sessions)):
         if names is not None:
             where.append(column.in_(list(names)))

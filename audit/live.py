@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, or_, select, tuple_
 
+from kvcustody.audit.by_subject import of_tenant
 from kvcustody.audit.narrowed import read_narrowed
 from kvcustody.audit.schema import incarnations, releases, residencies
 
@@ -81,7 +82,7 @@ def _read(
     if after is not None:
         query = query.where(tuple_(into.opened_us, life.uuid, into.residency) > after)
     if tenant is not None:
-        query = query.where(into.tenant == tenant)
+        query = query.where(of_tenant(tenant))
     return connection.execute(query).all()
 
 

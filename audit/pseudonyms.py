@@ -23,6 +23,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select, update
 
 from kvcustody.audit.bulk import insert_new, insert_rows
+from kvcustody.audit.by_subject import of_subjects
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
 from kvcustody.audit.schema import residencies, subject_unlinkings, subjects
 from kvcustody.audit.store import marked
@@ -195,10 +196,10 @@ def store_names(connection: Connection, names: Sequence[Sequence[Any]], *, skip_
 def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
     """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
     own = set(connection.scalars(select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys))))
-    into = residencies.c
+    session = residencies.c.session
     for start in range(0, len(names := sorted(own)), _LOOKUP_ROWS):
-        some = into.subject.in_(names[start : start + _LOOKUP_ROWS])
-        query = select(into.session).where(into.tenant == tenant, some, into.session.is_not(None))
+        theirs = of_subjects(connection, tenant, names[start : start + _LOOKUP_ROWS])
+        query = select(session).where(*theirs, session.is_not(None))
         own.update(connection.scalars(query.distinct()))
     return sorted(own)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
+from kvcustody.audit.by_subject import of_tenant
 from kvcustody.audit.runs import decode
 from kvcustody.audit.schema import (
     attachments,
@@ -166,7 +167,7 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
                 out.incarnation == into.incarnation, out.residency == into.residency, out.final, out.part == 1
             ),
         )
-        .where(into.tenant == tenant, into.part == 1)
+        .where(of_tenant(tenant), into.part == 1)
         .where(or_(into.subject.in_(pseudonyms), into.session.in_(pseudonyms)))
         .order_by(into.opened_us, into.log, into.idx)
     )

@@ -22,6 +22,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Index,
     Integer,
     LargeBinary,
@@ -31,6 +32,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    literal_column,
 )
 
 metadata = MetaData(
@@ -154,8 +156,16 @@ residencies = Table(
     _big("high"),
     PrimaryKeyConstraint("log", "idx"),
     UniqueConstraint("incarnation", "residency", "part"),
-    Index("ix_residencies_tenant_subject", "tenant", "subject"),
 )
+SPAN_LEAVES = 1024
+
+
+def span_of(idx: ColumnElement[int]) -> ColumnElement[int]:
+    """The span of its log that a leaf is in, written as the index of subjects has it (`by_subject`)."""
+    return idx // literal_column(str(SPAN_LEAVES), Integer)
+
+
+Index("ix_residencies_log_subject", residencies.c.log, span_of(residencies.c.idx), residencies.c.subject)
 
 attachments = Table(
     "attachments",
