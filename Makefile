@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test test-engines check bench soak clean
+.PHONY: setup run test test-system test-engines check bench soak clean
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,7 +22,10 @@ run: $(READY) ## replay a multi-tenant workload through the Governor on real ten
 	$(BIN)/kvcustody replay
 
 test: $(READY) ## unit, property, simulation and architecture tests
-	$(BIN)/python -m pytest -q -n 2 -m "not soak"
+	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system"
+
+test-system: $(READY) ## whole systems: browsers, wheels, killed processes, full disks, recorded traces
+	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
 test-engines: ## the suites on a real vLLM, in an environment of its own (.venv-vllm, 3.5 GB)
 	./tests/engines/run.sh

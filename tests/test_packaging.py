@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("kernels", "allocator", "policies", "audit", "migrations", "governance", "integrations", "console")
 

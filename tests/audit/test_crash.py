@@ -24,6 +24,7 @@ from kvcustody.audit.schema import logs, outages
 from kvcustody.audit.store import open_store
 from kvcustody.migrations.upgrade import upgrade
 
+pytestmark = pytest.mark.system
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="faults are injected by strace")
 
 

@@ -14,6 +14,8 @@ from kvcustody.console.replay.labels import Label
 from kvcustody.console.replay.trace import TraceRequest
 from kvcustody.policies.loader import load_policy
 
+pytestmark = pytest.mark.system
+
 MOONCAKE, AGENTIC = golden.TRACES
 
 

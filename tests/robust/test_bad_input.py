@@ -27,6 +27,8 @@ from kvcustody.audit.store import SCHEMA_REVISION
 from kvcustody.console.main import app
 from kvcustody.policies import library
 
+pytestmark = pytest.mark.system
+
 SMALL = ("--limit", "3", "--pool-blocks", "256")
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 COMMAND = [sys.executable, "-m", "kvcustody.console.main"]

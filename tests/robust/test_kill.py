@@ -28,6 +28,8 @@ from kvcustody.audit.schema import custody_ends, events, incarnations, logs, out
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.domain import tenant_owner
 
+pytestmark = pytest.mark.system
+
 CANARY = np.arange(1, 65, dtype=np.int32) * 7919 % 30_011 + 1_000_003
 
 

@@ -20,6 +20,8 @@ from kvcustody.audit.schema import events, incarnations
 from kvcustody.governance.service.roles import Role
 from kvcustody.governance.service.service import Service
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Any]:

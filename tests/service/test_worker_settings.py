@@ -20,6 +20,8 @@ from kvcustody.governance.control_plane import agent, erasures, opening, remote_
 from kvcustody.governance.release import feed
 from kvcustody.governance.settings import load_settings
 
+pytestmark = pytest.mark.system
+
 HOUR_US = 3600 * MICROSECONDS
 
 

@@ -9,12 +9,15 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from web_world import World, running
 
 from kvcustody.audit.database_roles import set_up_roles
 from kvcustody.audit.store import open_store
 from kvcustody.console.web.app import _PAGES
 from kvcustody.migrations.upgrade import upgrade
+
+pytestmark = pytest.mark.system
 
 TENANT = "tenant-admin@acme"
 PAGES = {  # each page's path, and who reads it

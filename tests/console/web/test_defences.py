@@ -11,6 +11,8 @@ import httpx
 import pytest
 from web_world import MARKUP, TRACE, World
 
+pytestmark = pytest.mark.system
+
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 ERASE = "tenant=acme&subject=user-9&sure=user-9&deadline_seconds=60&once=form-1"
 SignIn = Callable[..., Any]

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import orjson
+import pytest
 from playwright.sync_api import expect
 from web_world import World, policy_source
 
 from kvcustody.audit.certificate import Opening
 from kvcustody.audit.certificate_check import verify as verify_certificate
 from kvcustody.audit.signing import read_signing_key
+
+pytestmark = pytest.mark.system
 
 SignIn = Callable[..., Any]
 

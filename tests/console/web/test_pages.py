@@ -11,6 +11,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from web_world import World
 
+pytestmark = pytest.mark.system
+
 SCREENSHOTS = os.environ.get("KVCUSTODY_SCREENSHOTS")
 SERIOUS = ("serious", "critical")
 SignIn = Callable[..., Any]

@@ -105,7 +105,7 @@ def governed(tmp_path: Path):
         engine.close()
 
 
-@pytest.mark.soak  # the same probe meets the same door on transformers in `make test`
+@pytest.mark.soak  # the same probe meets the same door on transformers in `make test-system`
 def test_a_door_that_takes_all_tenants_for_one_is_found_out(
     governed: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ):

@@ -29,6 +29,8 @@ from kvcustody.integrations.demo.transformers_engine import TransformersEngine
 from kvcustody.integrations.demo.vocabulary import draw_secret, note, token_ids
 from kvcustody.kernels.host import HostRows
 
+pytestmark = pytest.mark.system
+
 SECRET = draw_secret(Random(3))
 
 
