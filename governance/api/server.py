@@ -23,9 +23,9 @@ import uvicorn
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.client_certificate import CertifiedProtocol
-from kvcustody.governance.api.collector import seldom
 from kvcustody.governance.api.gate import Gate
 from kvcustody.governance.api.thread_switch import short_turns
+from kvcustody.governance.service.collector import seldom
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings, address
 

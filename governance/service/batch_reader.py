@@ -27,6 +27,7 @@ import structlog
 
 from kvcustody.audit.events.batch import Batch, Founder, Group
 from kvcustody.audit.run_texts import Extents
+from kvcustody.governance.service.collector import seldom
 from kvcustody.governance.service.leaf_check import Received, lines_of, read_batch
 from kvcustody.governance.service.leaf_columns import Sender
 from kvcustody.governance.service.problems import ProblemError
@@ -220,8 +221,13 @@ def _received(data: bytes, body: bytes) -> Received:
 
 def main() -> None:
     """Answer one batch after the other until standard input ends."""
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
+    with seldom():  # the lists of a thousand leaves are no cycles
+        _answer(sys.stdin.buffer, sink)
+
+
+def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
     answer = _READY
     while True:
         sink.write(_length(answer) + answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from kvcustody.governance.api.collector import seldom
+from kvcustody.governance.service.collector import seldom
 
 
 def test_the_collector_is_as_it_was_afterwards() -> None:
