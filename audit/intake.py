@@ -3,7 +3,8 @@
 N1 `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
 N2 Every event but those of class C has a sequence; the sequences of one incarnation have no holes.
 N3 A ticket is decided once: committed, refused, or given up by its submitter, whichever comes first.
-N4 Past twice the capacity events are not kept; a `GapRecorded` then names their sequences.
+N4 Past twice the capacity events are not kept; a `GapRecorded` for each run of them then names their sequences, and no
+other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvcustody.audit.events import Event, GapRecorded, HitCounted, HitCounters, 
 from kvcustody.clock import Clock
 
 _COUNT_KEYS_MAX = 10_000
+_TOO_FAST = "events arrived faster than any store could keep them"
 Item = tuple[int, Event]
 
 
@@ -47,7 +49,7 @@ class Intake:
         self._queue: deque[Item] = deque()
         self._tickets: dict[int, Ticket] = {}
         self._counts: dict[tuple[str, str, str, str, str, int], list[int]] = {}
-        self._dropped: tuple[int, int] | None = None
+        self._dropped: list[tuple[int, int]] = []  # first and last of each run of sequences
         self.counts_due = time.monotonic() + count_seconds
         self.sequence = 0  # the last one given
         self.wake = threading.Event()
@@ -73,7 +75,7 @@ class Intake:
             first = self.sequence + 1
             self.sequence += len(events)
             if len(self._queue) + len(events) > self._limit:
-                self._dropped = (self._dropped[0] if self._dropped else first, self.sequence)
+                self._drop(first, self.sequence)
             else:
                 self._queue.extend(enumerate(events, first))
             last = self.sequence
@@ -103,6 +105,21 @@ class Intake:
             self.emit(self.withdrawal(sequence, event))
         return True
 
+    def _drop(self, first: int, last: int) -> None:
+        """These are not kept; a sequence that was given in between stands for an event that is. Under the lock."""
+        if self._dropped and self._dropped[-1][1] == first - 1:
+            first = self._dropped.pop()[0]
+        self._dropped.append((first, last))
+
+    def _account(self) -> None:
+        """Queue, before everything else, what names the sequences that were dropped. The caller holds the lock."""
+        at_us, made = self._clock.now_us(), list[Item]()
+        for first, last in self._dropped:
+            self.sequence += 1
+            made.append((self.sequence, GapRecorded(at_us, _TOO_FAST, first, last)))
+        self._queue.extendleft(reversed(made))
+        self._dropped.clear()
+
     def _count(self, events: Sequence[Event]) -> list[Event]:
         """Add up the class C events; the others are returned. The caller holds the lock."""
         rest: list[Event] = []
@@ -127,12 +144,7 @@ class Intake:
         given_up: list[int] = []
         with self._lock:
             if self._dropped:
-                first, last = self._dropped
-                self._dropped = None
-                self.sequence += 1
-                cause = "events arrived faster than any store could keep them"
-                gap = GapRecorded(self._clock.now_us(), cause, first, last)
-                self._queue.appendleft((self.sequence, gap))
+                self._account()
             pop, tickets = self._queue.popleft, self._tickets
             if not tickets:
                 return [pop() for _ in range(min(len(self._queue), most))], []
