@@ -25,6 +25,8 @@ from service_world import Worker, register, ship
 from kvcustody.governance.api.app import create_api, create_app
 from kvcustody.governance.service.roles import OF_TENANTS, PERMISSIONS, Action, Role
 
+pytestmark = pytest.mark.system
+
 HOOKS = """
 import schemathesis
 

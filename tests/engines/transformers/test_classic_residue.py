@@ -19,6 +19,8 @@ import torch
 from classic_victim import HEADS, STEPS, WIDTH, kind_of, model_of
 from classic_world import plain_cache
 
+pytestmark = pytest.mark.system
+
 HERE = Path(__file__).parent
 _WRITABLE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw")
 KINDS = ("dynamic", "static", "quantized", "offloaded", "sliding", "sliding-static")
