@@ -128,13 +128,16 @@ def _population(connection: Connection, found: Status, figures: Figures) -> dict
     where = [column.part == 1, column.opened_us <= asked.at_us]
     text = "residencies with part = 1 and opened_us <= requested"
     if asked.tenant is not None:
-        where.append(of_tenant(asked.tenant))
         text += " and tenant = requested"
     if asked.selector in ("subject", "session"):
-        where.append(column[asked.selector] == getattr(asked, asked.selector))
-        if asked.selector == "subject" and asked.tenant is not None:  # the same condition, by its index
-            where += of_subjects(connection, asked.tenant, [str(asked.subject)])
         text += f" and {asked.selector} = pseudonym"
+    if asked.selector == "subject" and asked.tenant is not None and asked.subject is not None:
+        where += of_subjects(connection, asked.tenant, [asked.subject])
+    else:
+        if asked.tenant is not None:
+            where.append(of_tenant(asked.tenant))
+        if asked.selector in ("subject", "session"):
+            where.append(column[asked.selector] == getattr(asked, asked.selector))
     known = asked.selector in ("tenant", "subject", "session")
     count = connection.scalar(select(func.count()).select_from(residencies).where(*where)) if known else None
     return {

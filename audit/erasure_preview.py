@@ -63,12 +63,13 @@ def preview(
     into = residencies.c
     where: list[ColumnElement[bool]] = []
     if tenant is not None:
-        where += [of_tenant(tenant)] if subjects is None else of_subjects(connection, tenant, list(subjects))
+        where += [of_tenant(tenant)] if subjects is None else of_subjects(connection, tenant, subjects)
+    elif subjects is not None:
+        where.append(into.subject.in_(subjects))
     if classification is not None:
         where.append(into.classification == classification)
-    for column, names in ((into.subject, subjects), (into.session, sessions)):
-        if names is not None:
-            where.append(column.in_(list(names)))
+    if sessions is not None:
+        where.append(into.session.in_(sessions))
     rows = _rows(connection, where, now_us)
     counted = sum(row.residencies for row in rows)
     owing = _owing(connection)

@@ -150,9 +150,8 @@ class LogTiles(StoredTiles):
 
     def __init__(self, connection: Connection, log: int) -> None:
         super().__init__(connection, log)
-        self.leaves: dict[
-            int, bytes
-        ] = {}  # those that were read last, by idx: an export reads all, one tile at a time
+        # Those that were read last, by idx: an export reads all, one tile at a time.
+        self.leaves: dict[int, bytes] = {}
 
     def question(self, ranges: _Leaves) -> Question:
         """What asks for the leaves in these ranges."""
