@@ -19,8 +19,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyErro
 from kvcustody.audit.append import Appender
 from kvcustody.audit.events.batch import Batch
 from kvcustody.audit.merkle import TreeError
-from kvcustody.audit.pseudonyms import Row, SubjectDirectory, store_names
+from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.store import GONE, WRITE, WRITER_CACHE_KIB, StoreGoneError, check_store, file_identity
+from kvcustody.audit.subject_rows import Row, store_names
 from kvcustody.audit.wal import WalCopier
 
 Call = Callable[[], None]
@@ -46,7 +47,7 @@ class Committer:
         *,
         skip_known: bool = False,
         rest: Sequence[Batch] = (),
-        given: Sequence[Sequence[str | None]] = (),
+        given: Sequence[Row] = (),
         meanwhile: Call | None = None,
     ) -> int:
         """Commit a batch, and return how many of its leaves were new; raises what the database raises.
@@ -81,7 +82,7 @@ class Committer:
         self,
         batches: Sequence[Batch],
         names: list[Row],
-        given: Sequence[Sequence[str | None]],
+        given: Sequence[Row],
         skip_known: bool,
     ) -> int:
         """One transaction from its begin to its commit; leaves that were new."""
@@ -100,7 +101,7 @@ class Committer:
         if file_identity(self._engine) != self._identity:
             raise StoreGoneError("the ledger's file was removed or replaced")
 
-    def write_names(self, rows: Sequence[Sequence[str | None]]) -> None:
+    def write_names(self, rows: Sequence[Row]) -> None:
         """Commit names of a replay; those that are there already are skipped."""
         with self._begun() as connection:
             store_names(connection, rows, skip_known=True)

@@ -1,41 +1,34 @@
-"""Names that mean nothing for subjects and sessions, and the table that alone links them.
+"""Names that mean nothing for subjects and sessions; `subject_rows` has the table that alone links them.
 
 P1 A subject's pseudonym is random. A session's is an HMAC under a random secret of its subject: nothing can be computed
 from either, and destroying the subject's row, which holds the secret, unlinks both.
-P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction or spill.
-P3 A session has a row of its own where it has no subject, where its subject's row has no secret (a worker's that names
-people without asking a database, or one from before there were secrets), and where an erasure is about it.
-P4 With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere.
+P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction, batch or spill.
+P3 A session has a row of its own where it has no subject, where its subject's row has no secret (one from before there
+were secrets), and where an erasure is about it.
+P4 With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere. A
+process that names people without asking a database has secrets of its own; what takes its rows seals them.
 P5 A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads those
 that are left anew: who comes back has another pseudonym.
 """
 
 from __future__ import annotations
 
-import hmac
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, delete, insert, select, update
+from sqlalchemy import Connection
 
-from kvcustody.audit.bulk import insert_new, insert_rows
-from kvcustody.audit.by_subject import of_subjects
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
-from kvcustody.audit.schema import residencies, subject_unlinkings, subjects
 from kvcustody.audit.store import marked
-from kvcustody.audit.subject_keys import SubjectKeys, owner_of
+from kvcustody.audit.subject_keys import SubjectKeys, is_sealed, owner_of
+from kvcustody.audit.subject_rows import NAME_BYTES, Row, Who, session_name, tags_of, unlinkings
 from kvcustody.errors import LedgerError
 
-Who = tuple[str, str, str]  # tenant, subject, session
-Row = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
-
+SECRET_BYTES = 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NAME_BYTES = 12
-_SECRET_BYTES = 16
 _CACHED_MAX = 1 << 18
 _LOOKUP_ROWS = 100
 _WANTED = ", ".join(["(?, ?, ?)"] * _LOOKUP_ROWS)
@@ -63,12 +56,7 @@ class SubjectDirectory:
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
         """The pseudonym of a subject or session; a new random one when none is known."""
         who = (tenant, subject, session)
-        name = self._known.get(who) or self._derived(who)
-        if name is None:
-            if not _storable(who):
-                raise LedgerError("a subject or session holds characters that no database stores")
-            name = self._known[who] = self._fresh[who] = secrets.token_hex(_NAME_BYTES)
-        return name
+        return self._known.get(who) or self._derived(who) or self._invented(who)
 
     def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
         """Have the names that these events need: read where they are known, new ones where they are not."""
@@ -91,6 +79,17 @@ class SubjectDirectory:
         if self._keys is not None:
             self._keys.keep_names((self._known[who], who) for who in listed if who in self._known)
 
+    def list_erased(self, events: Iterable[Event]) -> None:
+        """Rows for those that erasures are about (P3), where no database is asked."""
+        for who in _named(event for event in events if event.__class__ is ErasureRequested)[1]:
+            if who not in self._known:
+                self._known[who] = self._fresh[who] = self(*who)
+
+    def trim(self) -> None:
+        """Forget what is durable once that is much, where no database is asked: who returns has another pseudonym."""
+        if len(self._known) > _CACHED_MAX:
+            self._forget()
+
     def fresh(self) -> list[Row]:
         """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
         return [(name, *self._stored(who), self._row_secret(who)) for who, name in self._fresh.items()]
@@ -112,7 +111,10 @@ class SubjectDirectory:
     def drop(self, gone: Iterable[str]) -> None:
         """Forget these pseudonyms: their rows are there no more."""
         names = frozenset(gone)
-        self._known = {who: name for who, name in self._known.items() if name not in names}
+        for who in [who for who, name in self._known.items() if name in names]:
+            del self._known[who]
+            if not who[2]:
+                self._secrets.pop(who[:2], None)
 
     def _forget(self) -> None:
         """Everything but what is not durable yet."""
@@ -132,15 +134,28 @@ class SubjectDirectory:
             for name, secret, *place in connection.exec_driver_sql(marked(connection, _LOOKUP), values):
                 who = stored[(place[0], place[1], place[2])]
                 self._known[who] = name
-                if secret:
+                if secret and not is_sealed(secret):
                     self._secrets[who[:2]] = secret
         missing = [who for who in wanted if who not in self._known]
-        chance = secrets.token_hex((_NAME_BYTES + _SECRET_BYTES) * len(missing))
-        drawn = map("".join, zip(*[iter(chance)] * (2 * (_NAME_BYTES + _SECRET_BYTES)), strict=True))
+        chance = secrets.token_hex((NAME_BYTES + SECRET_BYTES) * len(missing))
+        drawn = map("".join, zip(*[iter(chance)] * (2 * (NAME_BYTES + SECRET_BYTES)), strict=True))
         for who, both in zip(missing, drawn, strict=True):
             if who[1] and not who[2] and self._keys is None:
-                self._secrets[who[:2]] = both[2 * _NAME_BYTES :]
-            self._known[who] = self._fresh[who] = self._derived(who) or both[: 2 * _NAME_BYTES]
+                self._secrets[who[:2]] = both[2 * NAME_BYTES :]
+            self._known[who] = self._fresh[who] = self._derived(who) or both[: 2 * NAME_BYTES]
+
+    def _invented(self, who: Who) -> str:
+        """A new pseudonym of somebody whom no database was asked for."""
+        if not _storable(who):
+            raise LedgerError("a subject or session holds characters that no database stores")
+        tenant, subject, session = who
+        if subject and session and (tenant, subject, "") not in self._known:
+            self(tenant, subject)  # and with it the secret that the session's comes from
+            return self(tenant, subject, session)
+        if subject and not session and self._keys is None:
+            self._secrets[tenant, subject] = secrets.token_hex(SECRET_BYTES)
+        name = self._known[who] = self._fresh[who] = secrets.token_hex(NAME_BYTES)
+        return name
 
     def _derived(self, who: Who) -> str | None:
         """The pseudonym of a session whose subject has a secret (P1)."""
@@ -148,9 +163,7 @@ class SubjectDirectory:
         if not (subject and session):
             return None
         secret = self._secret_of(who)
-        if secret is None:
-            return None
-        return _session_name(secret, session)
+        return None if secret is None else session_name(secret, session)
 
     def _secret_of(self, who: Who) -> bytes | None:
         secret = self._secrets.get(who[:2])
@@ -165,122 +178,6 @@ class SubjectDirectory:
     def _stored(self, who: Who) -> Who:
         """How a row names somebody."""
         return who if self._keys is None else tags_of(self._keys, who)
-
-
-def tags_of(keys: SubjectKeys, who: Who) -> Who:
-    """Tenant, and the tags of subject and session under the subject's key (P4)."""
-    tenant, subject, session = who
-    owner = owner_of(*who)
-    return (
-        tenant,
-        keys.tag(owner, "subject", subject) if subject else "",
-        keys.tag(owner, "session", session) if session else "",
-    )
-
-
-def hidden(keys: SubjectKeys, rows: Sequence[tuple[str, str, str, str]]) -> list[tuple[str, str, str, str]]:
-    """Rows of names as tags: for a ledger that takes them from processes without keys (P4)."""
-    keys.refresh()
-    keys.prepare({owner_of(*who) for _, *who in rows})
-    return [(name, *tags_of(keys, (tenant, subject, session))) for name, tenant, subject, session in rows]
-
-
-def store_names(connection: Connection, names: Sequence[Sequence[Any]], *, skip_known: bool = False) -> None:
-    """Insert rows, with or without a secret; those of a replay may be there already and are skipped."""
-    rows = [(*row[:4], row[4] if len(row) > 4 else None) for row in names]
-    rows.sort(key=itemgetter(0))  # neighbours of a random order: fewer pages are sought and changed
-    if rows:
-        (insert_new if skip_known else insert_rows)(connection, subjects, rows)
-
-
-def names_of(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> list[str]:
-    """Every pseudonym of a subject and of its sessions (an outage may have given it more than one)."""
-    own = set(connection.scalars(select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys))))
-    session = residencies.c.session
-    for start in range(0, len(names := sorted(own)), _LOOKUP_ROWS):
-        theirs = of_subjects(connection, tenant, names[start : start + _LOOKUP_ROWS])
-        query = select(session).where(*theirs, session.is_not(None))
-        own.update(connection.scalars(query.distinct()))
-    return sorted(own)
-
-
-def subject_names(
-    connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None
-) -> list[str]:
-    """Every pseudonym of a subject itself, without those of its sessions."""
-    query = select(subjects.c.pseudonym).where(_named_so(tenant, subject, keys), subjects.c.session == "")
-    return sorted(connection.scalars(query))
-
-
-def session_names(
-    connection: Connection, tenant: str, subject: str, session: str, keys: SubjectKeys | None = None
-) -> list[str]:
-    """Every pseudonym of a session of a subject: of rows of its own, and those that come from its subject's secret."""
-    tag = None if keys is None else keys.kept_tag(owner_of(tenant, subject, ""), "session", session)
-    stored = [session] if tag is None else [session, tag]
-    query = select(subjects.c.pseudonym, subjects.c.session, subjects.c.secret)
-    found, secret_texts = set(), set()
-    for row in connection.execute(query.where(_named_so(tenant, subject, keys))):
-        if row.session in stored:
-            found.add(row.pseudonym)
-        elif not row.session and row.secret:
-            secret_texts.add(row.secret)
-    if keys is not None:
-        kept = keys.kept_tag(owner_of(tenant, subject, ""), "sessions", "")
-        secret_texts |= set() if kept is None else {kept}
-    return sorted(found | {_session_name(text.encode(), session) for text in secret_texts})
-
-
-def has_tags(engine: Engine) -> bool:
-    """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (P4)."""
-    with engine.connect() as connection:
-        return (
-            connection.scalar(select(subjects.c.subject).where(subjects.c.subject.like("k1:%")).limit(1))
-            is not None
-        )
-
-
-def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys | None = None) -> int:
-    """Destroy the link between a subject and its pseudonyms; every leaf stays as it is.
-
-    `redaction.unlink_subject` does so on record, destroys the key too, and sees to what a database keeps of it.
-    """
-    gone = connection.execute(delete(subjects).where(_named_so(tenant, subject, keys))).rowcount
-    table = subject_unlinkings.c
-    if not connection.execute(update(subject_unlinkings).values(count=table.count + 1)).rowcount:
-        connection.execute(insert(subject_unlinkings).values(id=1, count=1))
-    return gone
-
-
-def unlinkings(connection: Connection) -> int:
-    """How often a subject was unlinked here (P5)."""
-    return int(connection.scalar(select(subject_unlinkings.c.count)) or 0)
-
-
-def without_row(connection: Connection, names: Sequence[str]) -> list[str]:
-    """Those of the pseudonyms that nobody is behind any more, or ever was."""
-    there: set[str] = set()
-    for start in range(0, len(names), _LOOKUP_ROWS):
-        query = select(subjects.c.pseudonym).where(
-            subjects.c.pseudonym.in_(names[start : start + _LOOKUP_ROWS])
-        )
-        there.update(connection.scalars(query))
-    return [name for name in names if name not in there]
-
-
-def _session_name(secret: bytes, session: str) -> str:
-    """The pseudonym of a session under its subject's secret (P1)."""
-    try:
-        return hmac.digest(secret, session.encode(), "sha256").hex()[: 2 * _NAME_BYTES]
-    except UnicodeEncodeError:
-        raise LedgerError("a session holds characters that no database stores") from None
-
-
-def _named_so(tenant: str, subject: str, keys: SubjectKeys | None) -> ColumnElement[bool]:
-    """Rows of a subject: by its name, from before there were keys, and by its tag."""
-    tag = None if keys is None else keys.kept_tag(owner_of(tenant, subject, ""), "subject", subject)
-    stored = [subject] if tag is None else [subject, tag]
-    return (subjects.c.tenant == tenant) & subjects.c.subject.in_(stored)
 
 
 def _storable(texts: Iterable[str]) -> bool:

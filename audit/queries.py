@@ -1,7 +1,7 @@
 """What reports ask of the ledger: totals, a subject's custody, a block's history, denials, findings, gaps.
 
 Q1 Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
-Q2 A subject is asked for by tenant and pseudonym; `pseudonyms.names_of` is the only way from a name to it.
+Q2 A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
 """
 
 from __future__ import annotations

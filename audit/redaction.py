@@ -14,11 +14,11 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 
 from kvcustody.audit.events import SubjectUnlinked
-from kvcustody.audit.pseudonyms import names_of, unlink
 from kvcustody.audit.recording import record
 from kvcustody.audit.retention import check_no_hold
 from kvcustody.audit.store import WRITE
 from kvcustody.audit.subject_keys import SubjectKeys, empty_wal, overwrite_deleted
+from kvcustody.audit.subject_rows import names_of, unlink
 from kvcustody.clock import Clock, SystemClock
 
 NO_KEYS = "names stood in the ledger's database itself: backups and archived logs from before still hold them"

@@ -15,6 +15,7 @@ from kvcustody.audit.committer import Committer
 from kvcustody.audit.events import parse
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.spill import Segment, Spill
+from kvcustody.audit.subject_rows import row_of
 
 
 class Replayed(NamedTuple):
@@ -59,7 +60,7 @@ def _replay_one(segment: Segment, committer: Committer, batch: int) -> tuple[int
 
 
 def _commit(records: list[bytes], committer: Committer) -> int:
-    names = [tuple(orjson.loads(record[1:])) for record in records if record[:1] == b"P"]
+    names = [row_of(orjson.loads(record[1:])) for record in records if record[:1] == b"P"]
     found = [parse(record[1:]) for record in records if record[:1] == b"L"]
     committer.write_names(names)
     return committer.write(batch_of(found), skip_known=True)

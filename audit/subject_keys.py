@@ -9,11 +9,13 @@ K3 A process that has keys in memory forgets them at its next batch after any de
 K4 A session without a subject has a key of its own.
 K5 Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or after
 a crash, need the name. It goes with the key.
+K6 Secrets that the ledger keeps of subjects are hidden under the subject's key, as the tags are.
 """
 
 from __future__ import annotations
 
 import hmac
+import operator
 import re
 import secrets
 from collections.abc import Iterable
@@ -47,6 +49,8 @@ Owner = tuple[str, str, str]  # tenant, subject, session (empty where there is a
 
 KEY_BYTES = 32
 _DOMAIN = b"kvcustody/subject-tag@1\0"
+_SEAL_DOMAIN = b"kvcustody/subject-secret@1\0"
+_SEALED = "s1:"
 _CACHED_MAX = 1 << 17
 _TAG = re.compile("k1:[0-9a-f]{40}")
 _metadata = MetaData()
@@ -83,6 +87,11 @@ def owner_of(tenant: str, subject: str, session: str) -> Owner:
 def is_tag(text: str) -> bool:
     """Whether this stands for a name and is none."""
     return _TAG.fullmatch(text) is not None
+
+
+def is_sealed(secret: str) -> bool:
+    """Whether a secret of a subject can be had with the subject's key alone."""
+    return secret.startswith(_SEALED)
 
 
 class SubjectKeys:
@@ -165,6 +174,21 @@ class SubjectKeys:
             key = _read(connection, {owner}).get(owner)
         return None if key is None else _tag(key, kind, name)
 
+    def sealed(self, owner: Owner, pseudonym: str, secret: str) -> str:
+        """A secret of 32 characters that belongs to a pseudonym, hidden under the subject's key (K6).
+
+        A pseudonym has one secret, so no two are hidden alike. The key must be prepared.
+        """
+        return _SEALED + _masked(self._known[owner], pseudonym, secret.encode()).hex()
+
+    def unsealed(self, owner: Owner, pseudonym: str, sealed: str) -> str | None:
+        """The secret again; None where the store has no key any more. On any thread."""
+        with self._engine.connect() as connection:
+            key = _read(connection, {owner}).get(owner)
+        if key is None:
+            return None
+        return _masked(key, pseudonym, bytes.fromhex(sealed.removeprefix(_SEALED))).decode("ascii", "replace")
+
     def destroy(self, tenant: str, subject: str, session: str = "") -> int:
         """Destroy a subject's key, overwriting it; how many there were. Durable on return (K2)."""
         owner = owner_of(tenant, subject, session)
@@ -204,6 +228,11 @@ class SubjectKeys:
 def _tag(key: bytes, kind: str, name: str) -> str:
     message = _DOMAIN + kind.encode() + b"\0" + name.encode()
     return "k1:" + hmac.digest(key, message, "sha256").hex()[:40]
+
+
+def _masked(key: bytes, pseudonym: str, secret: bytes) -> bytes:
+    mask = hmac.digest(key, _SEAL_DOMAIN + pseudonym.encode(), "sha256")[: len(secret)]
+    return bytes(map(operator.xor, secret, mask))
 
 
 def overwrite_deleted(connection: Connection) -> None:

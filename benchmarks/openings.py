@@ -97,7 +97,7 @@ def groups(leaves: int) -> Iterator[Group]:
             batches.append(encoders[worker].encode(items).batch)
             fresh = directories[worker].fresh()
             directories[worker].settle(fresh)
-            names += [row[:4] for row in fresh]
+            names += fresh
         yield Group(batches, names)
 
 

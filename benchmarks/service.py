@@ -285,7 +285,7 @@ def encoded(incarnation: str, groups: list[list[tuple[int, Any]]]) -> list[tuple
     made = []
     for items in groups:
         work = encoder.encode(items)
-        names = [row[:4] for row in directory.fresh()]
+        names = directory.fresh()
         directory.settle(names)
         made.append((items[0][0], write_batch(names, work.batch.data)))
     return made

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.report.subject import SubjectPage, page_of_data, subject_page
+from kvcustody.audit.subject_rows import names_of
 from kvcustody.clock import SystemClock
 from kvcustody.console.audit.ledger import SubjectStore, subject_store
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout

@@ -17,7 +17,7 @@ from fastapi import Path, Response
 from kvcustody.audit import erasures as ledger
 from kvcustody.audit.erasure_preview import preview
 from kvcustody.audit.erasures import Requested
-from kvcustody.audit.pseudonyms import session_names, subject_names
+from kvcustody.audit.subject_rows import session_names, subject_names
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant

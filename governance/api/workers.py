@@ -14,7 +14,7 @@ from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasures import names, pending
 from kvcustody.audit.key_orders import key_orders
-from kvcustody.audit.pseudonyms import unlinkings, without_row
+from kvcustody.audit.subject_rows import unlinkings, without_row
 from kvcustody.governance.api.builder import Api, Asking, Serving
 from kvcustody.governance.api.held_open import Wait, held_open
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit

@@ -33,12 +33,13 @@ from kvcustody.audit.intake import Intake
 from kvcustody.audit.mark import Mark
 from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.spill import Segment, Spill, SpillFullError
+from kvcustody.audit.subject_rows import Row, row_of
 from kvcustody.audit.worker_name import claim
 from kvcustody.audit.writer import WriterSettings, WriterStatus
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import Connection, is_away
-from kvcustody.governance.service.leaf_check import Name, write_batch
+from kvcustody.governance.service.leaf_check import write_batch
 
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"
@@ -209,6 +210,7 @@ class RemoteLedger:
         self._mark.advance(given_up)
         if not items:
             return
+        self._directory.list_erased(event for _, event in items)
         work = self._encoder.encode(items)
         for sequence, event, problem in work.refused:
             self._unwritable(sequence, event, type(problem).__name__)
@@ -239,7 +241,7 @@ class RemoteLedger:
 
     def _ship(self, entries: list[Entry]) -> list[Entry]:
         """Hand entries in; returns those that did not get through."""
-        names = [row[:4] for row in self._directory.fresh()]
+        names = self._directory.fresh()
         try:
             self._put(self.incarnation, names, [leaf for entry in entries for leaf in entry.leaves])
         except ServiceError as error:
@@ -253,10 +255,11 @@ class RemoteLedger:
             left = self._ship(entries[:half])
             return left + entries[half:] if left else self._ship(entries[half:])
         self._directory.settle(names)
+        self._directory.trim()
         self._finish(entries)
         return []
 
-    def _put(self, incarnation: str, names: Sequence[Name], data: Sequence[bytes]) -> None:
+    def _put(self, incarnation: str, names: Sequence[Row], data: Sequence[bytes]) -> None:
         first = int(orjson.loads(data[0])["sequence"]) if data else 1
         path = f"/v1/worker/incarnations/{incarnation}/batches/{first}"
         stored = self._connection.put_bytes(path, write_batch(names, data), _MEDIA)
@@ -287,7 +290,7 @@ class RemoteLedger:
         self._mark.advance([entry.sequence for entry in refused])
 
     def _keep(self, entries: list[Entry]) -> None:
-        names = [row[:4] for row in self._directory.fresh()]
+        names = self._directory.fresh()
         records = [b"P" + orjson.dumps(row) for row in names]
         records += [b"L" + leaf for entry in entries for leaf in entry.leaves]
         try:
@@ -342,13 +345,12 @@ class RemoteLedger:
         self._wait_seconds = _WAIT_SECONDS
 
     def _replay(self, segment: Segment) -> None:
-        names: list[Name] = []
+        names: list[Row] = []
         chunk: list[bytes] = []
         registered = ""
         for record in segment.records():
             if record[:1] == b"P":
-                row = orjson.loads(record[1:])
-                names.append((row[0], row[1], row[2], row[3]))
+                names.append(row_of(orjson.loads(record[1:])))
                 continue
             if not registered:
                 registered = self._register_writer(record[1:])
@@ -378,7 +380,7 @@ class RemoteLedger:
             self._register(incarnation, int(body["at_us"]) - int(body["boot_us"]))
         return incarnation
 
-    def _hand_in(self, incarnation: str, names: Sequence[Name], data: Sequence[bytes]) -> None:
+    def _hand_in(self, incarnation: str, names: Sequence[Row], data: Sequence[bytes]) -> None:
         """Hand in spilled leaves; one that is refused becomes a gap (R6)."""
         try:
             self._put(incarnation, names, data)

@@ -16,10 +16,11 @@ from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.committer import Committer, refused
-from kvcustody.audit.pseudonyms import SubjectDirectory, hidden
+from kvcustody.audit.pseudonyms import SubjectDirectory
 from kvcustody.audit.schema import events, incarnations
 from kvcustody.audit.store import StoreGoneError, describe
 from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.audit.subject_rows import hidden
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.batch_reader import BatchReaders
 from kvcustody.governance.service.gathering import gathered

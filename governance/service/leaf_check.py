@@ -12,6 +12,7 @@ L5 A batch is checked column by column (`leaf_columns`). Whatever that does not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -31,10 +32,12 @@ CONTROL_KINDS = frozenset(  # what only the control plane writes
 )
 _OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
+_HEX = frozenset("0123456789abcdef")
+_SECRET_CHARACTERS = 32
 _NAMES = {str, type(None)}
 _OPTIONAL = frozenset({"written", "written_blocks", TRACE})
 
-Name = tuple[str, str, str, str]  # pseudonym, tenant, subject, session
+Name = tuple[str, str, str, str, str | None]  # pseudonym, tenant, subject, session, secret
 
 
 class Received(NamedTuple):
@@ -152,16 +155,34 @@ def _names(line: bytes) -> list[Name]:
     if rows.__class__ is not list or len(rows) > NAMES_MAX:
         raise ProblemError("malformed", f"the first line of a batch is a list of at most {NAMES_MAX} names")
     if rows and not _are_rows(rows):
-        raise ProblemError("malformed", "a name is a pseudonym, a tenant, a subject and a session")
-    return list(map(tuple, rows))
+        raise ProblemError(
+            "malformed", "a name is a pseudonym, a tenant, a subject, a session and a secret or null"
+        )
+    return list(map(tuple, rows)) if rows and len(rows[0]) > 4 else [(*row, None) for row in rows]
 
 
 def _are_rows(rows: list[Any]) -> bool:
-    if set(map(type, rows)) != {list} or set(map(len, rows)) != {4}:
+    """Each with a secret or null, or all without: from a worker of a release before there were secrets."""
+    if set(map(type, rows)) != {list} or set(map(len, rows)) not in ({4}, {5}):
         return False
-    columns = list(zip(*rows, strict=True))
-    lengths = list(map(len, columns[0])) if set(map(type, columns[0])) == {str} else [0]
-    return 16 <= min(lengths) <= max(lengths) <= 32 and all(map(_are_texts, columns))
+    names, *who, secrets = [*zip(*rows, strict=True), [None] * len(rows)][:5]
+    lengths = list(map(len, names)) if set(map(type, names)) == {str} else [0]
+    return (
+        16 <= min(lengths) <= max(lengths) <= 32
+        and all(map(_are_texts, (names, *who)))
+        and _are_secrets(secrets, who[2])
+    )
+
+
+def _are_secrets(secrets: Sequence[Any], sessions: Sequence[str]) -> bool:
+    """Each is null, or a random one in a row of a subject alone."""
+    given = [
+        (secret, session) for secret, session in zip(secrets, sessions, strict=True) if secret is not None
+    ]
+    if {secret.__class__ for secret, _ in given} - {str} or any(session for _, session in given):
+        return False
+    digits = {*chain.from_iterable(secret for secret, _ in given)}
+    return digits <= _HEX and {len(secret) for secret, _ in given} <= {_SECRET_CHARACTERS}
 
 
 def _are_texts(texts: Sequence[Any]) -> bool:

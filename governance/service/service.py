@@ -19,10 +19,10 @@ from sqlalchemy import Connection, Engine
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import Event
 from kvcustody.audit.note import KeyKind
-from kvcustody.audit.pseudonyms import has_tags, names_of
 from kvcustody.audit.signing import SigningKey
 from kvcustody.audit.store import open_store
 from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.audit.subject_rows import has_tags, names_of
 from kvcustody.audit.writer import Awaited
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, LedgerError

@@ -18,7 +18,6 @@ from kvcustody.audit.exports.writer import write_export
 from kvcustody.audit.fsck import fsck
 from kvcustody.audit.ledger_proofs import LedgerProofs
 from kvcustody.audit.move import move_ledger
-from kvcustody.audit.pseudonyms import names_of, session_names, subject_names
 from kvcustody.audit.redaction import NO_KEYS, unlink_subject
 from kvcustody.audit.retention import (
     LIFTED,
@@ -33,6 +32,7 @@ from kvcustody.audit.root_log import check_leaf
 from kvcustody.audit.schema import events, residencies, subjects
 from kvcustody.audit.signing import SigningKey
 from kvcustody.audit.subject_keys import SubjectKeys
+from kvcustody.audit.subject_rows import names_of, session_names, subject_names
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
 

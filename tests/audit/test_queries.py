@@ -24,9 +24,9 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.runs import Run, decode, flatten
 from kvcustody.audit.schema import erasure_results, erasures, events, orphan_scans, policy_revisions, releases
+from kvcustody.audit.subject_rows import names_of
 
 
 def test_totals_and_history_of_a_world(any_store: Engine, make_writer: Any, world: Any) -> None:

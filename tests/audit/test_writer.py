@@ -14,7 +14,7 @@ import orjson
 import pytest
 from sqlalchemy import Engine, event, func, select
 
-from kvcustody.audit import pseudonyms
+from kvcustody.audit import pseudonyms, subject_rows
 from kvcustody.audit.coverage import coverage
 from kvcustody.audit.erasures import names as asked_names
 from kvcustody.audit.erasures import request as requested
@@ -435,17 +435,17 @@ def test_a_subject_keeps_its_pseudonym_until_it_is_unlinked(any_store: Engine, m
     with any_store.connect() as connection:
         (name,) = set(connection.scalars(select(residencies.c.subject)))
         (session,) = set(connection.scalars(select(residencies.c.session)))
-        assert sorted([name, session]) == pseudonyms.names_of(connection, "acme", "alice")
-        assert pseudonyms.subject_names(connection, "acme", "alice") == [name]
-        assert pseudonyms.session_names(connection, "acme", "alice", str(opened(1).session)) == [session]
-        assert session not in pseudonyms.session_names(connection, "acme", "alice", "another")
+        assert sorted([name, session]) == subject_rows.names_of(connection, "acme", "alice")
+        assert subject_rows.subject_names(connection, "acme", "alice") == [name]
+        assert subject_rows.session_names(connection, "acme", "alice", str(opened(1).session)) == [session]
+        assert session not in subject_rows.session_names(connection, "acme", "alice", "another")
         leaves = list(connection.scalars(select(events.c.leaf)))
         assert not [leaf for leaf in leaves if b"alice" in leaf or b"chat" in leaf]
         assert (
             connection.scalar(select(func.count()).select_from(subjects)) == 1
         )  # the session's comes from its secret
-        assert pseudonyms.unlink(connection, "acme", "alice") == 1
-        assert pseudonyms.names_of(connection, "acme", "alice") == []
+        assert subject_rows.unlink(connection, "acme", "alice") == 1
+        assert subject_rows.names_of(connection, "acme", "alice") == []
         assert list(connection.scalars(select(events.c.leaf))) == leaves
         connection.rollback()
 
@@ -460,13 +460,13 @@ def test_a_writer_that_runs_forgets_who_was_unlinked(
     writer.submit([opened(1), opened(2)._replace(subject="bob")])
     assert writer.flush()
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
-        assert pseudonyms.unlink(connection, "acme", "alice") == 1
+        assert subject_rows.unlink(connection, "acme", "alice") == 1
     writer.submit([opened(3), opened(4)._replace(subject="bob")])
     assert writer.flush()
     with any_store.connect() as connection:
         query = select(residencies.c.residency, residencies.c.subject, residencies.c.session)
         alice, bob, again, bob_again = sorted(connection.execute(query))
-        found = pseudonyms.names_of(connection, "acme", "alice")
+        found = subject_rows.names_of(connection, "acme", "alice")
     assert (bob.subject, bob.session) == (bob_again.subject, bob_again.session)
     assert (again.subject != alice.subject, again.session != alice.session) == (told, told)
     assert found == (sorted([again.subject, again.session]) if told else [])
@@ -484,7 +484,7 @@ def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, mak
                 connection.execute(select(residencies.c.subject, residencies.c.session).where(which)).one()
             )
             if residency == 2:
-                pseudonyms.unlink(connection, "acme", "alice")
+                subject_rows.unlink(connection, "acme", "alice")
     assert names[0] == names[1]  # positive control: with the row there, both are as before
     assert names[2].subject != names[1].subject and names[2].session != names[1].session
 
@@ -492,9 +492,9 @@ def test_a_session_without_its_subjects_secret_is_another(any_store: Engine, mak
 def test_a_subject_from_before_there_were_secrets_keeps_its_sessions_names(
     any_store: Engine, make_writer: Any
 ) -> None:
-    old = [("a" * 24, "acme", "alice", ""), ("b" * 24, "acme", "alice", opened(1).session)]
+    old = [("a" * 24, "acme", "alice", "", None), ("b" * 24, "acme", "alice", str(opened(1).session), None)]
     with any_store.connect().execution_options(**WRITE) as connection, connection.begin():
-        pseudonyms.store_names(connection, old)
+        subject_rows.store_names(connection, old)
     writer = make_writer(any_store)
     writer.submit([opened(1), opened(2)._replace(session="another")])
     writer.close()
@@ -503,7 +503,7 @@ def test_a_subject_from_before_there_were_secrets_keeps_its_sessions_names(
         assert {row.subject for row in found} == {"a" * 24} and "b" * 24 in {row.session for row in found}
         stored = set(connection.scalars(select(subjects.c.pseudonym)))
         assert {row.session for row in found} <= stored  # without a secret every session has a row
-        assert set(pseudonyms.names_of(connection, "acme", "alice")) == stored
+        assert set(subject_rows.names_of(connection, "acme", "alice")) == stored
 
 
 def test_an_erasures_session_can_be_found_by_its_pseudonym(any_store: Engine, make_writer: Any) -> None:

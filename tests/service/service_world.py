@@ -101,7 +101,7 @@ class Worker:
         for event in events:
             self.sequence += 1
             made += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
-        names = [row[:4] for row in self.directory.fresh()]
+        names = self.directory.fresh()
         self.directory.settle(names)
         return Batch(write_batch(names, made), made, first, self.sequence)
 

@@ -12,9 +12,9 @@ import orjson
 import pytest
 from control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
 
-from kvcustody.audit.pseudonyms import subject_names, unlinkings
 from kvcustody.audit.redaction import unlink_subject
 from kvcustody.audit.store import open_store
+from kvcustody.audit.subject_rows import subject_names, unlinkings
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane import agent as agents
 from kvcustody.governance.control_plane import erasures

@@ -23,10 +23,10 @@ from sqlalchemy import func, select
 from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted, parse
 from kvcustody.audit.events.batch import Batch, batch_of
 from kvcustody.audit.fsck import fsck
-from kvcustody.audit.pseudonyms import names_of
 from kvcustody.audit.queries import custody_of, gaps
 from kvcustody.audit.schema import events, incarnations, releases
 from kvcustody.audit.store import WRITE, open_store
+from kvcustody.audit.subject_rows import names_of
 from kvcustody.audit.writer import WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerUnavailable, ServiceError
@@ -251,6 +251,12 @@ def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, peo
         b'[["a","b","c","d"]]',
         b'[["' + b"a" * 24 + b'","t","s",7]]',
         b'[["' + b"a" * 24 + b'","\\u0000","s",""]]',
+        b'[["' + b"a" * 24 + b'","t","s","",7]]',
+        b'[["' + b"a" * 24 + b'","t","s","","%s"]]' % (b"0" * 31),
+        b'[["' + b"a" * 24 + b'","t","s","","%s"]]' % (b"g" * 32),
+        b'[["' + b"a" * 24 + b'","t","s","c","%s"]]' % (b"0" * 32),
+        b'[["' + b"a" * 24 + b'","t","s","",null,null]]',
+        b'[["' + b"a" * 24 + b'","t","s","",null],["' + b"b" * 24 + b'","t","s",""]]',
     ],
 )
 def test_malformed_names_are_refused(client, people, worker: Worker, names: bytes) -> None:
@@ -259,6 +265,22 @@ def test_malformed_names_are_refused(client, people, worker: Worker, names: byte
         "PUT", path, people["worker"], content=names + b"\n", headers={"Content-Type": "application/x-ndjson"}
     )
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        b'[["' + b"a" * 24 + b'","t","s",""]]',
+        b'[["' + b"a" * 24 + b'","t","s","",null]]',
+        b'[["' + b"a" * 24 + b'","t","s","","%s"],["' % (b"0" * 32) + b"b" * 24 + b'","t","s","c",null]]',
+    ],
+)
+def test_names_are_taken_with_a_secret_and_without(client, people, worker: Worker, names: bytes) -> None:
+    path = f"{worker.path}/batches/1"
+    answer = client(
+        "PUT", path, people["worker"], content=names + b"\n", headers={"Content-Type": "application/x-ndjson"}
+    )
+    assert answer.status_code == 200
 
 
 def test_a_worker_reaches_no_other_workers_incarnation(client, people, worker: Worker) -> None:
