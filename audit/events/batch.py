@@ -2,6 +2,7 @@
 
 B1 Every column is a function of the leaves' bytes: `batch_of(parse(data) …)` gives the batch that the encoder
 gave. Values of `Group.columns` are as in the leaf, except that decimal strings of large integers are integers.
+B2 A group has no column of a key in `UNREAD`: no row is made of them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from kvcustody.audit.run_texts import Extents
 Columns = Mapping[str, Sequence[Any]]
 
 
+# What these say is in the columns of the whole batch, in extents, or in the leaf alone.
+UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS})
+
+
 class Group(NamedTuple):
-    """Leaves of one kind: their places in the batch, their values by leaf key, the extents of their run lists."""
+    """Leaves of one kind: their places in the batch, their values by leaf key (B2), the extents of their run lists."""
 
     kind: str
     places: Sequence[int]
@@ -98,6 +103,7 @@ def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> Group:
     columns = {
         key: [_integer(body.get(key)) if key in integers else body.get(key) for body in bodies]
         for key in keys
+        if key not in UNREAD
     }
     # Leaves of earlier versions have no `written`: the list is empty.
     lists = [key for key in TOTALS if key in keys or (key == "written" and kind == "residency-opened")]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, log_of
-from kvcustody.audit.events.batch import Batch, Founder, Group, extents
+from kvcustody.audit.events.batch import UNREAD, Batch, Founder, Group, extents
 from kvcustody.audit.events.kinds import FIELD_KEYS, HEAD_KEYS, TOTALS, TRACE, field_types
 from kvcustody.audit.merkle import leaf_hashes
 from kvcustody.audit.run_texts import Extents
@@ -190,11 +190,13 @@ class _Read:
         if known is None:
             shape = _SHAPES[form]
             nothing = {key: Extents([], [], []) for key in shape.lists}
-            known = self._kinds[form] = _Kind(shape, [], {key: [] for key in form[1]}, nothing)
+            known = self._kinds[form] = _Kind(
+                shape, [], {key: [] for key in form[1] if key not in UNREAD}, nothing
+            )
         known.places.extend(places)
         texts = known.shape.texts
-        for key, values in columns.items():
-            known.columns[key].extend(self._shared(values) if key in texts else values)
+        for key, whole in known.columns.items():
+            whole.extend(self._shared(columns[key]) if key in texts else columns[key])
         for key, found in known.extents.items():
             for whole, more in zip(found, extents(columns[key]), strict=True):
                 whole.extend(more)
