@@ -17,7 +17,7 @@ from kvcustody.audit.events import SubjectUnlinked
 from kvcustody.audit.recording import record
 from kvcustody.audit.retention import check_no_hold
 from kvcustody.audit.store import WRITE
-from kvcustody.audit.subject_keys import SubjectKeys, empty_wal, overwrite_deleted
+from kvcustody.audit.subject_keys import SubjectKeys, empty_wal
 from kvcustody.audit.subject_rows import names_of, unlink
 from kvcustody.clock import Clock, SystemClock
 
@@ -58,10 +58,8 @@ def unlink_subject(
         record(engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock)
     else:
         put(SubjectUnlinked(clock.now_us(), tenant, count, actor, reason))
-    with engine.connect().execution_options(**WRITE) as connection:
-        overwrite_deleted(connection)
-        with connection.begin():
-            gone = unlink(connection, tenant, subject, keys)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        gone = unlink(connection, tenant, subject, keys)
     destroyed = 0 if keys is None else keys.destroy(tenant, subject)
     return Unlinked(count if gone else 0, destroyed, _remains(engine, destroyed))
 

@@ -32,7 +32,7 @@ from kvcustody.audit.old_months import Going, empty_old_months
 from kvcustody.audit.recording import record
 from kvcustody.audit.schema import events, incarnations, logs
 from kvcustody.audit.store import WRITE
-from kvcustody.audit.subject_keys import empty_wal, overwrite_deleted
+from kvcustody.audit.subject_keys import empty_wal
 from kvcustody.audit.tree_schema import tree_nodes
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
@@ -194,11 +194,9 @@ def _purge_log(engine: Engine, plan: LogPlan, progress: Callable[[str, int, int]
     while (found := _next_there(engine, plan, at)) is not None:
         at = found
         end = min(plan.below, at + _STEP)
-        with engine.connect().execution_options(**WRITE) as connection:
-            overwrite_deleted(connection)
-            with connection.begin():
-                check_no_hold(connection, _tenant(plan.log))
-                _drop(connection, plan.log, at, end)
+        with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            check_no_hold(connection, _tenant(plan.log))
+            _drop(connection, plan.log, at, end)
         if progress is not None:
             progress(plan.log, end - plan.first, plan.leaves)
         at = end

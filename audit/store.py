@@ -76,6 +76,9 @@ def _sqlite(path: Path, read_only: bool, timeout_seconds: float, mapped: bool) -
         if not read_only:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(
+                "PRAGMA secure_delete=ON"
+            )  # builds differ; a page that is split leaves copies too
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES_MAX}")
         connection.execute("PRAGMA cache_size=-16384")
         if mapped:

@@ -190,16 +190,14 @@ class SubjectKeys:
         return _masked(key, pseudonym, bytes.fromhex(sealed.removeprefix(_SEALED))).decode("ascii", "replace")
 
     def destroy(self, tenant: str, subject: str, session: str = "") -> int:
-        """Destroy a subject's key, overwriting it; how many there were. Durable on return (K2)."""
+        """Destroy a subject's key, overwriting it (`store`); how many there were. Durable on return (K2)."""
         owner = owner_of(tenant, subject, session)
-        with self._engine.connect().execution_options(**WRITE) as connection:
-            overwrite_deleted(connection)
-            with connection.begin():
-                gone = connection.execute(delete(_keys).where(*_is(owner))).rowcount
-                whose = [_names.c.tenant == tenant, _names.c.subject == subject]
-                whose += [] if subject else [_names.c.session == session]
-                connection.execute(delete(_names).where(*whose))
-                connection.execute(update(_destroyed).values(count=_destroyed.c.count + 1))
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            gone = connection.execute(delete(_keys).where(*_is(owner))).rowcount
+            whose = [_names.c.tenant == tenant, _names.c.subject == subject]
+            whose += [] if subject else [_names.c.session == session]
+            connection.execute(delete(_names).where(*whose))
+            connection.execute(update(_destroyed).values(count=_destroyed.c.count + 1))
         empty_wal(self._engine)
         self._known.pop(owner, None)
         self._pending.pop(owner, None)
@@ -233,14 +231,6 @@ def _tag(key: bytes, kind: str, name: str) -> str:
 def _masked(key: bytes, pseudonym: str, secret: bytes) -> bytes:
     mask = hmac.digest(key, _SEAL_DOMAIN + pseudonym.encode(), "sha256")[: len(secret)]
     return bytes(map(operator.xor, secret, mask))
-
-
-def overwrite_deleted(connection: Connection) -> None:
-    """On SQLite: what is deleted through this connection from now on is overwritten with zeros."""
-    if connection.dialect.name == "sqlite":
-        raw = connection.connection.driver_connection
-        assert raw is not None
-        raw.execute("PRAGMA secure_delete=ON")
 
 
 def empty_wal(engine: Engine) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, event, func, select
+from sqlalchemy.pool import Pool
 
 from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
@@ -31,10 +32,12 @@ from kvcustody.audit.retention import (
 from kvcustody.audit.root_log import check_leaf
 from kvcustody.audit.schema import events, residencies, subjects
 from kvcustody.audit.signing import SigningKey
-from kvcustody.audit.subject_keys import SubjectKeys
-from kvcustody.audit.subject_rows import names_of, session_names, subject_names
+from kvcustody.audit.store import WRITE, open_store
+from kvcustody.audit.subject_keys import SubjectKeys, empty_wal
+from kvcustody.audit.subject_rows import names_of, session_names, store_names, subject_names, unlink
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerError
+from kvcustody.migrations.upgrade import upgrade
 
 KEY = SigningKey.generate("ledger.example/keeping")
 ALICE = "alice@example.org-4711"
@@ -150,16 +153,37 @@ def test_neither_rows_nor_wal_of_postgresql_ever_held_a_name_where_there_are_key
     assert holding == (set() if keyed else {str(database), "pg_wal"})
 
 
-def test_a_deleted_row_stays_in_the_file_unless_it_is_overwritten(tmp_path: Path) -> None:
-    """Positive control of `overwrite_deleted`: SQLite alone leaves the bytes."""
-    for secure, remains in (("OFF", True), ("ON", False)):
-        path = tmp_path / f"{secure}.db"
-        with sqlite3.connect(path, isolation_level=None) as connection:
-            connection.execute(f"PRAGMA secure_delete={secure}")
-            connection.execute("CREATE TABLE t (a TEXT)")
-            connection.execute("INSERT INTO t VALUES (?), ('other')", (ALICE,))
-            connection.execute("DELETE FROM t WHERE a = ?", (ALICE,))
-        assert (ALICE.encode() in path.read_bytes()) == remains
+@pytest.mark.parametrize("overwriting", [True, False])
+def test_no_page_keeps_a_copy_of_a_redacted_name(tmp_path: Path, overwriting: bool) -> None:
+    """On a build of SQLite that leaves what is deleted. Positive control: without the store's own setting it does."""
+    chance = random.Random(3)
+    names = [f"person-{chance.getrandbits(40):010x}" for _ in range(3000)]
+
+    def build_default(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA secure_delete=OFF")
+
+    event.listen(Pool, "connect", build_default)
+    try:
+        engine = open_store(f"sqlite:///{tmp_path}/ledger.db")
+        if not overwriting:
+            event.listen(engine, "connect", build_default)
+        upgrade(engine)
+        for start in range(0, len(names), 100):  # in no order: pages of the index are split
+            rows = [
+                (f"{chance.getrandbits(96):024x}", "acme", name, "", None)
+                for name in names[start : start + 100]
+            ]
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                store_names(connection, rows)
+        with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            assert sum(unlink(connection, "acme", name) for name in names[::30]) == 100
+        assert empty_wal(engine)
+        engine.dispose()
+    finally:
+        event.remove(Pool, "connect", build_default)
+    stored = (tmp_path / "ledger.db").read_bytes()
+    assert names[1].encode() in stored, "void: names are elsewhere"
+    assert any(name.encode() in stored for name in names[::30]) is not overwriting
 
 
 def test_proofs_outlive_redaction(store: Engine, make_writer: Any, keys: SubjectKeys, tmp_path: Path) -> None:
