@@ -24,14 +24,13 @@ from sqlalchemy import Connection
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
 from kvcustody.audit.store import marked
 from kvcustody.audit.subject_keys import SubjectKeys, is_sealed, owner_of
-from kvcustody.audit.subject_rows import NAME_BYTES, Row, Who, session_name, tags_of, unlinkings
+from kvcustody.audit.subject_rows import LOOKUP_ROWS, NAME_BYTES, Row, Who, session_name, tags_of, unlinkings
 from kvcustody.errors import LedgerError
 
-SECRET_BYTES = 16
+_SECRET_BYTES = 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CACHED_MAX = 1 << 18
-_LOOKUP_ROWS = 100
-_WANTED = ", ".join(["(?, ?, ?)"] * _LOOKUP_ROWS)
+_WANTED = ", ".join(["(?, ?, ?)"] * LOOKUP_ROWS)
 # A join, because `(…) IN (VALUES …)` reads the whole table on SQLite.
 _LOOKUP = (
     "SELECT s.pseudonym, s.secret, s.tenant, s.subject, s.session"  # noqa: S608 - our own marks
@@ -127,9 +126,9 @@ class SubjectDirectory:
         """Read the rows of these, and invent those that there are none of."""
         stored = {self._stored(who): who for who in wanted}
         places = list(stored)
-        for start in range(0, len(places), _LOOKUP_ROWS):
-            chunk = places[start : start + _LOOKUP_ROWS]
-            chunk += chunk[-1:] * (_LOOKUP_ROWS - len(chunk))  # one statement, prepared once
+        for start in range(0, len(places), LOOKUP_ROWS):
+            chunk = places[start : start + LOOKUP_ROWS]
+            chunk += chunk[-1:] * (LOOKUP_ROWS - len(chunk))  # one statement, prepared once
             values = tuple(chain.from_iterable(chunk))
             for name, secret, *place in connection.exec_driver_sql(marked(connection, _LOOKUP), values):
                 who = stored[(place[0], place[1], place[2])]
@@ -137,8 +136,8 @@ class SubjectDirectory:
                 if secret and not is_sealed(secret):
                     self._secrets[who[:2]] = secret
         missing = [who for who in wanted if who not in self._known]
-        chance = secrets.token_hex((NAME_BYTES + SECRET_BYTES) * len(missing))
-        drawn = map("".join, zip(*[iter(chance)] * (2 * (NAME_BYTES + SECRET_BYTES)), strict=True))
+        chance = secrets.token_hex((NAME_BYTES + _SECRET_BYTES) * len(missing))
+        drawn = map("".join, zip(*[iter(chance)] * (2 * (NAME_BYTES + _SECRET_BYTES)), strict=True))
         for who, both in zip(missing, drawn, strict=True):
             if who[1] and not who[2] and self._keys is None:
                 self._secrets[who[:2]] = both[2 * NAME_BYTES :]
@@ -153,7 +152,7 @@ class SubjectDirectory:
             self(tenant, subject)  # and with it the secret that the session's comes from
             return self(tenant, subject, session)
         if subject and not session and self._keys is None:
-            self._secrets[tenant, subject] = secrets.token_hex(SECRET_BYTES)
+            self._secrets[tenant, subject] = secrets.token_hex(_SECRET_BYTES)
         name = self._known[who] = self._fresh[who] = secrets.token_hex(NAME_BYTES)
         return name
 

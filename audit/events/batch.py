@@ -18,7 +18,6 @@ from kvcustody.audit.run_texts import Extents
 
 Columns = Mapping[str, Sequence[Any]]
 
-
 # What these say is in the columns of the whole batch, in extents, or in the leaf alone.
 UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS})
 

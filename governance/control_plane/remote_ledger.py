@@ -210,6 +210,7 @@ class RemoteLedger:
         self._mark.advance(given_up)
         if not items:
             return
+        self._directory.trim()
         self._directory.list_erased(event for _, event in items)
         work = self._encoder.encode(items)
         for sequence, event, problem in work.refused:
@@ -255,7 +256,6 @@ class RemoteLedger:
             left = self._ship(entries[:half])
             return left + entries[half:] if left else self._ship(entries[half:])
         self._directory.settle(names)
-        self._directory.trim()
         self._finish(entries)
         return []
 

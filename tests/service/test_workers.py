@@ -20,11 +20,19 @@ import uvicorn
 from service_world import OFFSET_US, Worker, register, ship
 from sqlalchemy import func, select
 
-from kvcustody.audit.events import DecisionRecorded, KeyEvent, ResidencyOpened, WorkerStarted, parse
+from kvcustody.audit.events import (
+    DecisionRecorded,
+    ErasureRequested,
+    KeyEvent,
+    ResidencyOpened,
+    WorkerStarted,
+    parse,
+)
 from kvcustody.audit.events.batch import Batch, batch_of
 from kvcustody.audit.fsck import fsck
 from kvcustody.audit.queries import custody_of, gaps
-from kvcustody.audit.schema import events, incarnations, releases
+from kvcustody.audit.schema import events, incarnations, releases, subjects
+from kvcustody.audit.spill import Spill
 from kvcustody.audit.store import WRITE, open_store
 from kvcustody.audit.subject_rows import names_of
 from kvcustody.audit.writer import WriterSettings
@@ -459,6 +467,43 @@ def test_what_a_dead_worker_left_in_its_spill_is_handed_in_by_its_successor(
         [leaf] = reading.scalars(query.where(*mine)).all()
     body = json.loads(leaf)
     assert (body["added"] >= 5, body["torn_bytes"]) == (True, 8)  # nothing of a replay goes in silence
+
+
+def test_a_spill_of_a_release_without_secrets_is_handed_in(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    key = people.keys.get("elder") or people.add("elder", Role.WORKER)
+    made, folder = Worker("elder"), tmp_path / "spill"
+    batch = made.batch([made.started(), *made.request("acme", "eve")])
+    folder.mkdir()
+    spill = Spill(folder, made.incarnation, limit_bytes=1 << 20)
+    names = json.loads(batch.body.split(b"\n", 1)[0])
+    spill.append(
+        [b"P" + json.dumps(row[:4]).encode() for row in names] + [b"L" + leaf for leaf in batch.leaves]
+    )
+    spill.close()
+    ledger, _ = remote(server, key, "elder", folder)
+    ledger.close()
+    assert leaf_count(service, made) == len(batch.leaves)
+    with service.reading() as reading:
+        assert names_of(reading, "acme", "eve") == [row[0] for row in names]
+
+
+def test_a_session_that_a_worker_asks_to_erase_has_a_row(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    ledger, _ = remote(server, people["worker"], "worker", tmp_path / "spill")
+    now = ledger._clock.now_us()
+    opening = next(iter(Worker().request("acme", "erin")))._replace(at_us=now, session="chat-1")
+    asked = ErasureRequested(now, "e-erin", "acme", "session", "erin", "chat-2", now + 10**9, "dpo")
+    ledger.submit([started("worker"), opening, asked])
+    assert ledger.flush(60)
+    ledger.close()
+    with service.reading() as reading:
+        rows = reading.execute(select(subjects).where(subjects.c.subject == "erin")).all()
+    assert sorted(row.session for row in rows) == ["", "chat-2"], (
+        "the control: one that is only used has none"
+    )
 
 
 def test_erasures_reach_a_waiting_worker_at_once_and_until_it_answers(

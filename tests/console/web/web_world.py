@@ -148,8 +148,7 @@ class FakeWorker:
             made += [leaf.data for leaf in leaves(event, self.context, self.sequence)]
         names = self.directory.fresh()
         self.directory.settle(names)
-        rows = names
-        batch = read_batch(write_batch(rows, made), self.service.fleet.sender("worker", self.incarnation))
+        batch = read_batch(write_batch(names, made), self.service.fleet.sender("worker", self.incarnation))
         self.service.ingest.put(self.incarnation, batch)
         self.service.fleet.received(self.incarnation, batch.last_sequence)
         self.service.fleet.heard("worker", self.incarnation, revision=1)
