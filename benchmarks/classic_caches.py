@@ -29,13 +29,13 @@ from report import table
 from spread import ratio
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, QuantizedCache, StaticCache
 
-from kvcustody.governance.identity import identify
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker import open_worker
-from kvcustody.integrations.transformers.classic_cache import governed_cache
-from kvcustody.integrations.transformers.classic_custodian import Custodian
-from kvcustody.integrations.transformers.classic_memory import SlabMemory
+from kvcustody.governance.worker.worker import open_worker
+from kvcustody.integrations.transformers.classic.custodian import Custodian
+from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
+from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
 
 KINDS = ("dynamic", "static", "quantized", "offloaded")
 PERSON = identify(issuer="idp", tenant="org", verified={"subject": "ada"})

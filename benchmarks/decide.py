@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.ir import Action, Policy, Relation, RuleEffect, Scope, Via
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.document.model import Action, Policy, Relation, RuleEffect, Scope, Via
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 
 NOW = 1_790_000_000_000_000
 REPETITIONS = 41

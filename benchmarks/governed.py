@@ -18,24 +18,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.allocator.block import BlockState
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.allocator.pool_options import PoolOptions
+from kvcustody.allocator.pool.block_state import BlockState
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Context, Event, HitCounted, leaves
-from kvcustody.audit.pseudonyms import SubjectDirectory
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import Principal, identify
-from kvcustody.governance.key_store import FileKeyStore
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.ledger_port import Ledger
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.pools import Pools
-from kvcustody.governance.wrapping import open_wrapping
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.table import DecisionTable
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal, identify
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 
 ISSUER, READER = "idp", "reader"
 RESERVE_LOW, RESERVE_HIGH = 1024, 2048  # blocks, at any size of pool

@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kvcustody.clock import SystemClock
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.key_buffer import KeyBuffer
-from kvcustody.governance.scope_token import ScopeTokens, Verified
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.tokens.scope_token import ScopeTokens, Verified
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.integrations.identity.api_keys import add_key
-from kvcustody.integrations.identity.door import Door
-from kvcustody.integrations.identity.mapping import load_identity
+from kvcustody.integrations.identity.authenticate_request import Door
+from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 
 ROUNDS, BATCH = 400, 50

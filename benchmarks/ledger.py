@@ -36,12 +36,12 @@ from many_writers import four_to_one
 from plain_driver import Cost, plain, rows_of
 from sqlalchemy import Engine
 
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Context, Event, leaves
-from kvcustody.audit.events.encoder import BatchEncoder
-from kvcustody.audit.merkle import leaf_hashes
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.audit.events.batch_encoder import BatchEncoder
+from kvcustody.audit.tlog.merkle import leaf_hashes
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 

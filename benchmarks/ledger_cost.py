@@ -26,12 +26,12 @@ from governed import govern, principal, serve
 from hardware import facts
 from numpy.typing import NDArray
 
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.console.replay.generator import WorkloadSpec, generate
-from kvcustody.console.replay.tokens import expand
-from kvcustody.governance.ledger_port import CountingLedger, Ledger
+from kvcustody.console.replay.traces.token_ids import expand
+from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.governance.ledger_protocol import CountingLedger, Ledger
 from kvcustody.migrations.upgrade import upgrade
 
 BLOCK_TOKENS = 16

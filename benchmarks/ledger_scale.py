@@ -30,19 +30,19 @@ from hardware import facts
 from ledger_stores import fresh_store, postgres
 from sqlalchemy import Connection, Engine, func, select
 
-from kvcustody.audit.append import Appender, register
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.event_query import EventFilter, find_events
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.database.monthly_partitions import make_ahead
 from kvcustody.audit.events import Context, ReceiptRecorded, leaf, log_of
 from kvcustody.audit.events.batch import Batch
-from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.merkle import leaf_hashes
-from kvcustody.audit.partitions import make_ahead
-from kvcustody.audit.root_log import check_leaf
-from kvcustody.audit.runs import Run
-from kvcustody.audit.schema import events
-from kvcustody.audit.signing import SigningKey
-from kvcustody.audit.store import WRITE
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.query.events import EventFilter, find_events
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.merkle import leaf_hashes
+from kvcustody.audit.tlog.root_log import check_leaf
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.writer.append_leaves import Appender, register
 from kvcustody.clock import SystemClock
 
 TOGETHER = 20_000

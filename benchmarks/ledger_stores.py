@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from kvcustody.audit.store import open_store
+from kvcustody.audit.database.engine import open_store
 from kvcustody.migrations.upgrade import upgrade
 
 

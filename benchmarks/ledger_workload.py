@@ -12,7 +12,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.runs import Run
+from kvcustody.audit.events.block_runs import Run
 
 BATCH = 1000
 

@@ -15,11 +15,11 @@ from ledger_stores import fresh_store
 from ledger_workload import BATCH, workload
 from sqlalchemy import func, select
 
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event
-from kvcustody.audit.schema import events as events_table
-from kvcustody.audit.schema import logs
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.audit.schema.ledger import events as events_table
+from kvcustody.audit.schema.ledger import logs
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 
 

@@ -26,15 +26,15 @@ import orjson
 from frozen import frozen
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.by_subject import of_subjects
-from kvcustody.audit.committer import Committer
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
 from kvcustody.audit.events.batch import Batch
-from kvcustody.audit.events.encoder import BatchEncoder
-from kvcustody.audit.pseudonyms import SubjectDirectory
-from kvcustody.audit.runs import Run
-from kvcustody.audit.schema import residencies
-from kvcustody.audit.store import open_store
+from kvcustody.audit.events.batch_encoder import BatchEncoder
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.schema.ledger import residencies
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.subjects.subject_filter import of_subjects
+from kvcustody.audit.writer.committer import Committer
 from kvcustody.migrations.upgrade import upgrade
 
 TENANTS, SUBJECTS = 50, 20_000

@@ -25,10 +25,10 @@ from ledger_stores import postgres
 from plain_driver import plain_copy
 from sqlalchemy import Connection, Engine, insert
 
-from kvcustody.audit.append_only import lifted
-from kvcustody.audit.partitions import REST, make_ahead, partitions
-from kvcustody.audit.schema import events, logs
-from kvcustody.audit.store import WRITE, open_store
+from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.database.monthly_partitions import REST, make_ahead, partitions
+from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.migrations.upgrade import upgrade
 
 MONTHS = 24

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from ledger_workload import BATCH
 from sqlalchemy import BigInteger, Boolean, ColumnElement, Engine, Integer, LargeBinary, Table, select
 
-from kvcustody.audit.schema import custody_ends, receipts, releases, residencies, subjects
-from kvcustody.audit.schema import events as events_table
-from kvcustody.audit.store import WRITER_CACHE_KIB
+from kvcustody.audit.database.engine import WRITER_CACHE_KIB
+from kvcustody.audit.schema.ledger import custody_ends, receipts, releases, residencies, subjects
+from kvcustody.audit.schema.ledger import events as events_table
 
 TABLES = (events_table, residencies, releases, custody_ends, receipts, subjects)
 

@@ -23,11 +23,11 @@ import hardware
 from decide import HEAD, NOW, Request, requests, sized
 
 from kvcustody.policies import library
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.ir import Grant, Policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.workbench.lint import lint
-from kvcustody.policies.workbench.prove import prove
+from kvcustody.policies.document.model import Grant, Policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.workbench.lint.lint import lint
+from kvcustody.policies.workbench.prove.prove import prove
 
 RULES, TENANTS, TURNS, CALLS = 1_000, 200, 301, 2_000
 DAY_US = 86_400_000_000

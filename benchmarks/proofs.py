@@ -17,13 +17,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.export_check import verify_export
-from kvcustody.audit.merkle import EMPTY, Frontier, TreeHead, leaf_hashes, parents
-from kvcustody.audit.note import KeyKind
-from kvcustody.audit.proofs import TILE_WIDTH, check_inclusion, consistency_proof, inclusion_proof, tile_width
-from kvcustody.audit.root_log import root_checkpoint, seal
-from kvcustody.audit.signing import SigningKey, sign_checkpoint
-from kvcustody.audit.tiles import CHECKPOINT, write_export
+from kvcustody.audit.tlog.merkle import EMPTY, Frontier, TreeHead, leaf_hashes, parents
+from kvcustody.audit.tlog.proofs import (
+    TILE_WIDTH,
+    check_inclusion,
+    consistency_proof,
+    inclusion_proof,
+    tile_width,
+)
+from kvcustody.audit.tlog.root_log import root_checkpoint, seal
+from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
+from kvcustody.audit.tlog.tiles import CHECKPOINT, write_export
+from kvcustody.audit.verify.verify_tiles import verify_export
 
 LEAF_BYTES = 300
 

@@ -21,8 +21,7 @@ import numpy as np
 from hardware import facts
 from ledger_workload import BATCH
 
-from kvcustody.audit.append import Appender
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import (
     Context,
     CustodyEnded,
@@ -34,11 +33,12 @@ from kvcustody.audit.events import (
     leaves,
 )
 from kvcustody.audit.events.batch import batch_of
-from kvcustody.audit.report.build import build_report, newest_checkpoint, period
-from kvcustody.audit.report.contents import Asked
-from kvcustody.audit.runs import Run
-from kvcustody.audit.signing import SigningKey
-from kvcustody.audit.store import WRITE, open_store
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.report.model import Asked
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from report import table
 from workload import BLOCK_TOKENS, VOCABULARY
 
-from kvcustody.allocator.block import BlockState
-from kvcustody.allocator.manager import BlockManager
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.clock import SystemClock, VirtualClock
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.outcome import Admission
-from kvcustody.policies.ir import Action, Scope, Via
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.policies.document.model import Action, Scope, Via
 
 Tokens = NDArray[np.int32]
 SMALL_BLOCKS, LARGE_BLOCKS = 40_000, 4_000_000

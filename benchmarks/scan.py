@@ -31,16 +31,16 @@ import numpy as np
 from governed import ISSUER, MODEL, govern, serve
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import BlockState
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter
+from kvcustody.allocator.pool.block_state import BlockState
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import Principal, identify
-from kvcustody.governance.orphans.ledger_scan import WriterJoin
-from kvcustody.governance.orphans.online_scan import OnlineScan
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.principal import Principal, identify
+from kvcustody.governance.orphans.ledger_join import WriterJoin
+from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import Budget
-from kvcustody.governance.outcome import Admission
 from kvcustody.migrations.upgrade import upgrade
 
 TURNS = 4

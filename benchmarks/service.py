@@ -45,16 +45,16 @@ from plain_driver import plain, rows_of
 from plain_http import Answer, PlainClient
 from service_restart import measure
 
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
-from kvcustody.audit.events.encoder import BatchEncoder
-from kvcustody.audit.pseudonyms import SubjectDirectory
-from kvcustody.audit.runs import Run
-from kvcustody.audit.schema import events
-from kvcustody.audit.store import open_store
-from kvcustody.governance.api.server import serve
-from kvcustody.governance.logs import configure
-from kvcustody.governance.service.leaf_check import write_batch
-from kvcustody.governance.service.roles import Role
+from kvcustody.audit.events.batch_encoder import BatchEncoder
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.governance.api.http.server import serve
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.ingest.check_leaves import write_batch
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.migrations.upgrade import upgrade

@@ -33,10 +33,10 @@ from spread import ratio, spread
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
-from kvcustody.governance.identity import identify
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.transformers.continuous import GovernedBatching
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 GOAL = 0.99
 MARGIN = 0.5  # so that the plain engine evicts in time, where it would otherwise wait

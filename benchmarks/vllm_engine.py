@@ -57,7 +57,7 @@ def work(pipe: Connection, blocks: int) -> None:
     """The stand-in worker's process: takes steps; scrubs, where it has `blocks`."""
     worker = None
     if blocks:
-        from kvcustody.integrations.vllm.worker_side import WorkerSide
+        from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
         worker = WorkerSide(0)
         size = SCRUBBED_BYTES_PER_BLOCK

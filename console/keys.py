@@ -9,8 +9,8 @@ import typer
 
 from kvcustody.console.command import Json, print_json
 from kvcustody.errors import KeyringError
-from kvcustody.governance.key_buffer import KEY_BYTES
-from kvcustody.governance.wrapping import RootKeyWrapping, create_root_key, read_root_key
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, create_root_key, read_root_key
 
 DEFAULT = Path("kvcustody-root.key")
 _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE")]

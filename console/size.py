@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from kvcustody.allocator.sizing import SizingReport, format_bytes, parse_bytes, size_pool
+from kvcustody.allocator.sizing.blocks_that_fit import SizingReport, format_bytes, parse_bytes, size_pool
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.lookup import Prompt
+from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.errors import ConfigError
 
 Tokens = Sequence[int] | NDArray[np.int32]

@@ -20,10 +20,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from kvcustody.audit.note import SigningKind, check_name
+from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.governance.identity import check_identifier
-from kvcustody.governance.wrapping import ROOT_KEY_VARIABLE
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.keys.root_key_wrapping import ROOT_KEY_VARIABLE
 
 PREFIX = "KVCUSTODY_"
 SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own process

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from alembic import context
 
-from kvcustody.audit import erasure_schema, keeping_schema, release_schema, service_schema, tree_schema
-from kvcustody.audit.schema import metadata
-from kvcustody.audit.store import VERSION_TABLE
+from kvcustody.audit.database.engine import VERSION_TABLE
+from kvcustody.audit.schema import erasures as erasure_schema
+from kvcustody.audit.schema import releases as release_schema
+from kvcustody.audit.schema import retention as keeping_schema
+from kvcustody.audit.schema import service as service_schema
+from kvcustody.audit.schema import trees as tree_schema
+from kvcustody.audit.schema.ledger import metadata
 
 assert tree_schema.root_log.metadata is metadata  # its tables are among those that are compared
 assert erasure_schema.erasure_effects.metadata is metadata

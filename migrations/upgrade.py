@@ -21,8 +21,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.partitions import keep_ahead
-from kvcustody.audit.store import VERSION_TABLE, WRITE, failure
+from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, failure
+from kvcustody.audit.database.monthly_partitions import keep_ahead
 from kvcustody.errors import LedgerError
 
 Progress = Callable[[str, int, int], None]

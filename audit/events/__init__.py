@@ -21,15 +21,7 @@ is away. C: aggregated into counters. A residency id is unique inside its incarn
 
 from __future__ import annotations
 
-from kvcustody.audit.events.access import AccessRecorded, PrincipalChanged
-from kvcustody.audit.events.accounts import (
-    GapRecorded,
-    HitCounted,
-    HitCounters,
-    ReplayCompleted,
-    SpillStarted,
-    Withdrawn,
-)
+from kvcustody.audit.events.block_runs import Runs
 from kvcustody.audit.events.canonical_leaf import (
     HANDOVER_BYTES_MAX,
     LEAF_BYTES_MAX,
@@ -42,39 +34,57 @@ from kvcustody.audit.events.canonical_leaf import (
     leaves,
     parse,
 )
-from kvcustody.audit.events.control import (
+from kvcustody.audit.events.control_events import (
     PROCESS_DEATH,
+    AccessRecorded,
     DecisionRecorded,
+    GrantsRevoked,
     KeyEvent,
     KeysOrdered,
+    LegalHoldChanged,
     PolicyActivated,
+    PolicyStaged,
+    PrincipalChanged,
+    ReleaseStep,
+    RetentionPurged,
+    SigningKeyRecorded,
+    SinkChanged,
+    SubjectUnlinked,
     WorkerDied,
     WorkerStarted,
     WorkerStopped,
 )
-from kvcustody.audit.events.custody import (
+from kvcustody.audit.events.custody_events import (
     BlocksAttached,
     BlocksReleased,
     CustodyEnded,
+    CustodyOverdue,
+    ErasureApplied,
+    ErasureCompleted,
+    ErasureRemaining,
+    ErasureRequested,
+    ErasureReread,
     HoldsNarrowed,
+    OrphanFound,
+    OrphanScanned,
     ReceiptRecorded,
     ResidencyOpened,
     ResidencyReleased,
 )
-from kvcustody.audit.events.duties import (
-    ErasureCompleted,
-    ErasureRequested,
-    OrphanFound,
-    OrphanScanned,
+from kvcustody.audit.events.ledger_events import (
+    GapRecorded,
+    HitCounted,
+    HitCounters,
+    ObservationGap,
+    ObservationStarted,
+    ObservedOverdue,
+    ObservedRemoved,
+    ObservedStored,
+    ReplayCompleted,
+    SpillStarted,
+    Withdrawn,
 )
-from kvcustody.audit.events.erasing import (
-    CustodyOverdue,
-    ErasureApplied,
-    ErasureRemaining,
-    ErasureReread,
-)
-from kvcustody.audit.events.keeping import LegalHoldChanged, RetentionPurged, SinkChanged, SubjectUnlinked
-from kvcustody.audit.events.kinds import (
+from kvcustody.audit.events.registry import (
     KINDS,
     LEAF_KEYS,
     SYSTEM,
@@ -83,16 +93,6 @@ from kvcustody.audit.events.kinds import (
     log_of,
     logs_of,
 )
-from kvcustody.audit.events.observed import (
-    ObservationGap,
-    ObservationStarted,
-    ObservedOverdue,
-    ObservedRemoved,
-    ObservedStored,
-)
-from kvcustody.audit.events.release import GrantsRevoked, PolicyStaged, ReleaseStep
-from kvcustody.audit.events.signing_keys import SigningKeyRecorded
-from kvcustody.audit.runs import Runs
 
 __all__ = [
     "HANDOVER_BYTES_MAX",

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.events.canonical_leaf import Leaf
-from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, TOTALS, field_types
-from kvcustody.audit.merkle import leaf_hashes
-from kvcustody.audit.run_texts import Extents
+from kvcustody.audit.events.registry import FIELD_KEYS, KINDS, TOTALS, field_types
+from kvcustody.audit.tlog.merkle import leaf_hashes
 
 Columns = Mapping[str, Sequence[Any]]
 

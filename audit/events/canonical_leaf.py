@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from kvcustody.audit.events.kinds import FIELD_KEYS, KINDS, ROWS, TOTALS, TRACE, Event, logs_of
-from kvcustody.audit.events.signing_keys import SigningKeyRecorded
-from kvcustody.audit.runs import EXACT, Runs, count, encode, split
+from kvcustody.audit.events.block_runs import EXACT, Runs, count, encode, split
+from kvcustody.audit.events.control_events import SigningKeyRecorded
+from kvcustody.audit.events.registry import FIELD_KEYS, KINDS, ROWS, TOTALS, TRACE, Event, logs_of
 from kvcustody.errors import LedgerError
 
 SCHEMA = "kvcustody/event@1"

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.exports.enclosed import Handover, Stamp
+from kvcustody.audit.exports.enclosures import Handover, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.keeping_schema import retention_purges, timestamps
-from kvcustody.audit.key_chain import handed_over, handover_leaves
-from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.note import parse_note
-from kvcustody.audit.proofs import Tiles
-from kvcustody.audit.schema import events, logs
-from kvcustody.audit.tiles import ExportError
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.retention import retention_purges, timestamps
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.key_handover import handed_over, handover_leaves
+from kvcustody.audit.tlog.proofs import Tiles
+from kvcustody.audit.tlog.signed_note import parse_note
+from kvcustody.audit.tlog.tiles import ExportError
 from kvcustody.audit.witness.status import witnessed_note
 
 _PAGE = 4096

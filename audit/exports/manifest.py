@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.exports.chunks import Format
-from kvcustody.audit.exports.enclosed import Enclosed
+from kvcustody.audit.exports.enclosures import Enclosed
+from kvcustody.audit.exports.file_formats import Format
 from kvcustody.audit.exports.range_proof import RangeProof
-from kvcustody.audit.merkle import TreeHead
-from kvcustody.audit.tiles import ExportError
+from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.tlog.tiles import ExportError
 
 SCHEMA = "kvcustody/export@1"
 MANIFEST = "manifest.json"

@@ -12,8 +12,8 @@ import base64
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvcustody.audit.merkle import Frontier, TreeHead, split_hashes
-from kvcustody.audit.proofs import ProofError, Tiles, check_consistency, consistency_proof, frontier_at
+from kvcustody.audit.tlog.merkle import Frontier, TreeHead, split_hashes
+from kvcustody.audit.tlog.proofs import ProofError, Tiles, check_consistency, consistency_proof, frontier_at
 
 
 class RangeProof(NamedTuple):

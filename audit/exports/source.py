@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from kvcustody.audit.exports.enclosed import Handover, Stamp
-from kvcustody.audit.merkle import TreeHead
-from kvcustody.audit.proofs import Tiles
-from kvcustody.audit.root_log import HeadProof, Opening
+from kvcustody.audit.exports.enclosures import Handover, Stamp
+from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.tlog.proofs import Tiles
+from kvcustody.audit.tlog.root_log import HeadProof, Opening
 
 
 class SubLog(NamedTuple):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvcustody.audit.checkpoint import parse_checkpoint
 from kvcustody.audit.exports.source import ExportSource
-from kvcustody.audit.merkle import TreeHead
-from kvcustody.audit.note import parse_note
-from kvcustody.audit.tiles import CHECKPOINT, HEAD_PROOF, ExportError, write_export
+from kvcustody.audit.tlog.checkpoint import parse_checkpoint
+from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.tlog.signed_note import parse_note
+from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, write_export
 
 
 def export_tiles(folder: Path, source: ExportSource, log: str | None = None) -> TreeHead:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
-from kvcustody.audit.as_of import AsOf
-from kvcustody.audit.report.overview import Overview
-from kvcustody.audit.schema import (
+from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.report.leaf_counts import Overview
+from kvcustody.audit.schema.ledger import (
     decisions,
     erasure_results,
     erasures,

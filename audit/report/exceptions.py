@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvcustody.audit.report.contents import Exceptional
+from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits
+from kvcustody.audit.report.model import Exceptional
 from kvcustody.audit.report.population import VERDICTS, is_covered
-from kvcustody.audit.units import UNKNOWN, LifeUnits
 
 LISTED_MAX = 200
 MEANINGS = {

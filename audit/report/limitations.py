@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.contents import Report
+from kvcustody.audit.report.model import Report
 from kvcustody.audit.witness.status import UNWITNESSED
 
 ALWAYS = (

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.evidence import POOL_SHIFT
-from kvcustody.audit.runs import Int64s
-from kvcustody.audit.units import UNKNOWN, LifeUnits
-from kvcustody.audit.uses import LEVELS
-from kvcustody.audit.verdicts import VERDICTS as ENDED
+from kvcustody.audit.coverage.block_uses import LEVELS
+from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits
+from kvcustody.audit.coverage.verdicts import VERDICTS as ENDED
+from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.query.evidence_columns import POOL_SHIFT
 
 VERDICTS = (*ENDED, "overdue")
 _OVERDUE = VERDICTS.index("overdue")

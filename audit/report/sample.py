@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, select
 
-from kvcustody.audit.evidence import POOL_SHIFT, is_among
-from kvcustody.audit.ledger_proofs import LedgerProofs
+from kvcustody.audit.query.evidence_columns import POOL_SHIFT, is_among
 from kvcustody.audit.report.population import Custody, Population
-from kvcustody.audit.root_log import HeadProof
-from kvcustody.audit.schema import events, logs
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.root_log import HeadProof
 
 LEAVES_MAX = 12
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-from kvcustody.audit.event_query import EventRow
+from kvcustody.audit.query.events import EventRow
 
 BATCH_TYPE = "application/cloudevents-batch+json"
 

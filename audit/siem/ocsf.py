@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvcustody.audit.event_query import EventRow
+from kvcustody.audit.query.events import EventRow
 from kvcustody.errors import LedgerError
 
 VERSION = "1.5.0"

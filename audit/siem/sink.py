@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from kvcustody.audit.exchange import post, reason_of
+from kvcustody.audit.tlog.http_post import post, reason_of
 from kvcustody.errors import LedgerError
 
 _ANSWER_BYTES_MAX = 1 << 20  # nobody reads it

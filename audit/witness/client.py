@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcustody.audit.checkpoint import verify
-from kvcustody.audit.exchange import Answer, post, reason_of
-from kvcustody.audit.note import (
+from kvcustody.audit.tlog.checkpoint import verify
+from kvcustody.audit.tlog.http_post import Answer, post, reason_of
+from kvcustody.audit.tlog.signed_note import (
     KeyKind,
     NoteError,
     Signature,
@@ -25,9 +25,9 @@ from kvcustody.audit.note import (
     parse_signatures,
     parse_vkey,
 )
-from kvcustody.audit.witness.memory import WitnessError
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint
 from kvcustody.audit.witness.server import ADD_CHECKPOINT, connect
+from kvcustody.audit.witness.state import WitnessError
 
 _ANSWER_BYTES_MAX = 1 << 16
 _TRIES = 3

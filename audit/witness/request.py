@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvcustody.audit.merkle import HASH_BYTES, SIZE_MAX
-from kvcustody.audit.note import NOTE_BYTES_MAX, NoteError, decode_base64
+from kvcustody.audit.tlog.merkle import HASH_BYTES, SIZE_MAX
+from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, decode_base64
 
 PATH_MAX = 63
 REQUEST_BYTES_MAX = NOTE_BYTES_MAX + 4096

@@ -17,9 +17,9 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.witness.memory import WitnessError
+from kvcustody.audit.witness.cosign import Answer, Witness
 from kvcustody.audit.witness.request import REQUEST_BYTES_MAX
-from kvcustody.audit.witness.witness import Answer, Witness
+from kvcustody.audit.witness.state import WitnessError
 
 ADD_CHECKPOINT = "/add-checkpoint"
 _SECONDS_MAX = 10

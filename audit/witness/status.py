@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.keeping_schema import cosignatures
-from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.tree_schema import checkpoints
+from kvcustody.audit.schema.retention import cosignatures
+from kvcustody.audit.schema.trees import checkpoints
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
 
 UNWITNESSED = "no witness has signed this ledger: split views and cut tails are undetected"
 BEHIND = "no witness has signed what was written since"

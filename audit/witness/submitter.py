@@ -17,9 +17,9 @@ from typing import NamedTuple
 from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.keeping_schema import cosignatures
-from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.store import WRITE, describe
+from kvcustody.audit.database.engine import WRITE, describe
+from kvcustody.audit.schema.retention import cosignatures
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.witness.client import Cosigned, WitnessAddress, cosign
 from kvcustody.errors import LedgerError
 

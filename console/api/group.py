@@ -40,7 +40,7 @@ def api_commands() -> dict[str, Any]:
         from kvcustody.governance.api.app import create_api
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[service]'") from None
-    from kvcustody.console.api.commands import commands, function_of
+    from kvcustody.console.api.generate_commands import commands, function_of
 
     made = typer.Typer()
     for command in commands(orjson.loads(create_api(None).document())):

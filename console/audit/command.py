@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 import typer
 
-from kvcustody.console.audit import anchor, check, export, find, keep, ship, signing, tiles
+from kvcustody.console.audit import export, signing, tiles
+from kvcustody.console.audit import fsck as check
+from kvcustody.console.audit import query as find
+from kvcustody.console.audit import retention as keep
+from kvcustody.console.audit import siem as ship
+from kvcustody.console.audit import timestamp as anchor
 from kvcustody.console.coverage import command as coverage
 
 app = typer.Typer(

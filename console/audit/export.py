@@ -8,17 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.exports.chunks import Format
-from kvcustody.audit.exports.due_heads import KeptHead
+from kvcustody.audit.exports.export_writer import Selection, pinned_size, write_export
+from kvcustody.audit.exports.file_formats import Format
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.exports.verify import Progress, Verdict, verify_export
-from kvcustody.audit.exports.writer import Selection, pinned_size, write_export
-from kvcustody.audit.merkle import HASH_BYTES, TreeHead
-from kvcustody.audit.note import NoteError, decode_base64
-from kvcustody.audit.timestamp import Authority
+from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
+from kvcustody.audit.tlog.rfc3161_timestamp import Authority
+from kvcustody.audit.tlog.signed_note import NoteError, decode_base64
+from kvcustody.audit.verify.expected_heads import KeptHead
+from kvcustody.audit.verify.verify_export import Progress, Verdict, verify_export
 from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.leaf_proof import check_leaf_proof, is_leaf_proof
-from kvcustody.console.audit.ledger import (
+from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.options_ledger import (
     DEFAULT,
     Keys,
     Ledger,
@@ -28,8 +30,6 @@ from kvcustody.console.audit.ledger import (
     reading,
     shown,
 )
-from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
-from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.errors import ConfigError
 
 EXIT_NOT_SOUND = 1

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.note import NoteError, parse_vkey
-from kvcustody.audit.proofs import ProofError
-from kvcustody.audit.root_log import check_leaf, parse_leaf_proof
+from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
+from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.console.command import print_json
 from kvcustody.errors import ConfigError
 

@@ -7,14 +7,18 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.note import KeyKind, SigningKind, parse_vkey
-from kvcustody.audit.recording import recorder
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind, parse_vkey
+from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
-from kvcustody.console.audit.ledger import DEFAULT, Ledger, key_texts, reading, writing
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading, writing
 from kvcustody.errors import ConfigError
-from kvcustody.governance.checkpoint_keys import open_signing_key, recorded_keys, rotate_signing_key
+from kvcustody.governance.keys.checkpoint_signing_key import (
+    open_signing_key,
+    recorded_keys,
+    rotate_signing_key,
+)
 
 
 def rotate(

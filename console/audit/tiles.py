@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.export_check import ExportReport, verify_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.exports.tile_export import export_tiles
-from kvcustody.console.audit.ledger import DEFAULT, Ledger, reading
+from kvcustody.audit.verify.verify_tiles import ExportReport, verify_export
 from kvcustody.console.command import Json, print_json
+from kvcustody.console.options_ledger import DEFAULT, Ledger, reading
 
 
 def tiles(

@@ -7,15 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.agreement import Difference, differences
-from kvcustody.audit.collector import collector_off
-from kvcustody.audit.coverage import Coverage, coverage
-from kvcustody.audit.recompute import Chosen, Recount, Unaccounted, read_history, recount, unaccounted
-from kvcustody.audit.recompute.sources import leaves_in_export
-from kvcustody.audit.recounting import recounting
-from kvcustody.audit.units import Selection, last_event_us
+from kvcustody.audit.coverage.compare_recount import Difference, differences
+from kvcustody.audit.coverage.custody_units import Selection, last_event_us
+from kvcustody.audit.coverage.recompute import (
+    Chosen,
+    Recount,
+    Unaccounted,
+    read_history,
+    recount,
+    unaccounted,
+)
+from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
+from kvcustody.audit.coverage.recount_process import recounting
+from kvcustody.audit.coverage.summary import Coverage, coverage
+from kvcustody.audit.database.gc_pause import collector_off
 from kvcustody.console.command import CustodyGroup, Json, print_json
-from kvcustody.console.coverage.options import (
+from kvcustody.console.coverage.printing import print_coverage, print_recount
+from kvcustody.console.options_custody import (
     DEFAULT_DB,
     At,
     Class,
@@ -29,7 +37,6 @@ from kvcustody.console.coverage.options import (
     selection,
     state_of,
 )
-from kvcustody.console.coverage.printing import print_coverage, print_recount
 from kvcustody.errors import ConfigError
 
 EXIT_DIFFERENT = 1

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from kvcustody.audit.agreement import Difference
-from kvcustody.audit.coverage import Coverage
-from kvcustody.audit.recompute import Recount, Unaccounted
+from kvcustody.audit.coverage.compare_recount import Difference
+from kvcustody.audit.coverage.recompute import Recount, Unaccounted
+from kvcustody.audit.coverage.summary import Coverage
 from kvcustody.console.command import make_table, stdout
 
 _COLUMNS = ("due", "covered", "late", "failed", "missing", "unproven", "overdue", "disputed")

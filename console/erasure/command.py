@@ -12,14 +12,16 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from kvcustody.audit.certificate import Opening, issue, new_opening
-from kvcustody.audit.certificate_check import verify as verify_certificate
-from kvcustody.audit.erasures import Status, names, requests, status
+from kvcustody.audit.erasure.certificate import Opening, issue, new_opening
+from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
 from kvcustody.audit.events import WorkerStopped
-from kvcustody.audit.signing import read_signing_key
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.tlog.signing_key import read_signing_key
+from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
-from kvcustody.console.audit.ledger import (
+from kvcustody.console.command import EXIT_ERROR, Json, make_table, print_json, stdout
+from kvcustody.console.erasure.page import render
+from kvcustody.console.options_ledger import (
     DEFAULT,
     Keys,
     Ledger,
@@ -29,11 +31,9 @@ from kvcustody.console.audit.ledger import (
     subject_store,
     writing,
 )
-from kvcustody.console.command import EXIT_ERROR, Json, make_table, print_json, stdout
-from kvcustody.console.erasure.page import render
 from kvcustody.errors import ConfigError
-from kvcustody.governance.erasure_run import request_event
-from kvcustody.governance.selector import Selector, check_selector, selector_from
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import typer
 
-from kvcustody.console.policy import ask, author, export, lint, release, review, segment, simulate, write
+from kvcustody.console.policy import explain_and_test as ask
+from kvcustody.console.policy import export, lint, release, review, segment, simulate
+from kvcustody.console.policy import init_fmt_schema as write
+from kvcustody.console.policy import validate as author
 
 EPILOG = "Start with `kvcustody policy init`; docs/policy-language.md is the language, docs/policy-codes.md every code."
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.policy.author import File
 from kvcustody.console.policy.review import Revoked
+from kvcustody.console.policy.validate import File
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.policies.workbench.cedar import to_cedar
 from kvcustody.policies.workbench.validate import load_file

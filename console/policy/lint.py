@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.coverage.options import reading
-from kvcustody.console.policy.author import EXIT_NO, Files, Format, FormatOption
-from kvcustody.console.policy.formats import junit, problem_data, sarif
+from kvcustody.console.options_custody import reading
+from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
+from kvcustody.console.policy.validate import EXIT_NO, Files, Format, FormatOption
 from kvcustody.errors import ConfigError
-from kvcustody.governance.recorded import sources_in_use, tenants_seen
-from kvcustody.policies.problems import Problem, quote
-from kvcustody.policies.workbench.lint import SOON_DAYS, ScrubRate, lint
+from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
+from kvcustody.policies.document.problems import Problem, quote
+from kvcustody.policies.workbench.lint.lint import SOON_DAYS, ScrubRate, lint
 from kvcustody.policies.workbench.validate import load_table
 
 _SIZE = re.compile(r"([0-9]+)\s*([KMGT]i?)?B?\Z")

@@ -10,7 +10,6 @@ import typer
 
 from kvcustody.console.command import make_table, print_json, progress_bar, stdout
 from kvcustody.console.policy import release_keys
-from kvcustody.console.policy.author import File
 from kvcustody.console.policy.release_options import (
     At,
     Key,
@@ -24,8 +23,9 @@ from kvcustody.console.policy.release_options import (
 )
 from kvcustody.console.policy.release_view import history_data, review_data, show_proposal, show_review
 from kvcustody.console.policy.review import print_diff
+from kvcustody.console.policy.validate import File
 from kvcustody.errors import ConfigError
-from kvcustody.governance.release.staged import Stage
+from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.policies.workbench.request import instant
 
 _Days = Annotated[int, typer.Option("--days", help="How long the revision is valid.", min=1, max=3650)]

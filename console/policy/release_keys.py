@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.signing import create_signing_key
+from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.policy.author import EXIT_NO
 from kvcustody.console.policy.release_options import (
     TRUST,
     At,
@@ -20,9 +19,10 @@ from kvcustody.console.policy.release_options import (
     read_public,
     release_command,
 )
+from kvcustody.console.policy.validate import EXIT_NO
 from kvcustody.errors import ConfigError, PolicyError
 from kvcustody.governance.release.trust import read_trust, write_trust
-from kvcustody.policies.bundle import verify
+from kvcustody.policies.bundle.bundle import verify
 
 _Public = Annotated[list[Path], typer.Option(help="A public key's file; repeatable.")]
 _Optional = Annotated[list[Path] | None, typer.Option(help="A public key's file; repeatable.")]

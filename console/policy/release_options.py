@@ -11,22 +11,22 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from sqlalchemy import Engine
 
-from kvcustody.audit.note import parse_vkey
-from kvcustody.audit.store import check_store, open_store
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.database.engine import check_store, open_store
+from kvcustody.audit.tlog.signed_note import parse_vkey
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
-from kvcustody.console.remote import Authority, KeyFile, Server, connect
+from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
-from kvcustody.governance.ledger_port import CountingLedger
-from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.release.release_desk import ReleaseDesk
 from kvcustody.governance.release.signer import FileSigner, open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.bundle_trust import Role, Signer
+from kvcustody.policies.bundle.trust import Role, Signer
 
 Key = Annotated[Path, typer.Option("--key", help="Your private key's file, from `kvcustody policy key`.")]
 TrustFile = Annotated[

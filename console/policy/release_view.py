@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvcustody.console.command import print_json
-from kvcustody.governance.release.gates import Review
+from kvcustody.governance.release.activation_gates import Review
 from kvcustody.governance.release.record import read_stage
-from kvcustody.governance.release.state import Proposal, ReleaseState
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.policies.workbench.request import instant
 
 

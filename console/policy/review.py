@@ -9,13 +9,13 @@ import orjson
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
-from kvcustody.console.policy.author import EXIT_NO, File
+from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.errors import PolicyError
-from kvcustody.policies.problems import quote
-from kvcustody.policies.workbench.change import CellChange, Opening, PolicyDiff
-from kvcustody.policies.workbench.diff import diff
-from kvcustody.policies.workbench.proof import Proof
-from kvcustody.policies.workbench.prove import Never, prove
+from kvcustody.policies.document.problems import quote
+from kvcustody.policies.workbench.diff.model import CellChange, Opening, PolicyDiff
+from kvcustody.policies.workbench.diff.semantic_diff import diff
+from kvcustody.policies.workbench.prove.model import Proof
+from kvcustody.policies.workbench.prove.prove import Never, prove
 from kvcustody.policies.workbench.request import instant
 from kvcustody.policies.workbench.validate import load_table
 

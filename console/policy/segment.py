@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.policy.author import File
-from kvcustody.console.policy.write import Write, policy_text, replace_file
+from kvcustody.console.policy.init_fmt_schema import Write, policy_text, replace_file
+from kvcustody.console.policy.validate import File
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.domain import tenant_owner
-from kvcustody.governance.key_store import FileKeyStore
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.model_identity import DIGEST_BYTES, ModelIdentity
-from kvcustody.governance.segments import DeclaredSegment, declare
+from kvcustody.governance.decisions.segment_matcher import DeclaredSegment, declare
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.identity.model_identity import DIGEST_BYTES, ModelIdentity
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
-from kvcustody.governance.wrapping import open_wrapping
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.workbench.segment import Entry, add_segment
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.workbench.add_segment import Entry, add_segment
 
 _FILE_BYTES_MAX = 64 << 20
 

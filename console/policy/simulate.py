@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.store import open_store
+from kvcustody.audit.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.policy.review import New, Old
 from kvcustody.console.replay.options import RunnerOptions, StandOptions
 from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.sources import Choice, block_tokens_of, load_workload
+from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
-from kvcustody.governance.recorded import recorded_denials, recorded_requests
-from kvcustody.policies.workbench.duty_changes import duration
+from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
+from kvcustody.policies.workbench.diff.obligation_changes import duration
 from kvcustody.policies.workbench.simulate import Simulation, simulate
 from kvcustody.policies.workbench.validate import load_table
 
@@ -127,7 +127,7 @@ def _print(found: Simulation, block_tokens: int) -> None:
 
 def _replay(policy: Path, choice: Choice) -> ReplayReport:
     try:
-        from kvcustody.console.replay.job import run_job
+        from kvcustody.console.replay.run.job import run_job
     except ModuleNotFoundError as error:
         message = f"a replay needs `{error.name}`: install kvcustody with the extra `torch`"
         raise ConfigError(message, missing=error.name) from None

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -20,11 +21,10 @@ from kvcustody.console.principal.shared import (
     local_book,
     print_key,
 )
-from kvcustody.console.remote import Authority, KeyFile, Server, connect
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.principal_rows import Principal
-from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.access.principal_table import Principal
+from kvcustody.governance.service.access.roles import Role
 
 principals = typer.Typer(
     no_args_is_help=True,

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import typer
 
 from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.console.principal.shared import (
     AllowLast,
     Bound,
@@ -24,7 +25,6 @@ from kvcustody.console.principal.shared import (
     local_book,
     print_key,
 )
-from kvcustody.console.remote import Authority, KeyFile, Server, connect
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.connection import Connection

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.console.command import print_json
-from kvcustody.governance.logs import configure
-from kvcustody.governance.service.administration import open_administration
-from kvcustody.governance.service.principals import Principals
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
+from kvcustody.governance.service.access.local_administration import open_administration
+from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
-from kvcustody.governance.service.thumbprint import thumbprint_in
 
 Name = Annotated[str, typer.Argument(help="The principal.", metavar="NAME")]
 AllowLast = Annotated[

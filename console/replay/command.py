@@ -10,13 +10,19 @@ from typing import Annotated
 import typer
 
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
-from kvcustody.console.replay import golden
-from kvcustody.console.replay.labels import Unit
 from kvcustody.console.replay.options import RunnerOptions, StandOptions, read_policy
 from kvcustody.console.replay.printing import print_golden, print_report
 from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.sources import FORMATS, GENERATED, Choice, block_tokens_of, load_workload
+from kvcustody.console.replay.run import golden_check as golden
+from kvcustody.console.replay.run.workload_from_options import (
+    FORMATS,
+    GENERATED,
+    Choice,
+    block_tokens_of,
+    load_workload,
+)
 from kvcustody.console.replay.summary import check_page, write_summary
+from kvcustody.console.replay.workload.labels import Unit
 from kvcustody.errors import ConfigError
 
 EPILOG = """
@@ -109,7 +115,7 @@ def replay(
 def _import_job() -> Callable[..., ReplayReport]:
     """The part that needs torch, which is an extra of the package."""
     try:
-        from kvcustody.console.replay.job import run_job
+        from kvcustody.console.replay.run.job import run_job
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"a replay needs `{error.name}`: install kvcustody with the extra `torch`", missing=error.name

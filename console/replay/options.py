@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
-from kvcustody.policies.ir import Policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.reading.load_policy import load_policy
 
 
 @dataclass(frozen=True, slots=True)

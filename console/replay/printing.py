@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from kvcustody.console.command import make_table
-from kvcustody.console.replay.golden import Row
 from kvcustody.console.replay.report import ReplayReport
+from kvcustody.console.replay.run.golden_check import Row
 from kvcustody.console.replay.summary import causes, percent, spread_text
 
 

@@ -12,17 +12,17 @@ import orjson
 import typer
 from rich.console import Console
 
-from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.note import parse_vkey
-from kvcustody.audit.report.build import build_report, newest_checkpoint, period
-from kvcustody.audit.report.contents import Asked, PolicyProof, Property, Report
+from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
-from kvcustody.audit.report.verify import verify_report
+from kvcustody.audit.report.model import Asked, PolicyProof, Property, Report
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signed_note import parse_vkey
+from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
-from kvcustody.console.coverage.options import DEFAULT_DB, At, Db, Since, Until, moment_us, reading
+from kvcustody.console.options_custody import DEFAULT_DB, At, Db, Since, Until, moment_us, reading
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report.document import FORMATS, render_all
-from kvcustody.console.report.words import count, percent
+from kvcustody.console.report.number_format import count, percent
 from kvcustody.errors import ConfigError
 
 EXIT_NO = 1
@@ -152,9 +152,9 @@ def frameworks(*, as_json: Json = False) -> None:
 
 def prove_policy(path: Path) -> PolicyProof:
     """The proof of a policy file, as a report states it."""
-    from kvcustody.policies.compiler import compile_policy
-    from kvcustody.policies.loader import load_policy
-    from kvcustody.policies.workbench.prove import prove
+    from kvcustody.policies.reading.load_policy import load_policy
+    from kvcustody.policies.table.compile import compile_policy
+    from kvcustody.policies.workbench.prove.prove import prove
 
     policy = load_policy(read_file(path), name=str(path.name))
     proof = prove(compile_policy(policy, revision=1), declared=policy)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcustody.audit.report.contents import Report
+from kvcustody.audit.report.model import Report
 from kvcustody.console.report import charts
-from kvcustody.console.report.blocks import Block, Chart, Facts, Literal, Paragraph, Section, Table
-from kvcustody.console.report.words import count, duration, minute, moment, percent, second, size
+from kvcustody.console.report.number_format import count, duration, minute, moment, percent, second, size
+from kvcustody.console.report.page_model import Block, Chart, Facts, Literal, Paragraph, Section, Table
 
 _TENANTS_DRAWN = 20
 _MINUTE_US, _DAY_US = 60_000_000, 86_400_000_000

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcustody.audit.report.contents import Report, utc_text
 from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.console.report.blocks import (
+from kvcustody.audit.report.model import Report, utc_text
+from kvcustody.console.report.custody_pages import boundary_section, coverage_section, population_section
+from kvcustody.console.report.evidence_pages import (
+    activity_section,
+    exceptions_section,
+    losses_section,
+    sample_section,
+)
+from kvcustody.console.report.number_format import count, duration, percent
+from kvcustody.console.report.page_model import (
     Block,
     Facts,
     Items,
@@ -18,14 +26,6 @@ from kvcustody.console.report.blocks import (
     Table,
     Tile,
 )
-from kvcustody.console.report.custody_pages import boundary_section, coverage_section, population_section
-from kvcustody.console.report.evidence_pages import (
-    activity_section,
-    exceptions_section,
-    losses_section,
-    sample_section,
-)
-from kvcustody.console.report.words import count, duration, percent
 from kvcustody.errors import ConfigError
 
 FORMATS = ("html", "pdf", "json", "oscal")

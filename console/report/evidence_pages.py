@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from kvcustody.audit.report.contents import Report
-from kvcustody.console.report.blocks import Block, Facts, Paragraph, Section, Table
-from kvcustody.console.report.words import count, duration, moment, second, several
+from kvcustody.audit.report.model import Report
+from kvcustody.console.report.number_format import count, duration, moment, second, several
+from kvcustody.console.report.page_model import Block, Facts, Paragraph, Section, Table
 
 _LISTED = 60
 _DRAW = (

@@ -7,7 +7,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from kvcustody.console.report.blocks import Block, Page
+from kvcustody.console.report.page_model import Block, Page
 
 _environment = Environment(
     loader=PackageLoader("kvcustody.console.report", "."),

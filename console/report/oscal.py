@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.report.contents import Report, utc_text
 from kvcustody.audit.report.framework import SECTIONS, Control
-from kvcustody.console.report.words import percent
+from kvcustody.audit.report.model import Report, utc_text
+from kvcustody.console.report.number_format import percent
 
 VERSION = "1.1.3"
 NAMESPACE = uuid.UUID("6f1f3a55-6d2f-5d5b-9a53-0d1c9c2b7a10")

@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvcustody.console.report.blocks import (
+from kvcustody.console.report.charts import Figure
+from kvcustody.console.report.page_model import (
     Block,
     Chart,
     Facts,
@@ -24,7 +25,6 @@ from kvcustody.console.report.blocks import (
     Table,
     Tile,
 )
-from kvcustody.console.report.charts import Figure
 from kvcustody.console.report.pdf_drawing import BAD, GOOD, INK, LINE, SERIES, SOFT, TINT, draw
 from kvcustody.console.report.pdf_text import plain, safe
 from kvcustody.errors import ConfigError

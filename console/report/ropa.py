@@ -11,17 +11,17 @@ from typing import Annotated
 import orjson
 import typer
 
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage.summary import coverage
 from kvcustody.console.command import Json, print_json
-from kvcustody.console.coverage.options import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
-from kvcustody.console.remote import Authority, KeyFile, Server, connect
-from kvcustody.console.report.blocks import Facts, Items, Page, Section, Table
+from kvcustody.console.options_custody import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
+from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.console.report.html import render_html
+from kvcustody.console.report.number_format import count, percent
+from kvcustody.console.report.page_model import Facts, Items, Page, Section, Table
 from kvcustody.console.report.pdf import render_pdf
-from kvcustody.console.report.words import count, percent
 from kvcustody.errors import ConfigError
-from kvcustody.governance.ropa import Record, Stated, record_of, record_of_facts
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.observability.processing_record import Record, Stated, record_of, record_of_facts
+from kvcustody.policies.reading.load_policy import load_policy
 
 FORMATS = ("html", "pdf", "json", "csv")
 EPILOG = """Examples:

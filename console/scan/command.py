@@ -10,14 +10,14 @@ from urllib.parse import quote
 import typer
 
 from kvcustody.audit.events import WorkerStopped
-from kvcustody.audit.orphans import dead_incarnations, gap_cause, new_gaps
-from kvcustody.audit.queries import findings
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.query.custody import findings
+from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
-from kvcustody.console.api.answering import one_segment
-from kvcustody.console.audit.ledger import DEFAULT, Ledger, reading, writing
+from kvcustody.console.api.print_answer import one_segment
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.remote import Authority, KeyFile, Server, connect
+from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
+from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.errors import ConfigError
 
 _LOOK_SECONDS = 0.5

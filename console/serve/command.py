@@ -14,8 +14,8 @@ import typer
 
 from kvcustody.console.command import Json, print_json
 from kvcustody.errors import ConfigError
-from kvcustody.governance.logs import configure
-from kvcustody.governance.service.administration import make_bootstrap, open_administration
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.service.access.local_administration import make_bootstrap, open_administration
 from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
 
 INIT_EPILOG = (
@@ -83,7 +83,7 @@ def serve(
     try:
         from kvcustody.console.web.app import Console
         from kvcustody.governance.api.app import create_app
-        from kvcustody.governance.api.server import serve as run
+        from kvcustody.governance.api.http.server import serve as run
     except ImportError as error:
         raise ConfigError(f"`{error.name}` is not installed; pip install 'kvcustody[service]'") from None
     from kvcustody.console.documents import ConsoleDocuments

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcustody.audit.report.subject import SubjectPage
-from kvcustody.console.report.blocks import Facts, Literal, Page, Paragraph, Section, Table, Tile
-from kvcustody.console.report.words import count, moment, percent
+from kvcustody.audit.report.subject_access import SubjectPage
+from kvcustody.console.report.number_format import count, moment, percent
+from kvcustody.console.report.page_model import Facts, Literal, Page, Paragraph, Section, Table, Tile
 
 _LISTED = 200
 

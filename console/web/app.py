@@ -19,43 +19,43 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from kvcustody.console.web.audit import event as audit_event
-from kvcustody.console.web.audit import explore as audit_explore
-from kvcustody.console.web.consent import show as consent_show
-from kvcustody.console.web.custody import live as custody_live
-from kvcustody.console.web.custody import subject as custody_subject
-from kvcustody.console.web.decisions import rule as decisions_rule
-from kvcustody.console.web.decisions import show as decisions_show
-from kvcustody.console.web.deletion import show as deletion_show
-from kvcustody.console.web.erasures import download as erasures_download
-from kvcustody.console.web.erasures import listed as erasures_listed
-from kvcustody.console.web.erasures import preview as erasures_preview
-from kvcustody.console.web.erasures import request as erasures_request
-from kvcustody.console.web.erasures import show as erasures_show
-from kvcustody.console.web.grants import show as grants_show
-from kvcustody.console.web.health import scan as health_scan
-from kvcustody.console.web.health import show as health_show
-from kvcustody.console.web.overview import show as overview_show
-from kvcustody.console.web.policy import check as policy_check
-from kvcustody.console.web.policy import draft as policy_draft
-from kvcustody.console.web.policy import revision as policy_revision
-from kvcustody.console.web.policy import show as policy_show
-from kvcustody.console.web.principals import disable as principals_disable
-from kvcustody.console.web.principals import revoke as principals_revoke
-from kvcustody.console.web.principals import show as principals_show
-from kvcustody.console.web.release import prepare as release_prepare
+from kvcustody.console.web.page_request import PREFIX, Visit
+from kvcustody.console.web.pages.audit import event as audit_event
+from kvcustody.console.web.pages.audit import explore as audit_explore
+from kvcustody.console.web.pages.consents import show as consent_show
+from kvcustody.console.web.pages.custody import live as custody_live
+from kvcustody.console.web.pages.custody import subject as custody_subject
+from kvcustody.console.web.pages.decisions import rule as decisions_rule
+from kvcustody.console.web.pages.decisions import show as decisions_show
+from kvcustody.console.web.pages.deletion import show as deletion_show
+from kvcustody.console.web.pages.erasures import download as erasures_download
+from kvcustody.console.web.pages.erasures import listed as erasures_listed
+from kvcustody.console.web.pages.erasures import preview as erasures_preview
+from kvcustody.console.web.pages.erasures import request as erasures_request
+from kvcustody.console.web.pages.erasures import show as erasures_show
+from kvcustody.console.web.pages.grants import show as grants_show
+from kvcustody.console.web.pages.health import scan as health_scan
+from kvcustody.console.web.pages.health import show as health_show
+from kvcustody.console.web.pages.overview import show as overview_show
+from kvcustody.console.web.pages.policy import check as policy_check
+from kvcustody.console.web.pages.policy import draft as policy_draft
+from kvcustody.console.web.pages.policy import revision as policy_revision
+from kvcustody.console.web.pages.policy import show as policy_show
+from kvcustody.console.web.pages.principals import disable as principals_disable
+from kvcustody.console.web.pages.principals import revoke as principals_revoke
+from kvcustody.console.web.pages.principals import show as principals_show
+from kvcustody.console.web.pages.release_step import prepare as release_prepare
+from kvcustody.console.web.pages.reports import cancel as reports_cancel
+from kvcustody.console.web.pages.reports import download as reports_download
+from kvcustody.console.web.pages.reports import listed as reports_listed
+from kvcustody.console.web.pages.reports import make as reports_make
+from kvcustody.console.web.pages.reports import show as reports_show
+from kvcustody.console.web.pages.sign_in import answer as sign_in_answer
+from kvcustody.console.web.pages.sign_in import to_sign_in as sign_in_to_sign_in
 from kvcustody.console.web.rendering import STATIC_FILES, render
-from kvcustody.console.web.reports import cancel as reports_cancel
-from kvcustody.console.web.reports import download as reports_download
-from kvcustody.console.web.reports import listed as reports_listed
-from kvcustody.console.web.reports import make as reports_make
-from kvcustody.console.web.reports import show as reports_show
-from kvcustody.console.web.sign_in import answer as sign_in_answer
-from kvcustody.console.web.sign_in import to_sign_in as sign_in_to_sign_in
-from kvcustody.console.web.visit import PREFIX, Visit
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
-from kvcustody.governance.api.exchange import Receive, Scope, Send
-from kvcustody.governance.service.problems import ProblemError, not_found
+from kvcustody.governance.api.http.exchange import Receive, Scope, Send
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
 _log = structlog.get_logger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.governance.service.caller import Caller
-from kvcustody.governance.service.roles import Action, Reach
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action, Reach
 
 
 class Place(NamedTuple):

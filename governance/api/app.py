@@ -6,26 +6,27 @@ P1 `create_app(service)` is all that a server needs; `pages` are what a console 
 
 from __future__ import annotations
 
-from kvcustody.governance.api.audit import add_audit
-from kvcustody.governance.api.builder import Api
-from kvcustody.governance.api.custody import add_custody
-from kvcustody.governance.api.enrolment import add_enrolment
-from kvcustody.governance.api.erasures import add_erasures
-from kvcustody.governance.api.evidence import add_evidence
-from kvcustody.governance.api.gate import Gate
-from kvcustody.governance.api.grants import add_grants
-from kvcustody.governance.api.health import add_health
-from kvcustody.governance.api.jobs import add_jobs
-from kvcustody.governance.api.key_custody import add_key_custody
-from kvcustody.governance.api.operating import add_operating
-from kvcustody.governance.api.pages_port import Pages
-from kvcustody.governance.api.policies import add_policies
-from kvcustody.governance.api.principal_endings import add_principal_endings
-from kvcustody.governance.api.scan_orders import add_scan_orders
-from kvcustody.governance.api.self_service import add_self_service
-from kvcustody.governance.api.stream import add_stream
-from kvcustody.governance.api.workbench import add_workbench
-from kvcustody.governance.api.workers import add_workers
+from kvcustody.governance.api.http.console_mount import Pages
+from kvcustody.governance.api.http.gate import Gate
+from kvcustody.governance.api.http.route_builder import Api
+from kvcustody.governance.api.operations.audit import add_audit
+from kvcustody.governance.api.operations.custody import add_custody
+from kvcustody.governance.api.operations.erasures import add_erasures
+from kvcustody.governance.api.operations.event_stream import add_stream
+from kvcustody.governance.api.operations.fleet import add_operating, add_scan_orders
+from kvcustody.governance.api.operations.grants import add_grants
+from kvcustody.governance.api.operations.health import add_health
+from kvcustody.governance.api.operations.jobs import add_jobs
+from kvcustody.governance.api.operations.key_custody import add_key_custody
+from kvcustody.governance.api.operations.policy_release import add_policies
+from kvcustody.governance.api.operations.policy_workbench import add_workbench
+from kvcustody.governance.api.operations.principals import (
+    add_enrolment,
+    add_principal_endings,
+    add_self_service,
+)
+from kvcustody.governance.api.operations.reports_and_checks import add_evidence
+from kvcustody.governance.api.operations.workers import add_workers
 from kvcustody.governance.service.service import Service
 
 _GROUPS = (

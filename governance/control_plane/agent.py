@@ -26,10 +26,10 @@ import structlog
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import Connection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.metrics import worker_status
+from kvcustody.governance.observability.metrics import worker_status
+from kvcustody.governance.observability.stats import Stats
 from kvcustody.governance.orphans.scans import Scanned
-from kvcustody.governance.stats import Stats
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
 
 REPORT_SECONDS = 10.0
 CHARGED_MAX, STATUS_MAX = 1000, 512  # what a report may hold

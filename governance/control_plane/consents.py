@@ -13,10 +13,10 @@ from typing import Any
 from kvcustody.clock import Clock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import Connection
-from kvcustody.governance.release import gates
+from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import consent_body
 from kvcustody.governance.release.record import ReleaseError, Step, make_record
-from kvcustody.policies.bundle_trust import Signer
+from kvcustody.policies.bundle.trust import Signer
 
 
 class OwnerConsents:

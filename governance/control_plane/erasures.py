@@ -13,12 +13,12 @@ from typing import Any
 
 import structlog
 
-from kvcustody.audit.erasures import Names, Requested
+from kvcustody.audit.erasure.requests_and_answers import Names, Requested
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import Connection, is_away
-from kvcustody.governance.erasure_inbox import Erasing, ErasureInbox
-from kvcustody.governance.key_orders import OrderedKeys, newest
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.erasure.erasure_inbox import Erasing, ErasureInbox
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 
 WAIT_SECONDS = 15
 _END_SECONDS = 0.5

@@ -11,13 +11,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
-from kvcustody.audit.writer import WriterSettings
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.connection import Connection, is_away, read_key_file
 from kvcustody.governance.control_plane.release_store import WorkerReleaseStore
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.release.standing import Standing, of_file, standing_of
+from kvcustody.governance.release.startup_policy import Standing, of_file, standing_of
 from kvcustody.governance.settings import CONTROL_PLANE, Settings
 
 _WAIT_SECONDS_MAX = 10

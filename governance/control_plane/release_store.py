@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import Connection, is_away
+from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.governance.release.record import ReleaseError, Step, read_record
-from kvcustody.governance.wrapping import fsync_directory
 
 _OPERATIONS = {
     Step.PROPOSED: "propose",

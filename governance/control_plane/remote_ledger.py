@@ -28,18 +28,18 @@ import orjson
 import structlog
 
 from kvcustody.audit.events import Context, Event, GapRecorded, ReplayCompleted, SpillStarted, leaves
-from kvcustody.audit.events.encoder import BatchEncoder, Entry
-from kvcustody.audit.intake import Intake
-from kvcustody.audit.mark import Mark
-from kvcustody.audit.pseudonyms import SubjectDirectory
-from kvcustody.audit.spill import Segment, Spill, SpillFullError
-from kvcustody.audit.subject_rows import Row, row_of
-from kvcustody.audit.worker_name import claim
-from kvcustody.audit.writer import WriterSettings, WriterStatus
+from kvcustody.audit.events.batch_encoder import BatchEncoder, Entry
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.subjects.subject_table import Row, row_of
+from kvcustody.audit.writer.durable_watermark import Mark
+from kvcustody.audit.writer.event_queue import Intake
+from kvcustody.audit.writer.event_writer import WriterSettings, WriterStatus
+from kvcustody.audit.writer.spill_file import Segment, Spill, SpillFullError
+from kvcustody.audit.writer.worker_lock import claim
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import Connection, is_away
-from kvcustody.governance.service.leaf_check import write_batch
+from kvcustody.governance.service.ingest.check_leaves import write_batch
 
 _log = structlog.get_logger(__name__)
 _MEDIA = "application/x-ndjson"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.allocator.block import Blocks
+from kvcustody.allocator.pool.block_state import Blocks
 
 CLASSES = (
     "reference without sequence",

@@ -6,11 +6,11 @@ from itertools import chain
 
 import numpy as np
 
-from kvcustody.allocator.index import COARSE_BLOCKS
-from kvcustody.allocator.mend import drop_entries, unreach
-from kvcustody.allocator.node import Node
-from kvcustody.governance.orphans.census import Census
+from kvcustody.allocator.manager.repair import drop_entries, unreach
+from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS
+from kvcustody.allocator.prefix.node import Node
 from kvcustody.governance.orphans.finding import Found, Trouble
+from kvcustody.governance.orphans.pool_census import Census
 
 _CLASS = "unreachable chain"
 

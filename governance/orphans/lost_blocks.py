@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcustody.allocator.block import ACTIVE, CACHED, Blocks
-from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.mend import end_lost
-from kvcustody.allocator.quota import Account
-from kvcustody.governance.orphans.census import Census
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.repair import end_lost
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.orphans.finding import Found, Trouble
-from kvcustody.governance.plan import DomainLabel
+from kvcustody.governance.orphans.pool_census import Census
 
 
 def lost_blocks(census: Census, found: Found) -> list[Trouble]:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import Blocks
-from kvcustody.allocator.node import Node
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.prefix.node import Node
 
 Int64s = NDArray[np.int64]
 

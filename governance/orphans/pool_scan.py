@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvcustody.allocator.block import QUARANTINED
-from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.mend import cut_path, drop_residency, set_holds, set_refs
-from kvcustody.allocator.node import Node
-from kvcustody.allocator.residency import Residency
-from kvcustody.allocator.sequence import Sequence as Running
-from kvcustody.governance.orphans.census import Census
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.repair import cut_path, drop_residency, set_holds, set_refs
+from kvcustody.allocator.pool.block_state import QUARANTINED
+from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, Found, Trouble
 from kvcustody.governance.orphans.index_scan import index_troubles
 from kvcustody.governance.orphans.lost_blocks import lost_blocks
+from kvcustody.governance.orphans.pool_census import Census
 
 
 class PoolScan:

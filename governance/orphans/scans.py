@@ -17,9 +17,9 @@ import structlog
 
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.clock import Clock
-from kvcustody.governance.flat_runs import FlatRuns
-from kvcustody.governance.orphans.books import Books, LedgerJoin
+from kvcustody.governance.lazy_runs import FlatRuns
 from kvcustody.governance.orphans.finding import DRIFT, Finding, Trouble, mended
+from kvcustody.governance.orphans.scan_protocol import Books, LedgerJoin
 from kvcustody.governance.orphans.slices import Slices
 from kvcustody.governance.orphans.tier_scan import tier_troubles
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from kvcustody.governance.erasure.tier_protocol import Tier
 from kvcustody.governance.orphans.finding import Finding, Trouble
-from kvcustody.governance.tier import Tier
 
 
 def tier_troubles(tiers: Iterable[Tier], now_us: int) -> list[Trouble]:

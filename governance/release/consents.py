@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kvcustody.governance.release import gates
-from kvcustody.governance.release.state import ReleaseState
-from kvcustody.policies.workbench.change import Opening
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.replay_records import ReleaseState
+from kvcustody.policies.workbench.diff.model import Opening
 
 
 class Waiting(NamedTuple):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.release import gates
-from kvcustody.governance.release.gates import Gate
-from kvcustody.governance.release.mark import RevisionMark
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.activation_gates import Gate
 from kvcustody.governance.release.record import ReleaseError, digest_of
-from kvcustody.governance.release.state import Proposal, ReleaseState, fold
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState, fold
+from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.governance.release.store import ReleaseStore
-from kvcustody.policies.bundle_trust import Trust
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.bundle.trust import Trust
+from kvcustody.policies.table.decision_table import DecisionTable
 
 
 class ReleaseReader:

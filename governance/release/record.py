@@ -13,10 +13,10 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Any
 
-from kvcustody.governance.release.staged import Stage
-from kvcustody.policies.bundle_json import BundleRejected, decode, encode
-from kvcustody.policies.bundle_manifest import Signature, read_signature, signature_form, signed_bytes
-from kvcustody.policies.bundle_trust import Signer
+from kvcustody.governance.decisions.staged_table import Stage
+from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
+from kvcustody.policies.bundle.manifest import Signature, read_signature, signature_form, signed_bytes
+from kvcustody.policies.bundle.trust import Signer
 
 SCHEMA = "kvcustody/policy-release@1"
 RECORD_BYTES_MAX = 8 << 20

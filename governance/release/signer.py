@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvcustody.audit.note import KeyKind, VerifierKey
-from kvcustody.audit.signing import SigningKey, read_signing_key
+from kvcustody.audit.tlog.signed_note import KeyKind, VerifierKey
+from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.errors import ConfigError
-from kvcustody.governance.wrapping import WrappingPort
+from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 
 
 @dataclass(frozen=True, slots=True)

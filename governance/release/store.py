@@ -14,10 +14,10 @@ from typing import Protocol
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.release_schema import policy_release
-from kvcustody.audit.store import WRITE, failure
+from kvcustody.audit.database.engine import WRITE, failure
+from kvcustody.audit.schema.releases import policy_release
+from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.governance.release.record import RECORD_BYTES_MAX, ReleaseError, read_record
-from kvcustody.governance.wrapping import fsync_directory
 
 
 class ReleaseStore(Protocol):

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvcustody.audit.note import KeyKind, NoteError, parse_vkey
+from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, parse_vkey
 from kvcustody.errors import ConfigError
-from kvcustody.policies.bundle_trust import Role, Trust, TrustedKey
+from kvcustody.policies.bundle.trust import Role, Trust, TrustedKey
 
 SCHEMA = "kvcustody/trust@1"
 _FILE_BYTES_MAX = 1 << 20

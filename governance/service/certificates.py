@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvcustody.audit import erasures as ledger
-from kvcustody.audit.certificate import Opening, issue
-from kvcustody.audit.erasures import Names, Requested
-from kvcustody.audit.proofs import ProofError
-from kvcustody.audit.signing import SigningKey, read_signing_key
-from kvcustody.governance.selector import Selector, selector_from
-from kvcustody.governance.service.problems import ProblemError
-from kvcustody.governance.service.secret import keyed_digest
+from kvcustody.audit.erasure import requests_and_answers as ledger
+from kvcustody.audit.erasure.certificate import Opening, issue
+from kvcustody.audit.erasure.requests_and_answers import Names, Requested
+from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
+from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.service.access.service_secret import keyed_digest
+from kvcustody.governance.service.problem_details import ProblemError
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service

@@ -19,11 +19,11 @@ import orjson
 import structlog
 from sqlalchemy import Engine, Row, insert, select, update
 
-from kvcustody.audit.service_schema import service_jobs
-from kvcustody.audit.store import WRITE
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.service import service_jobs
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
-from kvcustody.governance.service.problems import ProblemError, not_found
+from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _log = structlog.get_logger(__name__)
 _WAITING_MAX = 64

@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcustody.audit.ledger_proofs import LedgerProofs
-from kvcustody.audit.proofs import ProofError
-from kvcustody.audit.report.build import build_report, newest_checkpoint, period
-from kvcustody.audit.report.contents import Asked
+from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
+from kvcustody.audit.report.model import Asked
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.governance.service.jobs import Job, Progress
-from kvcustody.governance.service.problems import not_found
+from kvcustody.governance.service.problem_details import not_found
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service

@@ -16,40 +16,40 @@ from types import TracebackType
 import structlog
 from sqlalchemy import Connection, Engine
 
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event
-from kvcustody.audit.note import KeyKind
-from kvcustody.audit.signing import SigningKey
-from kvcustody.audit.store import open_store
-from kvcustody.audit.subject_keys import SubjectKeys
-from kvcustody.audit.subject_rows import has_tags, names_of
-from kvcustody.audit.writer import Awaited
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.subjects.subject_table import has_tags, names_of
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.writer.event_writer import Awaited
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, LedgerError
-from kvcustody.governance.checkpoint_keys import open_signing_key
-from kvcustody.governance.service.answers import Answers
-from kvcustody.governance.service.api_key import KeyHasher
-from kvcustody.governance.service.authenticator import Authenticator
-from kvcustody.governance.service.cursor import Cursors
-from kvcustody.governance.service.documents import Documents, PlainDocuments
-from kvcustody.governance.service.fleet import Fleet
-from kvcustody.governance.service.ingest import Ingest
+from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
+from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.authenticator import Authenticator
+from kvcustody.governance.service.access.oidc_token import WebTokens
+from kvcustody.governance.service.access.principals import Principals
+from kvcustody.governance.service.access.rate_limit import Rates
+from kvcustody.governance.service.access.service_secret import open_secret
+from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
+from kvcustody.governance.service.fleet.metrics_samples import Measuring
+from kvcustody.governance.service.fleet.policy_releases import PolicyDesk
+from kvcustody.governance.service.fleet.webhooks import Sinks
+from kvcustody.governance.service.fleet.workers import Fleet
+from kvcustody.governance.service.idempotency import Answers
+from kvcustody.governance.service.ingest.ingest import Ingest
+from kvcustody.governance.service.ingest.sqlite_write_queue import take_turns
+from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.jobs import Jobs
-from kvcustody.governance.service.ledger_scan import LedgerScans
-from kvcustody.governance.service.measuring import Measuring
-from kvcustody.governance.service.policy_desk import PolicyDesk
-from kvcustody.governance.service.principals import Principals
-from kvcustody.governance.service.problems import ProblemError
-from kvcustody.governance.service.rate import Rates
-from kvcustody.governance.service.row_walls import behind_wall, walls_stand
-from kvcustody.governance.service.secret import open_secret
-from kvcustody.governance.service.sessions import Sessions
+from kvcustody.governance.service.page_cursor import Cursors
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.render_protocol import Documents, PlainDocuments
+from kvcustody.governance.service.row_level_security import behind_wall, walls_stand
 from kvcustody.governance.service.settings import ServiceSettings
-from kvcustody.governance.service.sinks import Sinks
-from kvcustody.governance.service.traced_writer import TracedWriter
 from kvcustody.governance.service.tracing import open_tracing
-from kvcustody.governance.service.turns import take_turns
-from kvcustody.governance.service.web_token import WebTokens
 from kvcustody.migrations.upgrade import upgrade
 
 _log = structlog.get_logger(__name__)

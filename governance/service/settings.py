@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from kvcustody.audit.note import SigningKind, check_name
+from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import SERVICE_PREFIX, LayeredSettings, read_settings_file
 
 PREFIX = SERVICE_PREFIX

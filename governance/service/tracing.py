@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.caller import Caller
+from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.settings import ServiceSettings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvcustody.integrations.conformance.case import Case, Failed
 from kvcustody.integrations.conformance.cases import ALL, BY_NAME
-from kvcustody.integrations.conformance.engine_under_test import (
+from kvcustody.integrations.conformance.engine_protocol import (
     FEATURES,
     Ask,
     Capabilities,
@@ -18,9 +18,9 @@ from kvcustody.integrations.conformance.engine_under_test import (
     Setup,
     TierObject,
 )
-from kvcustody.integrations.conformance.faults import FAULTS, Fault
 from kvcustody.integrations.conformance.kit import check, conformance_cases, run
-from kvcustody.integrations.conformance.mutants import Death, Mutant, kill, kill_all, unaccounted
+from kvcustody.integrations.conformance.mutants.catalogue import FAULTS, Fault
+from kvcustody.integrations.conformance.mutants.runner import Death, Mutant, kill, kill_all, unaccounted
 from kvcustody.integrations.conformance.report import Report, Verdict
 
 __all__ = [

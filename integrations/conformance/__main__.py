@@ -10,9 +10,9 @@ from typing import cast
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.conformance.cases import ALL, BY_NAME
-from kvcustody.integrations.conformance.engine_under_test import EngineFactory
+from kvcustody.integrations.conformance.engine_protocol import EngineFactory
 from kvcustody.integrations.conformance.kit import SEED, run
-from kvcustody.integrations.conformance.mutants import kill, unaccounted
+from kvcustody.integrations.conformance.mutants.runner import kill, unaccounted
 from kvcustody.integrations.conformance.record import digest_of, load_subject, record, subject_of
 from kvcustody.integrations.conformance.report import Verdict
 

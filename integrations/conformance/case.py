@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.conformance.engine_under_test import FEATURES
+from kvcustody.integrations.conformance.engine_protocol import FEATURES
 
 if TYPE_CHECKING:
-    from kvcustody.integrations.conformance.rig import Bench
+    from kvcustody.integrations.conformance.bench import Bench
 
 
 class Failed(AssertionError):  # noqa: N818 (the verdict's own word)

@@ -11,15 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.key_store import KeyDocument
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.wrapping import RootKeyWrapping
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.governance.keys.wrapped_key_store import KeyDocument
 from kvcustody.integrations.events.block_event import BlockEvent
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 
 
 class MemoryKeyStore:

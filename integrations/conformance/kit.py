@@ -13,12 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 from kvcustody.clock import VirtualClock
+from kvcustody.integrations.conformance.bench import Bench
 from kvcustody.integrations.conformance.case import Case
 from kvcustody.integrations.conformance.cases import ALL
-from kvcustody.integrations.conformance.engine_under_test import Capabilities, EngineFactory, Setup
+from kvcustody.integrations.conformance.engine_protocol import Capabilities, EngineFactory, Setup
 from kvcustody.integrations.conformance.policy import policy
 from kvcustody.integrations.conformance.report import FAIL, PASS, SKIP, Report, Verdict
-from kvcustody.integrations.conformance.rig import Bench
 
 SEED = 20_260_301
 

@@ -65,9 +65,9 @@ def attack(
     from what it computes, reads it out of the next block that it is handed, and finds it in a tier outside the engine.
     Everything runs on this machine, on random weights, offline; nothing is left behind.
     """
-    from kvcustody.governance.logs import configure
-    from kvcustody.integrations.demo.demonstration import demonstrate
+    from kvcustody.governance.observability.logs import configure
     from kvcustody.integrations.demo.printing import print_report
+    from kvcustody.integrations.demo.run import demonstrate
 
     configure("error")
     with _terminable(), _progress() as say:

@@ -13,7 +13,7 @@ import orjson
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM
 from kvcustody.integrations.identity.api_keys import add_key
-from kvcustody.integrations.identity.deployment import open_door
+from kvcustody.integrations.identity.from_settings import open_door
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 
 POLICY = """\

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvcustody.integrations.demo.attacks import Outcome
-from kvcustody.integrations.demo.demonstration import Report
+from kvcustody.integrations.demo.run import Report
 from kvcustody.integrations.demo.vocabulary import CANDIDATES
 
 _STYLE = {"held": "green", "leaked": "bold red", "void": "yellow"}

@@ -16,15 +16,15 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching import offloading_manager
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.identity import identify
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
 from kvcustody.integrations.demo.attacks import Outcome, read_blocks
 from kvcustody.integrations.demo.codebook import Codebook
 from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM, Served, Values
 from kvcustody.integrations.demo.model import HEAD_DIM, HEADS, LAYERS, SEED, make_model
 from kvcustody.integrations.demo.vocabulary import note, token_ids
-from kvcustody.integrations.transformers.continuous import GovernedBatching
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 PAGE_TOKENS = 16
 BLOCKS = 192

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvcustody.integrations.vllm.layout import block_tensors
+from kvcustody.integrations.vllm.worker.kv_layout import block_tensors
 
 
 class Watch:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.node import KEY_BYTES
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import IsolationError
-from kvcustody.governance.plan import DomainLabel
+from kvcustody.governance.decisions.access_plan import DomainLabel
 
 STORED, REMOVED, CLEARED = "stored", "removed", "cleared"
 KINDS = (STORED, REMOVED, CLEARED)

@@ -22,9 +22,9 @@ from rich.text import Text
 
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 
 EPILOG = """
 Examples:

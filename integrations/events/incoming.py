@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcustody.integrations.events.custody import Custody
+from kvcustody.integrations.events.custody_field import Custody
 
 HASH_BYTES_MAX = 64
 SALTS_MAX = 8

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import kvcustody
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import ObservationStarted, WorkerStopped
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, Clock, SystemClock
-from kvcustody.governance.ledger_port import Ledger
-from kvcustody.integrations.events.observed import ObservedEngine
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.integrations.events.observed_engine import ObservedEngine
 from kvcustody.integrations.events.subscriber import Reading, Subscriber
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
 
 _OVERDUE_SHOWN = 20
 

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import structlog
 import zmq
 
-from kvcustody.allocator.node import KEY_BYTES
+from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import ConfigError
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import sglang_wire, vllm_wire

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
-from kvcustody.integrations.events.custody import SHORT_KEY_BYTES, Custody, custody_of
+from kvcustody.integrations.events.custody_field import SHORT_KEY_BYTES, Custody, custody_of
 
 SALT_LABEL = b"sglang-cache-salt-v1\0"
 _MEDIUM = {"GPU": "GPU", "CPU": "CPU_PINNED", "STORAGE": "DISK"}

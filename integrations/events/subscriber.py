@@ -17,9 +17,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.events.continuity import Arrival, Continuity, Replayed
 from kvcustody.integrations.events.endpoint import check_endpoint
 from kvcustody.integrations.events.publisher import END
+from kvcustody.integrations.events.sequence_gaps import Arrival, Continuity, Replayed
 
 _AT_ONCE = 1000
 _SEQUENCE_BYTES = 8

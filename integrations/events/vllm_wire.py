@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
-from kvcustody.integrations.events.custody import Custody, custody_of
+from kvcustody.integrations.events.custody_field import Custody, custody_of
 
 Hash = bytes | int
 

@@ -25,16 +25,16 @@ from pydantic import Field, model_validator
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
-from kvcustody.governance.wrapping import fsync_directory
+from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.integrations.identity.authentication import Authenticated, refused
-from kvcustody.integrations.identity.documents import (
+from kvcustody.integrations.identity.watched_file import WatchedFile
+from kvcustody.integrations.identity.yaml_models import (
     Document,
     Identifier,
     RouteName,
     parse_document,
     read_document,
 )
-from kvcustody.integrations.identity.watched_file import WatchedFile
 
 SCHEMA = "kvcustody/api-keys@1"
 ISSUER = "api-keys"

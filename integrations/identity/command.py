@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.identity import check_identifier
+from kvcustody.governance.identity.principal import check_identifier
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -167,7 +167,7 @@ def list_keys(*, file: _KeyFile = KEY_FILE, as_json: _Json = False) -> None:
 def describe(file: Path) -> dict[str, Any]:
     """What an identity document lets in; `ConfigError` with everything wrong with it or the files that it names."""
     from kvcustody.integrations.identity.api_keys import read_keys
-    from kvcustody.integrations.identity.mapping import load_identity
+    from kvcustody.integrations.identity.identity_document import load_identity
 
     document = load_identity(file)
     keys: dict[str, Any] | None = None

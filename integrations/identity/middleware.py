@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from kvcustody.integrations.identity.door import Door, Visitor
+from kvcustody.integrations.identity.authenticate_request import Door, Visitor
 from kvcustody.integrations.identity.refusal import (
     Application,
     Message,

@@ -20,7 +20,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from kvcustody.governance.scope_token import Carried
+from kvcustody.governance.tokens.scope_token import Carried
 from kvcustody.integrations.identity.refusal import malformed, not_found
 from kvcustody.integrations.identity.routes import Body, Scoped
 

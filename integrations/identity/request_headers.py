@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kvcustody.governance.trace_context import TRACEPARENT, trace_of
-from kvcustody.integrations.identity.mapping import OWN_HEADERS
+from kvcustody.governance.identity.w3c_trace import TRACEPARENT, trace_of
+from kvcustody.integrations.identity.identity_document import OWN_HEADERS
 from kvcustody.integrations.identity.refusal import malformed
 
 Raw = list[tuple[bytes, bytes]]

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.identity.authentication import Authenticated, refused
-from kvcustody.integrations.identity.mapping import IssuerEntry
+from kvcustody.integrations.identity.identity_document import IssuerEntry
 from kvcustody.integrations.identity.watched_file import WatchedFile
 
 CHARACTERS_MAX = 8_192

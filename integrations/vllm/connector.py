@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.logs import configure
-from kvcustody.integrations.vllm.messages import StepOrder, StepReceipt
-from kvcustody.integrations.vllm.opening import settings_of
-from kvcustody.integrations.vllm.scheduler_side import SchedulerSide
+from kvcustody.governance.observability.logs import configure
+from kvcustody.integrations.vllm.open_custody import settings_of
+from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
+from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.integrations.vllm.versions import check_version
-from kvcustody.integrations.vllm.worker_side import WorkerSide
+from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 if TYPE_CHECKING:
     import torch

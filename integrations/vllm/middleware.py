@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvcustody.governance.logs import configure
+from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.identity.deployment import open_door
+from kvcustody.integrations.identity.from_settings import open_door
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.refusal import Application
 

@@ -45,7 +45,7 @@ def _patch() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import core
 
-    from kvcustody.integrations.vllm.engine import UTILITIES
+    from kvcustody.integrations.vllm.engine_patch import UTILITIES
 
     core.get_request_block_hasher = _instead_of_hashes(core.get_request_block_hasher)
     Scheduler.__init__ = _then(Scheduler.__init__, _govern_scheduler)
@@ -62,7 +62,7 @@ def _patch() -> None:
 def _instead_of_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_request_block_hasher(*args: Any, **kwargs: Any) -> Any:
-        from kvcustody.integrations.vllm.hasher import governed_block_hasher
+        from kvcustody.integrations.vllm.scheduler.block_hasher import governed_block_hasher
 
         return governed_block_hasher() if _state.get("governs") else original(*args, **kwargs)
 
@@ -98,7 +98,7 @@ def _govern_scheduler(scheduler: Any) -> None:
 def _govern_engine(engine: Any) -> None:
     side = _side_of(engine.scheduler)
     if side is not None and not hasattr(engine, "kvcustody"):
-        from kvcustody.integrations.vllm.engine import EngineHandle
+        from kvcustody.integrations.vllm.engine_patch import EngineHandle
 
         engine.kvcustody = EngineHandle(engine, side)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import sqlalchemy as sa
 from alembic import context, op
 
-from kvcustody.audit.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
-from kvcustody.audit.root_log import seal
+from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.root_log import seal
 
 revision = "0005"
 down_revision = "0004"

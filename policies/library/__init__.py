@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib.resources import files
 
 from kvcustody.errors import ConfigError
-from kvcustody.policies.ir import Policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.problems import did_you_mean, quote
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.document.problems import did_you_mean, quote
+from kvcustody.policies.reading.load_policy import load_policy
 
 
 def names() -> tuple[str, ...]:

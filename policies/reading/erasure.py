@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from kvcustody.policies.document import Node
-from kvcustody.policies.ir import ErasureDuty, OnRunning
+from kvcustody.policies.document.model import ErasureDuty, OnRunning
+from kvcustody.policies.document.yaml_nodes import Node
 from kvcustody.policies.reading.fields import Fields
 
 _RUNNING = {running.value: running for running in OnRunning}

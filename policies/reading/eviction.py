@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from kvcustody.policies.document import Node
-from kvcustody.policies.ir import Eviction, EvictionKind, TokenRange
-from kvcustody.policies.problems import quote
+from kvcustody.policies.document.model import Eviction, EvictionKind, TokenRange
+from kvcustody.policies.document.problems import quote
+from kvcustody.policies.document.yaml_nodes import Node
 from kvcustody.policies.reading.fields import Fields
 
 _KINDS = {kind.value: kind for kind in EvictionKind}

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import TypeVar
 
-from kvcustody.policies.document import HIDDEN, Broken, Mapping, Node, Scalar, Sequence, describe
-from kvcustody.policies.problems import Problems, quote
+from kvcustody.policies.document.problems import Problems, quote
+from kvcustody.policies.document.yaml_nodes import HIDDEN, Broken, Mapping, Node, Scalar, Sequence, describe
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from kvcustody.policies.document import Mapping, Node, Scalar, Sequence
-from kvcustody.policies.ir import DEFAULT_TENANT, Labels
-from kvcustody.policies.problems import Mark, quote
+from kvcustody.policies.document.model import DEFAULT_TENANT, Labels
+from kvcustody.policies.document.problems import Mark, quote
+from kvcustody.policies.document.yaml_nodes import Mapping, Node, Scalar, Sequence
 from kvcustody.policies.reading.fields import Fields
 
 CLASSIFICATIONS_MAX = 16

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TypeVar
 
-from kvcustody.policies.document import Mapping, Node, Scalar
-from kvcustody.policies.ir import Offload, OnOutage, Outage, Retention, Scrub, Tier
-from kvcustody.policies.problems import quote
+from kvcustody.policies.document.model import Offload, OnOutage, Outage, Retention, Scrub, Tier
+from kvcustody.policies.document.problems import quote
+from kvcustody.policies.document.yaml_nodes import Mapping, Node, Scalar
 from kvcustody.policies.reading.fields import Fields
 from kvcustody.policies.reading.names import Names, by_classification
 

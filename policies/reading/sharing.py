@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeVar
 
-from kvcustody.policies.document import Mapping, Node, Scalar, Sequence
-from kvcustody.policies.ir import (
+from kvcustody.policies.document.model import (
     EVERY_TENANT,
     Action,
     Grant,
@@ -23,7 +22,8 @@ from kvcustody.policies.ir import (
     SegmentRule,
     Via,
 )
-from kvcustody.policies.problems import quote
+from kvcustody.policies.document.problems import quote
+from kvcustody.policies.document.yaml_nodes import Mapping, Node, Scalar, Sequence
 from kvcustody.policies.reading.names import Names
 from kvcustody.policies.reading.tenants import read_period
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from kvcustody.policies.document import Broken, Mapping, Node, Scalar
-from kvcustody.policies.ir import (
+from kvcustody.policies.document.model import (
     DEFAULT_TENANT,
     EVERY_TENANT,
     ClassifyRule,
@@ -23,7 +22,8 @@ from kvcustody.policies.ir import (
     Scrub,
     TenantPolicy,
 )
-from kvcustody.policies.problems import Mark, quote
+from kvcustody.policies.document.problems import Mark, quote
+from kvcustody.policies.document.yaml_nodes import Broken, Mapping, Node, Scalar
 from kvcustody.policies.reading.names import Names
 from kvcustody.policies.reading.obligations import (
     read_tenant_offload,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kvcustody.policies.digest import digest
-from kvcustody.policies.ir import (
+from kvcustody.policies.document.digest import digest
+from kvcustody.policies.document.model import (
     Action,
     Grant,
     Policy,
@@ -23,7 +23,7 @@ from kvcustody.policies.ir import (
     TenantPolicy,
     Via,
 )
-from kvcustody.policies.obligations import obligations_of
+from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, Request
 
 _OWN = 'context.via == "own" && principal == resource && principal.admitted'

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
-from kvcustody.policies.ir import Action, Grant, RuleEffect, Scope, SegmentRule, Via
-from kvcustody.policies.problems import Mark
-from kvcustody.policies.table import Decision, DecisionTable
-from kvcustody.policies.workbench.declared import Declared
+from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, SegmentRule, Via
+from kvcustody.policies.document.problems import Mark
+from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
 
 NEAR_MAX = 5

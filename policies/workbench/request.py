@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any, NamedTuple
 
-from kvcustody.policies.ir import Action, Scope, Via
-from kvcustody.policies.table import ALWAYS_US, NEVER_US, Decision, DecisionTable
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.table.decision_table import ALWAYS_US, NEVER_US, Decision, DecisionTable
 
 FRESH = ("~unlisted-1", "~unlisted-2")
 DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kvcustody.policies.ir import Action, Scope, Via
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.table.decision_table import DecisionTable
 
 
 class Recorded(NamedTuple):

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvcustody.errors import PolicyError
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.digest import digest
-from kvcustody.policies.document import BYTES_MAX
-from kvcustody.policies.ir import Policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.problems import PolicyRejected, Problem
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.document.digest import digest
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.document.problems import PolicyRejected, Problem
+from kvcustody.policies.document.yaml_nodes import BYTES_MAX
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 
 
 @dataclass(frozen=True, slots=True)

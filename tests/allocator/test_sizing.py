@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcustody.allocator.model_config import Attention, KvDtype, parse_config
-from kvcustody.allocator.sizing import format_bytes, parse_bytes, size_pool
-from kvcustody.allocator.weights import estimate_parameters, estimate_weights_bytes
+from kvcustody.allocator.sizing.blocks_that_fit import format_bytes, parse_bytes, size_pool
+from kvcustody.allocator.sizing.hf_config import Attention, KvDtype, parse_config
+from kvcustody.allocator.sizing.weight_bytes import estimate_parameters, estimate_weights_bytes
 from kvcustody.errors import ConfigError
 
 GIB = 2**30

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.allocator.check import check
-from kvcustody.allocator.lookup import Chain, Prompt, ReadPlan
-from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.memory import Memory, UnbackedMemory
-from kvcustody.allocator.node import NEVER_US, Node
-from kvcustody.allocator.pool_options import PoolOptions
-from kvcustody.allocator.sequence import Sequence
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.check_invariants import check
+from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
+from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
+from kvcustody.allocator.prefix.node import NEVER_US, Node
+from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.clock import VirtualClock
 
 SIZE = 4  # tokens a block

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, event
 
-from kvcustody.audit.conservation import PoolCounts
+from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
@@ -26,9 +27,8 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.runs import gather
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.audit.events.block_runs import gather
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
 

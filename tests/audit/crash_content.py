@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from crash_server import Operations, durable_act
 
 from kvcustody.audit.events import Context, Event, HitCounted, leaves
-from kvcustody.audit.schema import events, incarnations
+from kvcustody.audit.schema.ledger import events, incarnations
 
 _CONTEXT = Context("0" * 32, 0, lambda tenant, subject, session="": "0" * 24)
 _KINDS = (

@@ -20,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from crash_content import check_content, unknown_operations
 
-from kvcustody.audit.fsck import fsck
-from kvcustody.audit.queries import gaps
-from kvcustody.audit.schema import (
+from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.schema.ledger import (
     events,
     incarnations,
     outages,
@@ -30,6 +29,7 @@ from kvcustody.audit.schema import (
     releases,
     residencies,
 )
+from kvcustody.audit.verify.fsck_ledger import fsck
 
 CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,rename,unlink"
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
     BlocksAttached,
     CustodyEnded,
@@ -37,9 +38,8 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.runs import Run
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerUnavailable
 

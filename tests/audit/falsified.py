@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcustody.audit.coverage.recompute import EVERYTHING, History, judge, read_history
 from kvcustody.audit.events import (
     BlocksAttached,
     Context,
@@ -22,8 +23,7 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     leaves,
 )
-from kvcustody.audit.recompute import EVERYTHING, History, judge, read_history
-from kvcustody.audit.runs import Run, Runs, flatten, gather
+from kvcustody.audit.events.block_runs import Run, Runs, flatten, gather
 
 OFFSET_US = 1_700_000_000_000_000
 Unit = tuple[int, int]  # block, generation

@@ -10,8 +10,7 @@ from typing import Any
 import falsified
 from sqlalchemy import Engine
 
-from kvcustody.audit.append import Appender
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import (
     CustodyEnded,
     ErasureCompleted,
@@ -26,9 +25,10 @@ from kvcustody.audit.events import (
     WorkerStopped,
 )
 from kvcustody.audit.events.batch import batch_of
-from kvcustody.audit.note import KeyKind
-from kvcustody.audit.signing import SigningKey
-from kvcustody.audit.store import WRITE
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.clock import VirtualClock
 
 ORIGIN = "ledger.example/kvcustody"

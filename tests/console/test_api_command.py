@@ -15,14 +15,14 @@ import typer.main
 import uvicorn
 from typer.testing import CliRunner
 
-from kvcustody.console.api.asking import Where, asking
-from kvcustody.console.api.commands import command_name, commands
+from kvcustody.console.api.client import Where, asking
+from kvcustody.console.api.generate_commands import command_name, commands
 from kvcustody.console.api.group import api_commands
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.main import app
 from kvcustody.errors import ServiceError
 from kvcustody.governance.api.app import create_api, create_app
-from kvcustody.governance.logs import configure
+from kvcustody.governance.observability.logs import configure
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from custody_world import CustodyWorld
 from sqlalchemy import Engine
 
-from kvcustody.audit.erasures import status
-from kvcustody.audit.subject_keys import SubjectKeys
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.erasure.requests_and_answers import status
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.erasure_inbox import ErasureInbox
-from kvcustody.governance.erasure_run import request_event
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import Selector
 
 
 def inbox(world: CustodyWorld, worker: str, keys: SubjectKeys | None = None) -> ErasureInbox:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from sqlalchemy import Engine
 
-from kvcustody.audit.store import open_store
+from kvcustody.audit.database.engine import open_store
 
 TESTS = Path(__file__).parent.parent
 for folder in (TESTS / "robust", TESTS / "simulation", Path(__file__).parent):

@@ -16,10 +16,10 @@ import structlog
 import torch
 from custody_world import TENANTS, CustodyWorld
 
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import WriterSettings
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.erasure.selector import Selector
 
 
 def child(folder: Path, number: int) -> None:

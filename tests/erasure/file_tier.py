@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from kvcustody.governance.selector import Selector
-from kvcustody.governance.tier import TierEntry, TierErased
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.erasure.tier_protocol import TierEntry, TierErased
 
 
 class FileTier:

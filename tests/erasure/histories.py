@@ -14,11 +14,11 @@ import torch
 from governed import MODEL, POLICY, governor, person
 from numpy.typing import NDArray
 
-from kvcustody.allocator.block import ACTIVE, CACHED
-from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
+from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.erasure.selector import Selector
 
 SPEC = TensorSpec(layers=1, kv_heads=1, head_dim=2, block_tokens=4, dtype=torch.float16)
 WHO = [("a", "mia"), ("a", "noa"), ("b", "mia"), ("b", "zoe")]

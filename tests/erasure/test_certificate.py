@@ -13,13 +13,13 @@ import pytest
 from custody_world import CustodyWorld
 from sqlalchemy import Engine
 
-from kvcustody.audit.certificate import Opening, canonical, issue, new_opening, statement_text
-from kvcustody.audit.certificate_check import verify
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.erasure.certificate import Opening, canonical, issue, new_opening, statement_text
 from kvcustody.audit.events import ReceiptRecorded
-from kvcustody.audit.signing import SigningKey, sign_statement
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
+from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.errors import LedgerError
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.erasure.selector import Selector
 
 ANN = Selector("alpha", "alpha-user-1")
 KEY = SigningKey.generate("example.com/ledger")

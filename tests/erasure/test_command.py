@@ -10,14 +10,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.signing import read_signing_key
+from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.console.main import app
-from kvcustody.governance.identity import identify
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.outcome import Admission
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import load_settings
-from kvcustody.governance.worker import MemoryPlan, Worker, open_worker
+from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 
 MODEL = ModelIdentity(
     weights_digest="sha256:w",

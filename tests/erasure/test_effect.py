@@ -11,9 +11,9 @@ from governed import MODEL, POLICY, governor, person
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import ConfigError
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.selector import Selector, selector_from
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.governor.governor import Governor
 
 PROMPT = list(range(40))
 X = Selector("a", "x")

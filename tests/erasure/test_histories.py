@@ -6,14 +6,14 @@ import pytest
 from governed import MODEL, POLICY, governor, person
 from histories import Histories
 
-from kvcustody.allocator.tree import PrefixTree
+from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.console.replay.generator import WorkloadSpec, generate
-from kvcustody.console.replay.labels import erasure_schedule
-from kvcustody.governance import erasure
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.selector import Selector
+from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.console.replay.workload.labels import erasure_schedule
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.governor import erase_in_pools as erasure
+from kvcustody.governance.governor.governor import Governor
 
 WAYS = [("subject", "abort"), ("subject", "finish"), ("tenant", "abort"), ("tenant", "finish")]
 

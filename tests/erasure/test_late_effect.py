@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from test_narrowing import judged
 
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.erasure.selector import Selector
 
 WHOM = (
     Selector("alpha"),

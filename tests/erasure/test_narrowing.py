@@ -10,14 +10,14 @@ import pytest
 from custody_world import POLICY, CustodyWorld
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.agreement import differences
-from kvcustody.audit.coverage import CoverageRow, coverage
+from kvcustody.audit.coverage.compare_recount import differences
+from kvcustody.audit.coverage.recompute import read_history, recount
+from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_database
+from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import Event, HoldsNarrowed
-from kvcustody.audit.recompute import read_history, recount
-from kvcustody.audit.recompute.sources import leaves_in_database
-from kvcustody.audit.schema import events
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.audit.schema.ledger import events
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 # Turn by turn: shorter idle times, shorter ceilings, one tenant gone, the first again (which widens), and so on.
 POLICIES = (

@@ -10,13 +10,13 @@ from custody_world import CustodyWorld
 from sqlalchemy import Engine, select
 from typer.testing import CliRunner
 
-from kvcustody.audit.erasures import names, request, requests
-from kvcustody.audit.schema import subjects
-from kvcustody.audit.subject_keys import SubjectKeys, is_tag
+from kvcustody.audit.erasure.requests_and_answers import names, request, requests
+from kvcustody.audit.schema.ledger import subjects
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
-from kvcustody.governance.plan import Plan
-from kvcustody.governance.selector import Selector, matches_plan
+from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.erasure.selector import Selector, matches_plan
 
 SUBJECT = Selector("alpha", "alpha-user-1")
 SESSION = Selector("alpha", "alpha-user-1", "alpha-user-1-chat")

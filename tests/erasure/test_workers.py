@@ -14,12 +14,12 @@ from asking import ask, inbox, outcome
 from custody_world import CustodyWorld
 from sqlalchemy import Engine, select
 
-from kvcustody.audit.erasures import pending, status
+from kvcustody.audit.erasure.requests_and_answers import pending, status
 from kvcustody.audit.events import ErasureRequested
-from kvcustody.audit.schema import erasures, residencies, subjects
+from kvcustody.audit.schema.ledger import erasures, residencies, subjects
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.erasure_run import request_event
-from kvcustody.governance.selector import Selector
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import Selector
 
 ALPHA = Selector("alpha")
 

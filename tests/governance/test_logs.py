@@ -14,8 +14,8 @@ import pytest
 import structlog
 
 from kvcustody.errors import KeyringError
-from kvcustody.governance.key_buffer import KeyBuffer
-from kvcustody.governance.logs import configure, safe_text
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.observability.logs import configure, safe_text
 
 CANARY = bytes(range(200, 232))
 TOKENS = [1_750_001_337 + 37 * i for i in range(24)]  # ten digits: no timestamp holds one by chance

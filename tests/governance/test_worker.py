@@ -7,14 +7,14 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.schema import events
-from kvcustody.audit.store import open_store
+from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.governance.identity import identify
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker import MemoryPlan, open_worker
+from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 from kvcustody.policies import library
 
 BLOCKS = 64

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvcustody.allocator.stream_memory import StreamTensorMemory
-from kvcustody.allocator.tensor_memory import TensorSpec
+from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
+from kvcustody.allocator.pool.tensor_memory import TensorSpec
 from kvcustody.kernels.entry import IDLE, entries_of
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.scrub import launch_scrub, scrub

@@ -15,8 +15,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Engine, MetaData, insert, inspect, select
 
-from kvcustody.audit.schema import custody_ends, events, incarnations, metadata, residencies
-from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.schema.ledger import custody_ends, events, incarnations, metadata, residencies
 from kvcustody.errors import LedgerError
 from kvcustody.migrations.upgrade import current, upgrade
 
@@ -200,7 +200,7 @@ def test_a_migration_runs_no_code_of_the_product() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvcustody")
     }
-    assert imported == {("0005", "kvcustody.audit.merkle"), ("0005", "kvcustody.audit.root_log")}
+    assert imported == {("0005", "kvcustody.audit.tlog.merkle"), ("0005", "kvcustody.audit.tlog.root_log")}
 
 
 def test_upgrading_again_changes_nothing(empty: Engine) -> None:

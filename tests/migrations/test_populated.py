@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, MetaData, delete, func, insert, select, text
 
-from kvcustody.audit.event_query import EventFilter, find_events
+from kvcustody.audit.database.engine import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
+from kvcustody.audit.database.monthly_partitions import MONTHS_AHEAD, REST, partitions
 from kvcustody.audit.events import (
     CustodyEnded,
     Event,
@@ -24,14 +25,13 @@ from kvcustody.audit.events import (
     WorkerStarted,
     WorkerStopped,
 )
-from kvcustody.audit.fsck import fsck
-from kvcustody.audit.partitions import MONTHS_AHEAD, REST, partitions
-from kvcustody.audit.runs import Run
-from kvcustody.audit.schema import events, logs
-from kvcustody.audit.store import SCHEMA_REVISION, VERSION_TABLE, WRITE, open_store
-from kvcustody.audit.trace_schema import event_traces
-from kvcustody.audit.tree_schema import ROOT, checkpoints, root_leaves, tree_nodes
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.audit.query.events import EventFilter, find_events
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.traces import event_traces
+from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, tree_nodes
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.errors import CustodyError
 from kvcustody.migrations.upgrade import current, upgrade

@@ -11,12 +11,12 @@ from custody_world import CustodyWorld
 from file_tier import FileTier
 from sqlalchemy import Engine, insert, select
 
-from kvcustody.allocator.node import KEY_BYTES, Node
-from kvcustody.allocator.sequence import Sequence
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
-from kvcustody.audit.schema import events, incarnations, workers
-from kvcustody.audit.store import WRITE
-from kvcustody.governance.orphans.ledger_scan import WriterJoin
+from kvcustody.audit.schema.ledger import events, incarnations, workers
+from kvcustody.governance.orphans.ledger_join import WriterJoin
 
 Planted = Counter[str]
 

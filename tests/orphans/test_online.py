@@ -9,9 +9,9 @@ from histories import Histories
 from planting import Garden
 from sqlalchemy import Engine
 
-from kvcustody.audit.queries import findings
-from kvcustody.governance.metrics import worker_status
-from kvcustody.governance.orphans.online_scan import OnlineScan
+from kvcustody.audit.query.custody import findings
+from kvcustody.governance.observability.metrics import worker_status
+from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import Budget
 
 FINDABLE = {

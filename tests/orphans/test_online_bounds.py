@@ -14,9 +14,10 @@ import pytest
 from governed import MODEL, person
 from histories import Histories
 
-from kvcustody.allocator.node import KEY_BYTES
-from kvcustody.governance.orphans import online_scan, slices
-from kvcustody.governance.orphans.online_scan import OnlineScan
+from kvcustody.allocator.prefix.node import KEY_BYTES
+from kvcustody.governance.orphans import online_pool_scan as online_scan
+from kvcustody.governance.orphans import slices
+from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import PIECE_BLOCKS, Budget, Slices
 
 PIECE = 96  # the dearest piece that J1 allows a step to go over by

@@ -9,8 +9,8 @@ import pytest
 from planting import Garden
 from sqlalchemy import Engine, func, select
 
-from kvcustody.allocator.block import QUARANTINED
-from kvcustody.audit.schema import orphan_findings, orphan_scans
+from kvcustody.allocator.pool.block_state import QUARANTINED
+from kvcustody.audit.schema.ledger import orphan_findings, orphan_scans
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
 
 ROUNDS = 2

@@ -12,13 +12,13 @@ from file_tier import FileTier
 from port_world import PortWorld
 from sqlalchemy import Engine, insert, select
 
-from kvcustody.allocator.block import ACTIVE, CACHED
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
+from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
-from kvcustody.audit.queries import findings
-from kvcustody.audit.schema import incarnations, workers
-from kvcustody.audit.store import WRITE
+from kvcustody.audit.query.custody import findings
+from kvcustody.audit.schema.ledger import incarnations, workers
 from kvcustody.governance.orphans.finding import CLASSES, FAILED_VERIFICATION
-from kvcustody.governance.orphans.ledger_scan import WriterJoin
+from kvcustody.governance.orphans.ledger_join import WriterJoin
 
 Planted = Counter[str]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # the tests are no package, and share generators
+sys.path[:0] = [str(HERE), str(HERE / "table")]  # the tests are no package, and share generators
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ import random
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvcustody.policies.document import Scalar
-from kvcustody.policies.ir import Grant, Policy, Relation, Rule, RuleEffect, Via
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.problems import Mark, Problems
+from kvcustody.policies.document.model import Grant, Policy, Relation, Rule, RuleEffect, Via
+from kvcustody.policies.document.problems import Mark, Problems
+from kvcustody.policies.document.yaml_nodes import Scalar
 from kvcustody.policies.reading.fields import Fields
+from kvcustody.policies.reading.load_policy import load_policy
 
 DAY = 86_400_000_000
 LOW, MID, HIGH = "low", "mid", "high"

@@ -6,8 +6,8 @@ import pytest
 
 from kvcustody.errors import ConfigError
 from kvcustody.policies import library
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.ir import Action, Profile, Scope, Via
+from kvcustody.policies.document.model import Action, Profile, Scope, Via
+from kvcustody.policies.table.compile import compile_policy
 
 NOW = 1_790_000_000_000_000
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from two_worlds import BLOCK, World, table, tokens
 
-from kvcustody.allocator.domain import Domain
-from kvcustody.allocator.node import Node
-from kvcustody.allocator.tree import PrefixTree
-from kvcustody.governance.domain_keys import DomainKeys
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.tree import PrefixTree
+from kvcustody.governance.keys.domain_key_cache import DomainKeys
 
 
 class Narrow:

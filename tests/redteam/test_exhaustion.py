@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from two_worlds import BLOCK, ISSUER, MemoryKeyStore, World, table, tokens
 
-from kvcustody.governance import plan as plans
-from kvcustody.governance.domain import tenant_owner
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.plan import Plan
-from kvcustody.governance.wrapping import RootKeyWrapping
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.decisions import access_plan as plans
+from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 
 RESIDENCIES = 300
 TENANTS = f"""\
@@ -143,7 +143,7 @@ def test_without_bounds_what_is_kept_grows_with_the_flood(monkeypatch: pytest.Mo
     left = _measure(_world(states_max=1024, states_per_owner_max=1 << 30), 3_000)
     assert left["plans"] == 3_000, "void: without the bound every identity must leave a plan"
     monkeypatch.setattr(plans, "PLANS_PER_TENANT_MAX", BOUNDS["plans"])
-    monkeypatch.setattr("kvcustody.governance.plan.PlanBook._keep", _keep_in_one_store)
+    monkeypatch.setattr("kvcustody.governance.decisions.access_plan.PlanBook._keep", _keep_in_one_store)
     left = _measure(_world(states_max=1024, states_per_owner_max=1 << 30), 3_000)
     assert left["victim derivations"] > 0, "void: in one store for all the flood must push the victim out"
 

@@ -12,12 +12,12 @@ import pytest
 from two_worlds import AUC_GATE, BLOCK, MODEL, World, auc, compare, table, tokens
 
 from kvcustody.errors import HandleError
-from kvcustody.governance.erasure import Selector
-from kvcustody.governance.extra_content import Media, frame
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.outcome import Admission, Refused
-from kvcustody.governance.reuse import Reuse
+from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.governance.decisions.reuse_decision import Reuse
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.extra_content import Media, frame
+from kvcustody.governance.identity.principal import Principal
 
 # -- A9 -------------------------------------------------------------------------------------------------------
 

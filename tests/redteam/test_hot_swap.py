@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from two_worlds import BLOCK, ISSUER, World, model, table, tokens
 
-from kvcustody.governance import model_identity
-from kvcustody.governance.domain import tenant_owner
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.outcome import Admission
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity import model_identity
+from kvcustody.governance.identity.domain_spec import tenant_owner
 
 KINDS = ("weights", "adapter", "template", "key")
 TENANTS = ("acme", "globex")
@@ -117,7 +117,7 @@ def test_hot_swaps_at_full_size() -> None:
 def _without(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind == "key":
         monkeypatch.setattr(Governor, "reload_keys", lambda self: None)
-        monkeypatch.setattr("kvcustody.governance.keyring.Keyring.rotate", lambda self, owner: None)
+        monkeypatch.setattr("kvcustody.governance.keys.keyring.Keyring.rotate", lambda self, owner: None)
         return
     field = {"weights": "weights_epoch", "adapter": "adapter_epoch", "template": "chat_template"}[kind]
     names = [name for name in model_identity.ModelIdentity.__dataclass_fields__ if name != "digest"]
@@ -192,7 +192,7 @@ NARROWER = {
 def test_a_narrower_revision_binds_what_is_cached(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A12 by policy: shorter retention, or none, is not outlived by what was cached before, swept or not."""
     assert _outlived(*NARROWER[what]) == (0, 0)
-    monkeypatch.setattr("kvcustody.governance.authority.bind", lambda *facts, **options: [])
+    monkeypatch.setattr("kvcustody.governance.decisions.authority.bind", lambda *facts, **options: [])
     assert _outlived(*NARROWER[what]) != (0, 0), "void: unbound, what was cached must live on"
 
 
@@ -236,5 +236,5 @@ def _primed_after_destruction() -> int:
 def test_a_destroyed_epoch_leaves_no_primed_state_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A12, E5: what outlives the destruction names its holder and keys nothing."""
     assert _primed_after_destruction() == 0
-    monkeypatch.setattr("kvcustody.governance.plan.Plan.forget_keys", lambda self: None)
+    monkeypatch.setattr("kvcustody.governance.decisions.access_plan.Plan.forget_keys", lambda self: None)
     assert _primed_after_destruction() >= 20, "void: a plan that is kept must keep its state otherwise"

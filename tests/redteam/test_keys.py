@@ -13,14 +13,14 @@ import pytest
 from two_worlds import BLOCK, ISSUER, MemoryKeyStore, World, model, table, tokens
 
 from kvcustody.errors import IdentityError
-from kvcustody.governance import model_identity, tlv
-from kvcustody.governance.domain import DomainSpec, ScopeKind, tenant_owner
-from kvcustody.governance.extra_content import Media, Positions, PromptEmbeddings, frame
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keyring import Keyring
+from kvcustody.governance.identity import model_identity, tlv
+from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
+from kvcustody.governance.identity.extra_content import Media, Positions, PromptEmbeddings, frame
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.request import Hints
-from kvcustody.governance.wrapping import RootKeyWrapping
 from kvcustody.ids import SessionId, SubjectId, TenantId
 
 PROMPT = list(range(100, 100 + BLOCK + 1))  # one whole block and the last token, which is always computed
@@ -94,9 +94,9 @@ def _joined(separator: str) -> Callable[..., DomainSpec]:
 
 def _confused(count: int, separator: str, monkeypatch: pytest.MonkeyPatch) -> int:
     with monkeypatch.context() as patch:
-        patch.setattr("kvcustody.governance.plan.own_domain", _joined(separator))
+        patch.setattr("kvcustody.governance.decisions.access_plan.own_domain", _joined(separator))
         patch.setattr(
-            "kvcustody.governance.keyring.Keyring.derive",
+            "kvcustody.governance.keys.keyring.Keyring.derive",
             lambda self, owner, epoch, info, into: into.take(bytearray(hashlib.sha256(info).digest())),
         )
         return _salt_confusion(count)[1]
@@ -176,9 +176,9 @@ def _untagged(monkeypatch: pytest.MonkeyPatch) -> None:
         return _spec(fields, repr((ids, fields["model"])))
 
     monkeypatch.setattr(model_identity.ModelIdentity, "encoded_fields", bag)
-    monkeypatch.setattr("kvcustody.governance.plan.own_domain", own)
+    monkeypatch.setattr("kvcustody.governance.decisions.access_plan.own_domain", own)
     monkeypatch.setattr(
-        "kvcustody.governance.keyring.Keyring.derive",
+        "kvcustody.governance.keys.keyring.Keyring.derive",
         lambda self, owner, epoch, info, into: into.take(bytearray(hashlib.sha256(info).digest())),
     )
 
@@ -300,7 +300,8 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "labels": {"labels": ()},
         "key epoch": {"key_epoch": 1},
     }
-    from kvcustody.governance import authority, plan
+    from kvcustody.governance.decisions import access_plan as plan
+    from kvcustody.governance.decisions import authority
 
     own, bind = plan.own_domain, authority.bind
     monkeypatch.setattr(
@@ -438,7 +439,7 @@ def _check_unpredictable(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     computed, found = _guess(world, _prompts(), count)
     assert computed >= count and found == 0
     monkeypatch.setattr(
-        "kvcustody.governance.domain_keys.DomainKeys.state", lambda self, spec: hashlib.sha256()
+        "kvcustody.governance.keys.domain_key_cache.DomainKeys.state", lambda self, spec: hashlib.sha256()
     )
     control = World(table())
     for prompt in _prompts():

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from two_worlds import AUC_GATE, BLOCK, World, auc, compare, strict, table, tokens
 
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.pools import Pools
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.pools import Pools
 
 BLOCKS = 512
 HALF = BLOCKS // 2

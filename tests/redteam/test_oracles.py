@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from two_worlds import AUC_GATE, BLOCK, World, auc, compare, everyone, strict, table, tokens
 
-from kvcustody.governance.outcome import Admission
+from kvcustody.governance.admission_outcome import Admission
 
 # victim, attacker: (tenant, subject)
 PAIRS = {

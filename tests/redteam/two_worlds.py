@@ -19,26 +19,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.allocator.pool_options import PoolOptions
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.domain import DomainSpec, ScopeKind, tenant_owner
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.key_store import KeyDocument
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.ledger_port import CountingLedger
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.pools import Pools
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind, tenant_owner
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.governance.keys.wrapped_key_store import KeyDocument
+from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.request import NO_HINTS, Hints
-from kvcustody.governance.wrapping import RootKeyWrapping
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
-from kvcustody.policies.table import DecisionTable
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
 
 ISSUER = "idp"
 BLOCK = 16
@@ -352,4 +352,4 @@ def everyone(world: World, monkeypatch: Any) -> None:
             key_epoch=1,
         )
 
-    monkeypatch.setattr("kvcustody.governance.plan.own_domain", unscoped)
+    monkeypatch.setattr("kvcustody.governance.decisions.access_plan.own_domain", unscoped)

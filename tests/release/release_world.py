@@ -6,29 +6,29 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.allocator.pool_options import PoolOptions
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event
-from kvcustody.audit.signing import SigningKey
+from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import identify
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.key_store import KeyDocument
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.ledger_port import CountingLedger
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.pools import Pools
-from kvcustody.governance.release.desk import ReleaseDesk
-from kvcustody.governance.release.feed import PolicyFeed, ReleaseReader
-from kvcustody.governance.release.mark import RevisionMark
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.governance.keys.wrapped_key_store import KeyDocument
+from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.store import FolderStore, ReleaseStore
 from kvcustody.governance.release.trust import trust_of, write_trust
-from kvcustody.governance.wrapping import RootKeyWrapping
-from kvcustody.policies.bundle_trust import Trust
+from kvcustody.governance.release.worker_follow import PolicyFeed, ReleaseReader
+from kvcustody.policies.bundle.trust import Trust
 
 POLICY = """\
 schema: kvcustody/policy@1

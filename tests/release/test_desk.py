@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from release_world import FORBID, READS, THIRD, Release, policy
 
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import ReleaseStep
-from kvcustody.audit.store import open_store
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import CustodyError, LedgerUnavailable, PolicyError
-from kvcustody.governance.release import gates
+from kvcustody.governance.decisions.staged_table import Stage
+from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.record import ReleaseError, Step, digest_of, make_record
-from kvcustody.governance.release.staged import Stage
-from kvcustody.governance.release.state import fold
+from kvcustody.governance.release.replay_records import fold
 from kvcustody.governance.release.store import FolderStore, SqlStore
-from kvcustody.policies.bundle import verify
-from kvcustody.policies.bundle_trust import Role
+from kvcustody.policies.bundle.bundle import verify
+from kvcustody.policies.bundle.trust import Role
 
 HOUR = 3600 * MICROSECONDS
 

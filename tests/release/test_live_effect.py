@@ -13,17 +13,17 @@ from release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release
 
 from kvcustody.audit.events import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
 from kvcustody.clock import MICROSECONDS
-from kvcustody.governance.domain import tenant_owner
-from kvcustody.governance.identity import identify
-from kvcustody.governance.outcome import Admission, Refused
-from kvcustody.governance.release import gates
-from kvcustody.governance.release.mark import RevisionMark
+from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.governance.decisions.segment_matcher import declare
+from kvcustody.governance.decisions.staged_table import Stage, StagedTable
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.record import ReleaseError, digest_of
-from kvcustody.governance.release.staged import Stage, StagedTable
-from kvcustody.governance.segments import declare
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.ir import Action, Scope, Via
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.release.rollback_guard import RevisionMark
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 HIT = 64
 NOW_UTC = 1_767_225_600 * MICROSECONDS
@@ -349,7 +349,7 @@ def test_what_nobody_can_reach_is_scrubbed_within_its_deadline(release: Release,
 @pytest.mark.parametrize("how", ["segment gone", "labels", "scope", "forbidden"])
 def test_unswept_it_stays(release: Release, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where every domain counts as reachable, it is CACHED until its idle time."""
-    monkeypatch.setattr("kvcustody.governance.narrowing.is_reachable", lambda *facts: True)
+    monkeypatch.setattr("kvcustody.governance.decisions.apply_narrowing.is_reachable", lambda *facts: True)
     assert _left_behind(release, how)[0] > 0
 
 

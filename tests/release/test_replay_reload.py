@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kvcustody.console.replay import job
 from kvcustody.console.replay.options import RunnerOptions, StandOptions
 from kvcustody.console.replay.report import ReplayReport
-from kvcustody.console.replay.runner import Runner
-from kvcustody.console.replay.sources import Choice, load_workload
-from kvcustody.governance.governor import Governor
+from kvcustody.console.replay.run import job
+from kvcustody.console.replay.run.runner import Runner
+from kvcustody.console.replay.run.workload_from_options import Choice, load_workload
+from kvcustody.governance.governor.governor import Governor
 from kvcustody.policies import library
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.ir import Policy, Scope
+from kvcustody.policies.document.model import Policy, Scope
+from kvcustody.policies.table.compile import compile_policy
 
 EVERY = 5
 

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import pytest
 from release_world import MODEL, PROMPT, READS, MemoryKeys, policy
 
-from kvcustody.allocator.foreign_pool import ForeignPool
+from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.engine_port import EnginePort
-from kvcustody.governance.identity import identify
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.ledger_port import CountingLedger
-from kvcustody.governance.wrapping import RootKeyWrapping
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
+from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 TABLE = compile_policy(load_policy(policy(READS), name="race.yaml"), revision=1)
 CLOSED = compile_policy(load_policy(policy(), name="race.yaml"), revision=2)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from release_world import MODEL, PROMPT, READS, Release, policy
 
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.audit.store import open_store
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.audit.database.engine import open_store
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.governance.identity import identify
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.release.release_desk import ReleaseDesk
 from kvcustody.governance.release.store import FolderStore, SqlStore
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.governance.worker import MemoryPlan, Worker, open_worker
+from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.migrations.upgrade import upgrade
 
 

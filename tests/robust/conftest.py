@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.store import open_store
+from kvcustody.audit.database.engine import open_store
 from kvcustody.migrations.upgrade import upgrade
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -16,26 +16,26 @@ import torch
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
-from kvcustody.allocator.pool_options import PoolOptions
-from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.conservation import Identity, conservation
+from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.audit.coverage.conservation import Identity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
-from kvcustody.audit.subject_keys import SubjectKeys
-from kvcustody.audit.writer import EventWriter, WriterSettings
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import MICROSECONDS, Clock, VirtualClock
 from kvcustody.errors import HandleError
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.key_store import FileKeyStore
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.ledger_port import Ledger
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.pools import Pools
-from kvcustody.governance.wrapping import open_wrapping
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 BLOCK = 16
 SHARDS = 2

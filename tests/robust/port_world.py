@@ -17,19 +17,19 @@ from custody_world import BLOCK, MODEL, QUICK, SHARDS, SPEC, Dropping, open_keyr
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
-from kvcustody.allocator.foreign_pool import ForeignPool
-from kvcustody.allocator.foreign_residency import ForeignResidency
-from kvcustody.allocator.scrub_queue import ScrubOrder
-from kvcustody.allocator.tensor_memory import TensorMemory
-from kvcustody.audit.conservation import Identity, conservation
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.audit.coverage.conservation import Identity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.governance.engine_port import EnginePort, EngineView
-from kvcustody.governance.identity import Principal
+from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 TENANTS = ("alpha", "beta", "gamma")
 POLICY = """\

@@ -10,7 +10,7 @@ import pytest
 from custody_world import BLOCK, SHARDS, CustodyWorld
 from sqlalchemy import Engine
 
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import (
     BlocksReleased,
     CustodyEnded,
@@ -19,8 +19,8 @@ from kvcustody.audit.events import (
     ResidencyOpened,
     ResidencyReleased,
 )
-from kvcustody.audit.evidence import read
-from kvcustody.audit.schema import custody_ends
+from kvcustody.audit.query.evidence_columns import read
+from kvcustody.audit.schema.ledger import custody_ends
 from kvcustody.clock import MICROSECONDS
 
 Make = Callable[..., CustodyWorld]

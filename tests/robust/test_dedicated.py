@@ -8,24 +8,24 @@ import pytest
 from custody_world import BLOCK, MODEL, QUICK, SPEC, open_keyring
 from sqlalchemy import Engine, select
 
-from kvcustody.allocator.pool_options import PoolOptions
-from kvcustody.allocator.tensor_memory import TensorMemory
-from kvcustody.audit.agreement import differences
-from kvcustody.audit.coverage import coverage
+from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.audit.coverage.compare_recount import differences
+from kvcustody.audit.coverage.recompute import read_history, recount
+from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_database
+from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import WorkerStarted
-from kvcustody.audit.queries import gaps
-from kvcustody.audit.recompute import read_history, recount
-from kvcustody.audit.recompute.sources import leaves_in_database
-from kvcustody.audit.schema import residencies
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.schema.ledger import residencies
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import identify
-from kvcustody.governance.orphans.ledger_scan import WriterJoin
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.pools import Pools
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.orphans.ledger_join import WriterJoin
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 POLICY = """\
 schema: kvcustody/policy@1

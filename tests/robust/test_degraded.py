@@ -13,13 +13,13 @@ import pytest
 from custody_world import BLOCK, MODEL, QUICK, CustodyWorld
 from sqlalchemy import Engine, select
 
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.audit.schema import events
-from kvcustody.audit.store import open_store
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import CapacityError, CustodyError, IdentityError
-from kvcustody.governance.identity import Principal, identify
-from kvcustody.governance.outcome import Deferred, Refused
-from kvcustody.governance.pools import Pools
+from kvcustody.governance.admission_outcome import Deferred, Refused
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.ids import TenantId
 
 Make = Callable[..., CustodyWorld]

@@ -14,12 +14,12 @@ import pytest
 from custody_world import BLOCK, MODEL, SHARDS, CustodyWorld
 from sqlalchemy import Engine, func, select
 
-from kvcustody.audit.coverage import CoverageRow, coverage
+from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import BlocksAttached, Event
-from kvcustody.audit.schema import attachments, events
-from kvcustody.governance import evidence
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.outcome import Admission
+from kvcustody.audit.schema.ledger import attachments, events
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.governor import custody_events as evidence
+from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
 
 WHOLE = 3

@@ -20,13 +20,21 @@ import pytest
 from custody_world import CustodyWorld, open_keyring
 from sqlalchemy import Engine, func, select
 
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.evidence import read, read_opened, unit_keys
-from kvcustody.audit.queries import gaps
-from kvcustody.audit.schema import custody_ends, events, incarnations, logs, outages, releases, residencies
+from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.query.evidence_columns import read, read_opened, unit_keys
+from kvcustody.audit.schema.ledger import (
+    custody_ends,
+    events,
+    incarnations,
+    logs,
+    outages,
+    releases,
+    residencies,
+)
 from kvcustody.clock import SystemClock, VirtualClock
-from kvcustody.governance.domain import tenant_owner
+from kvcustody.governance.identity.domain_spec import tenant_owner
 
 pytestmark = pytest.mark.system
 

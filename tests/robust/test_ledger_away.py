@@ -18,20 +18,20 @@ import pytest
 from custody_world import MODEL, QUICK, open_keyring
 from sqlalchemy import Engine, event, select
 
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.allocator.pool_options import PoolOptions
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.schema import events, logs, releases, residencies
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.schema.ledger import events, logs, releases, residencies
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.first_use import FirstUses
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import identify
-from kvcustody.governance.outcome import Admission, Deferred
-from kvcustody.governance.pools import Pools
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.admission_outcome import Admission, Deferred
+from kvcustody.governance.decisions.first_use_log import FirstUses
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.principal import identify
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 POLICY = """\
 schema: kvcustody/policy@1

@@ -11,15 +11,15 @@ from custody_world import BLOCK, MODEL
 from port_world import POLICY, PortWorld
 from sqlalchemy import Engine, select
 
-from kvcustody.allocator.scrub_queue import ScrubOrder
-from kvcustody.audit.coverage import coverage
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
-from kvcustody.audit.schema import custody_ends, hit_counters
+from kvcustody.audit.schema.ledger import custody_ends, hit_counters
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import HandleError, IsolationError
-from kvcustody.governance.erasure import Selector
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 Make = Callable[..., PortWorld]
 PROMPT = list(range(5 * BLOCK + 3))

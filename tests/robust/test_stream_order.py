@@ -12,8 +12,8 @@ import torch
 from custody_world import SHARDS, SPEC, CustodyWorld
 from sqlalchemy import Engine
 
-from kvcustody.allocator.stream_memory import StreamTensorMemory
-from kvcustody.audit.coverage import coverage
+from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
+from kvcustody.audit.coverage.summary import coverage
 from kvcustody.clock import Clock
 from kvcustody.kernels.segment import Layout, SegmentTable
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from custody_world import TENANTS, CustodyWorld
 
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import WriterSettings
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import VirtualClock
 
 HASTY = WriterSettings(batch=50, interval_seconds=0.001, retry_seconds=0.01, durable_seconds=5.0)

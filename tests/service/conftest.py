@@ -16,7 +16,7 @@ import pytest
 
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 

@@ -15,27 +15,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvcustody.allocator.memory import UnbackedMemory
-from kvcustody.audit.signing import create_signing_key
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ServiceError
-from kvcustody.governance.api.server import serve
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import Connection
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
-from kvcustody.governance.identity import identify
-from kvcustody.governance.ledger_port import CountingLedger
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.outcome import Admission
-from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.release.release_desk import ReleaseDesk
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.trust import read_trust, write_trust
-from kvcustody.governance.service.administration import open_administration
-from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.access.local_administration import open_administration
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.settings import Settings, load_settings
-from kvcustody.governance.worker import MemoryPlan, Worker, open_worker
+from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 
 POLICY = """\
 schema: kvcustody/policy@1

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import orjson
 
-from kvcustody.governance.api.server import serve
-from kvcustody.governance.logs import configure
-from kvcustody.governance.service.roles import Role
+from kvcustody.governance.api.http.server import serve
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
 

@@ -17,9 +17,9 @@ from kvcustody.audit.events import (
     WorkerStarted,
     leaves,
 )
-from kvcustody.audit.pseudonyms import SubjectDirectory
-from kvcustody.audit.runs import gather
-from kvcustody.governance.service.leaf_check import write_batch
+from kvcustody.audit.events.block_runs import gather
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.governance.service.ingest.check_leaves import write_batch
 
 OFFSET_US = 1_790_000_000_000_000
 MEDIA = {"Content-Type": "application/x-ndjson"}

@@ -16,10 +16,10 @@ import uvicorn
 from service_world import Worker, register, ship
 from typer.testing import CliRunner
 
-from kvcustody.audit.report.subject import page_of_data, subject_page
+from kvcustody.audit.report.subject_access import page_of_data, subject_page
 from kvcustody.console.main import app
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.ropa import OPEN
+from kvcustody.governance.observability.processing_record import OPEN
 
 POLICY = Path(__file__).resolve().parents[2] / "policies/library/regulated-saas.yaml"
 PAGE = "/v1/custody/subject?tenant=acme&subject=user-1"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.allocator.check import check
-from kvcustody.allocator.memory import UnbackedMemory
+from kvcustody.allocator.manager.check_invariants import check
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "allocator"))
 sys.path.insert(0, str(Path(__file__).parent))

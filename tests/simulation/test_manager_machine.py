@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvcustody.allocator.eviction import POLICIES
+from kvcustody.allocator.prefix.eviction_policy import POLICIES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulation import BASES, SECOND, drive, roomy, tight

@@ -14,17 +14,17 @@ from typing import NamedTuple
 
 import pytest
 
-from kvcustody.allocator.decode import DecodeTable
-from kvcustody.allocator.eviction import EvictionQueue
-from kvcustody.allocator.fence import Fences
-from kvcustody.allocator.fork import Forks
-from kvcustody.allocator.index import PrefixIndex
-from kvcustody.allocator.manager import BlockManager
-from kvcustody.allocator.pool import Pool
-from kvcustody.allocator.publication import Publication
-from kvcustody.allocator.quota import Account
-from kvcustody.allocator.space import Space
-from kvcustody.allocator.tree import PrefixTree
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.make_room import Space
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.fence import Fences
+from kvcustody.allocator.pool.pool import Pool
+from kvcustody.allocator.prefix.copy_on_write import Forks
+from kvcustody.allocator.prefix.decode_table import DecodeTable
+from kvcustody.allocator.prefix.eviction_policy import EvictionQueue
+from kvcustody.allocator.prefix.hash_index import PrefixIndex
+from kvcustody.allocator.prefix.publish import Publication
+from kvcustody.allocator.prefix.tree import PrefixTree
 
 sys.path.insert(0, str(Path(__file__).parent))
 from simulation import SECOND, drive, roomy, tight

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcustody.allocator.memory import NO_BLOCKS, ScrubResult
-from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
+from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "allocator"))
 from world import SECOND, SIZE, World, run

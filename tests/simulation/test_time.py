@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.allocator.tree import PrefixTree
+from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.outcome import Admission
+from kvcustody.governance.admission_outcome import Admission
 
 sys.path.insert(0, str(Path(__file__).parent))
 from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person

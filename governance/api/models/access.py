@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvcustody.governance.api.models.base import Model, Name, Utc, example
-from kvcustody.governance.service.roles import Role
-from kvcustody.governance.service.thumbprint import PATTERN
+from kvcustody.governance.service.access.certificate_thumbprint import PATTERN
+from kvcustody.governance.service.access.roles import Role
 
 _ALICE = {
     "name": "alice",

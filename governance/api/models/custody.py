@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvcustody.audit import queries
-from kvcustody.audit.coverage import CoverageRow
-from kvcustody.audit.live import Live
-from kvcustody.audit.report import subject
+from kvcustody.audit.coverage.summary import CoverageRow
+from kvcustody.audit.query import custody as queries
+from kvcustody.audit.query.live_residencies import Live
+from kvcustody.audit.report import subject_access as subject
 from kvcustody.governance.api.models.shown import page_of, shown
 
 Residency = shown(

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.erasure_preview import PreviewRow
-from kvcustody.audit.erasures import Answer
+from kvcustody.audit.erasure.preview import PreviewRow
+from kvcustody.audit.erasure.requests_and_answers import Answer
 from kvcustody.governance.api.models.base import Model, Name, Utc, Whole, example
 from kvcustody.governance.api.models.shown import shown
 

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvcustody.audit.report.framework import NAMES
-from kvcustody.governance import ropa
 from kvcustody.governance.api.models.base import LARGE, Model, Name, Whole, example
 from kvcustody.governance.api.models.policies import Source
 from kvcustody.governance.api.models.shown import shown
+from kvcustody.governance.observability import processing_record as ropa
 
 FrameworkName = StrEnum("FrameworkName", {name.replace("-", "_").upper(): name for name in sorted(NAMES)})  # type: ignore[misc]
 _FRAMEWORK = {"id": "soc2", "title": "SOC 2", "edition": "2017, revised 2022", "controls": 9}

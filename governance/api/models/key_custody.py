@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvcustody.audit.key_orders import KeyOrder
-from kvcustody.audit.redaction import Unlinked
+from kvcustody.audit.query.key_orders import KeyOrder
+from kvcustody.audit.retention.unlink_subject import Unlinked
 from kvcustody.governance.api.models.base import Model, Name, example
 from kvcustody.governance.api.models.shown import page_of, shown
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvcustody.audit.queries import Finding
-from kvcustody.audit.scans import Scan
-from kvcustody.audit.siem.pump import PumpStatus
+from kvcustody.audit.query.custody import Finding
+from kvcustody.audit.query.scans import Scan
+from kvcustody.audit.siem.delivery import PumpStatus
 from kvcustody.governance.api.models.base import Model, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kvcustody.governance.api.models.base import LARGE, Model, example
 from kvcustody.governance.api.models.shown import page_of, shown
-from kvcustody.governance.service.scan_orders import ScanOrder
+from kvcustody.governance.service.fleet.scan_orders import ScanOrder
 
 _ORDER = "cd" * 16
 _EXAMPLE = {

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvcustody.governance.api.models.base import LARGE, Model, Name, Utc, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
-from kvcustody.governance.service.fleet import Worker
+from kvcustody.governance.service.fleet.workers import Worker
 
 Workers = page_of(
     shown(

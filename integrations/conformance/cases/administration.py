@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvcustody.governance.erasure import Selector
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.integrations.conformance.bench import STEPS_MAX, Bench, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
-from kvcustody.integrations.conformance.engine_under_test import ABORTED, FINISHED, OVER
+from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED, OVER
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US, policy
-from kvcustody.integrations.conformance.rig import STEPS_MAX, Bench, person
 
 ALPHA, BOB, BETA = person("alpha"), person("alpha", "bob"), person("beta")
 ANN = Selector(tenant="alpha", subject="ann")

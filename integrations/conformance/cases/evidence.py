@@ -6,7 +6,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
     CustodyEnded,
     ReceiptRecorded,
@@ -14,12 +15,11 @@ from kvcustody.audit.events import (
     ResidencyReleased,
     WorkerStarted,
 )
-from kvcustody.audit.runs import flatten
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.events.block_runs import flatten
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
 from kvcustody.integrations.events.block_event import CLEARED, STORED, check_event, split_keys
 from kvcustody.migrations.upgrade import upgrade
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.governance.erasure import Selector
-from kvcustody.governance.identity import Principal
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect
-from kvcustody.integrations.conformance.engine_under_test import FINISHED, OVER
+from kvcustody.integrations.conformance.engine_protocol import FINISHED, OVER
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US, policy
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
 
 PEOPLE = (person("alpha"), person("alpha", "bob"), person("beta"), person("gamma"))
 ROUNDS = 90

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from itertools import permutations
 
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
-from kvcustody.integrations.conformance.engine_under_test import ABORTED, FINISHED
+from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED
 from kvcustody.integrations.conformance.policy import SECOND_US
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
 
 ALPHA, BETA = person("alpha"), person("beta")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvcustody.integrations.conformance.bench import STEPS_MAX, Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
-from kvcustody.integrations.conformance.engine_under_test import ABORTED, FINISHED, OVER, REFUSED
+from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED, OVER, REFUSED
 from kvcustody.integrations.conformance.policy import ONCE, WITHIN_US, policy
-from kvcustody.integrations.conformance.rig import STEPS_MAX, Bench, Rig, person
 
 ALPHA, BETA, GAMMA = person("alpha"), person("beta"), person("gamma")
 

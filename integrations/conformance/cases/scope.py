@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
-from kvcustody.integrations.conformance.engine_under_test import FINISHED
+from kvcustody.integrations.conformance.engine_protocol import FINISHED
 from kvcustody.integrations.conformance.policy import ONCE, SECOND_US, policy
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
 
 ALPHA, BOB, BETA = person("alpha"), person("alpha", "bob"), person("beta")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
-from kvcustody.integrations.conformance.engine_under_test import FINISHED, REFUSED, WAITING
+from kvcustody.integrations.conformance.engine_protocol import FINISHED, REFUSED, WAITING
 from kvcustody.integrations.conformance.policy import SECOND_US
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
 
 ALPHA, BETA, GAMMA = person("alpha"), person("beta"), person("gamma")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvcustody.audit.events import CustodyEnded
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
-from kvcustody.integrations.conformance.engine_under_test import FINISHED
+from kvcustody.integrations.conformance.engine_protocol import FINISHED
 from kvcustody.integrations.conformance.policy import ABSOLUTE_US, IDLE_US, ONCE, SECOND_US, WITHIN_US, policy
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
 
 ALPHA, BETA, BOB = person("alpha"), person("beta"), person("alpha", "bob")
 

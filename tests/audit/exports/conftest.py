@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from kvcustody.audit.events import Context, PolicyActivated, ResidencyReleased, leaf
-from kvcustody.audit.exports.enclosed import Handover, Stamp
+from kvcustody.audit.exports.enclosures import Handover, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
-from kvcustody.audit.merkle import leaf_hash, leaf_hashes
-from kvcustody.audit.proofs import MemoryTiles, Tiles, inclusion_proof
-from kvcustody.audit.root_log import HeadProof, Opening, root_checkpoint, seal
-from kvcustody.audit.signing import SigningKey, sign_checkpoint
+from kvcustody.audit.tlog.merkle import leaf_hash, leaf_hashes
+from kvcustody.audit.tlog.proofs import MemoryTiles, Tiles, inclusion_proof
+from kvcustody.audit.tlog.root_log import HeadProof, Opening, root_checkpoint, seal
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 
 ORIGIN = "ledger.example/test"
 CONTEXT = Context(

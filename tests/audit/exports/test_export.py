@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from kvcustody.audit.exports import chunks
-from kvcustody.audit.exports import verify_kvcustody as lone
-from kvcustody.audit.exports.chunks import Format
-from kvcustody.audit.exports.due_heads import KeptHead
-from kvcustody.audit.exports.verify import NO_WITNESS, verify_export
-from kvcustody.audit.exports.writer import Selection, write_export
-from kvcustody.audit.merkle import Frontier, TreeHead, leaf_hashes
-from kvcustody.audit.note import KeyKind, parse_note
-from kvcustody.audit.proofs import MemoryTiles
-from kvcustody.audit.signing import SigningKey
-from kvcustody.audit.tiles import ExportError
+from kvcustody.audit.exports import file_formats as chunks
+from kvcustody.audit.exports import verify_standalone as lone
+from kvcustody.audit.exports.export_writer import Selection, write_export
+from kvcustody.audit.exports.file_formats import Format
+from kvcustody.audit.tlog.merkle import Frontier, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.proofs import MemoryTiles
+from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.tlog.tiles import ExportError
+from kvcustody.audit.verify.expected_heads import KeptHead
+from kvcustody.audit.verify.verify_export import NO_WITNESS, verify_export
 
 FORMS = list(Format)
 
@@ -156,7 +156,7 @@ def test_an_older_head_does_not_hide_the_tail(
     logs = source.logs
     opening = next(found for found in source.openings if found and found.name == "tenant/acme")
     index = source.openings.index(opening)
-    from kvcustody.audit.proofs import inclusion_proof
+    from kvcustody.audit.tlog.proofs import inclusion_proof
 
     path = tuple(inclusion_proof(source._root, index, source._root.frontier.size))
 
@@ -187,14 +187,14 @@ def test_two_histories_are_found_in_the_root_log(
     source._tiles["tenant/acme"] = tiles
     forged = type(source)({**source.content}, key, batches=1)
     forged_opening = next(found for found in forged.openings if found and found.name == "tenant/acme")
-    from kvcustody.audit.merkle import leaf_hash
+    from kvcustody.audit.tlog.merkle import leaf_hash
 
     source._latest["tenant/acme"] = len(source.openings)
     source.openings.append(forged_opening)
     source.commitments.append(forged_opening.commitment())
     source._root.extend([leaf_hash(forged_opening.commitment())])
-    from kvcustody.audit.root_log import root_checkpoint
-    from kvcustody.audit.signing import sign_checkpoint
+    from kvcustody.audit.tlog.root_log import root_checkpoint
+    from kvcustody.audit.tlog.signing_key import sign_checkpoint
 
     source._note = sign_checkpoint(root_checkpoint(key.name, source._root.frontier.head()), [key])
     write_export(tmp_path / "export", source, made_at_us=1)
@@ -216,7 +216,7 @@ def test_a_run_of_leaves_verifies_without_its_neighbours(
 
 def test_every_run_of_a_small_log_has_a_proof(make_source: Callable[..., Any]) -> None:
     from kvcustody.audit.exports.range_proof import range_proof
-    from kvcustody.audit.proofs import ProofError
+    from kvcustody.audit.tlog.proofs import ProofError
 
     hashes = leaf_hashes([b"%d" % number for number in range(20)])
     for size in range(1, 21):

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.checkpoint import parse_checkpoint
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import GapRecorded, SigningKeyRecorded
-from kvcustody.audit.exports import verify_kvcustody as lone
+from kvcustody.audit.exports import verify_standalone as lone
+from kvcustody.audit.exports.export_writer import Selection, write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
-from kvcustody.audit.exports.verify import verify_export
-from kvcustody.audit.exports.writer import Selection, write_export
-from kvcustody.audit.fsck import fsck
-from kvcustody.audit.merkle import TreeHead
-from kvcustody.audit.note import parse_note
-from kvcustody.audit.rotation import rotation_record
-from kvcustody.audit.signing import SigningKey, sign_checkpoint
+from kvcustody.audit.tlog.checkpoint import parse_checkpoint
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.key_rotation import rotation_record
+from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.tlog.signed_note import parse_note
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
 
 ORIGIN = "ledger.example/chain"

@@ -15,12 +15,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
 
-from kvcustody.audit.event_query import EventRow
 from kvcustody.audit.events import KINDS, KeyEvent
+from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
+from kvcustody.audit.siem.cursor_reader import newest, pull, read_positions, write_positions
+from kvcustody.audit.siem.delivery import Pump
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
-from kvcustody.audit.siem.pull import newest, pull, read_positions, write_positions
-from kvcustody.audit.siem.pump import Pump
 from kvcustody.audit.siem.sink import FileSink, RejectedError, SinkError, WebhookSink, check_webhook
 from kvcustody.errors import LedgerError
 

@@ -17,23 +17,23 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.checkpoint import open_checkpoint
-from kvcustody.audit.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.events import KeyEvent
-from kvcustody.audit.merkle import TreeHead, leaf_hashes
-from kvcustody.audit.note import KeyKind, parse_signatures
-from kvcustody.audit.proofs import MemoryTiles, consistency_proof
-from kvcustody.audit.report.build import build_report, period
-from kvcustody.audit.report.contents import Asked
-from kvcustody.audit.root_log import root_checkpoint
-from kvcustody.audit.signing import SigningKey, sign_checkpoint
+from kvcustody.audit.report.build_report import build_report, period
+from kvcustody.audit.report.model import Asked
+from kvcustody.audit.tlog.checkpoint import open_checkpoint
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.merkle import TreeHead, leaf_hashes
+from kvcustody.audit.tlog.proofs import MemoryTiles, consistency_proof
+from kvcustody.audit.tlog.root_log import root_checkpoint
+from kvcustody.audit.tlog.signed_note import KeyKind, parse_signatures
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.witness.client import WitnessAddress, cosign
-from kvcustody.audit.witness.memory import WitnessError, WitnessMemory
+from kvcustody.audit.witness.cosign import Answer, Witness
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint, parse_request
 from kvcustody.audit.witness.server import WitnessServer
+from kvcustody.audit.witness.state import WitnessError, WitnessMemory
 from kvcustody.audit.witness.status import UNWITNESSED, witness_status
 from kvcustody.audit.witness.submitter import WitnessSubmitter
-from kvcustody.audit.witness.witness import Answer, Witness
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.errors import LedgerError
 
@@ -49,7 +49,7 @@ class Log:
         self.tiles = MemoryTiles(leaf_hashes([leaf + b"%d" % number for number in range(40)]))
 
     def note(self, size: int) -> bytes:
-        from kvcustody.audit.proofs import tree_root
+        from kvcustody.audit.tlog.proofs import tree_root
 
         return sign_checkpoint(
             root_checkpoint(ORIGIN, TreeHead(size, tree_root(self.tiles, size))), [self.key]
@@ -253,10 +253,10 @@ def test_a_logs_key_cannot_be_a_witness(memory: WitnessMemory) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from kvcustody.audit.signing import read_signing_key
-from kvcustody.audit.witness.memory import WitnessMemory
+from kvcustody.audit.tlog.signing_key import read_signing_key
+from kvcustody.audit.witness.state import WitnessMemory
 from kvcustody.audit.witness.server import WitnessServer
-from kvcustody.audit.witness.witness import Witness
+from kvcustody.audit.witness.cosign import Witness
 folder = Path(sys.argv[1])
 key = read_signing_key(folder / "witness.key")
 witness = Witness(key, WitnessMemory(folder / "witness.db"), lambda: int(time.time()))
@@ -268,7 +268,7 @@ server.serve()
 
 def test_kill_9_never_makes_it_sign_two_histories(tmp_path: Path, log: Log) -> None:
     """The client hammers a log and its fork while the process is killed again and again: one history is signed."""
-    from kvcustody.audit.signing import create_signing_key
+    from kvcustody.audit.tlog.signing_key import create_signing_key
 
     fork = Log(b"other")
     fork.key = log.key

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from web_world import World, running
 
-from kvcustody.audit.database_roles import set_up_roles
-from kvcustody.audit.store import open_store
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.console.web.app import _PAGES
 from kvcustody.migrations.upgrade import upgrade
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from web_world import World
 
-from kvcustody.audit.erasures import request, requests
+from kvcustody.audit.erasure.requests_and_answers import request, requests
 from kvcustody.governance.api.models.erasures import ErasureRequest
-from kvcustody.governance.selector import selector_from
+from kvcustody.governance.erasure.selector import selector_from
 
 SignIn = Callable[[str], httpx.Client]
 

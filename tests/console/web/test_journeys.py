@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import expect
 from web_world import World, policy_source
 
-from kvcustody.audit.certificate import Opening
-from kvcustody.audit.certificate_check import verify as verify_certificate
-from kvcustody.audit.signing import read_signing_key
+from kvcustody.audit.erasure.certificate import Opening
+from kvcustody.audit.tlog.signing_key import read_signing_key
+from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 
 pytestmark = pytest.mark.system
 

@@ -25,19 +25,19 @@ from kvcustody.audit.events import (
     WorkerStarted,
     leaves,
 )
-from kvcustody.audit.pseudonyms import SubjectDirectory
-from kvcustody.audit.runs import gather
-from kvcustody.audit.signing import create_signing_key
+from kvcustody.audit.events.block_runs import gather
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.tlog.signing_key import create_signing_key
 from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.web.app import Console
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.api.server import serve
-from kvcustody.governance.release.desk import ReleaseDesk
+from kvcustody.governance.api.http.server import serve
+from kvcustody.governance.release.release_desk import ReleaseDesk
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import write_trust
-from kvcustody.governance.service.leaf_check import read_batch, write_batch
-from kvcustody.governance.service.roles import Role
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.ingest.check_leaves import read_batch, write_batch
 from kvcustody.governance.service.service import Service, open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.policies import library

@@ -20,17 +20,17 @@ from transformers import (
     StaticCache,
 )
 
-from kvcustody.audit.conservation import conservation
-from kvcustody.audit.coverage import Coverage, coverage
-from kvcustody.audit.store import open_store
+from kvcustody.audit.coverage.conservation import conservation
+from kvcustody.audit.coverage.summary import Coverage, coverage
+from kvcustody.audit.database.engine import open_store
 from kvcustody.clock import SystemClock, VirtualClock
-from kvcustody.governance.identity import Principal, identify
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker import Worker, open_worker
-from kvcustody.integrations.transformers.classic_cache import GovernedCache, governed_cache
-from kvcustody.integrations.transformers.classic_custodian import Custodian
-from kvcustody.integrations.transformers.classic_memory import SlabMemory
+from kvcustody.governance.worker.worker import Worker, open_worker
+from kvcustody.integrations.transformers.classic.custodian import Custodian
+from kvcustody.integrations.transformers.classic.governed_cache import GovernedCache, governed_cache
+from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
 
 MAX_TOKENS = 96
 BLOCK_BYTES = 4096

@@ -24,20 +24,20 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from kvcustody.allocator.pool_options import PoolOptions
+from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.governor import Governor
-from kvcustody.governance.identity import Principal, identify
-from kvcustody.governance.key_store import FileKeyStore
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.ledger_port import CountingLedger
-from kvcustody.governance.model_identity import ModelIdentity
-from kvcustody.governance.pools import Pools
-from kvcustody.governance.worker import MemoryPlan
-from kvcustody.governance.wrapping import open_wrapping
-from kvcustody.integrations.transformers.continuous import GovernedBatching
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal, identify
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.worker.worker import MemoryPlan
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 PAGE = 8
 VOCABULARY = 97

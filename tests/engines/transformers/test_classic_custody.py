@@ -17,20 +17,20 @@ from classic_world import POLICY, World, generate, llama, nonzero, open_world, p
 from sqlalchemy import select
 from transformers import DynamicCache
 
-from kvcustody.allocator.block import BlockState
-from kvcustody.allocator.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.schema import releases
-from kvcustody.audit.store import open_store
+from kvcustody.allocator.pool.block_state import BlockState
+from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import releases
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import AdmissionError, ConfigError, DeviceError, HandleError, IsolationError
-from kvcustody.governance.erasure import Selector
+from kvcustody.governance.governor.erase_in_pools import Selector
 from kvcustody.governance.request import Hints
 from kvcustody.governance.settings import Settings
-from kvcustody.governance.worker import MemoryPlan, open_worker
-from kvcustody.integrations.transformers.classic_custodian import Custodian
-from kvcustody.integrations.transformers.classic_memory import SlabMemory, SlabSize
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.governance.worker.worker import MemoryPlan, open_worker
+from kvcustody.integrations.transformers.classic.custodian import Custodian
+from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory, SlabSize
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 KINDS = ["dynamic", "static", "quantized", "offloaded"]
 CPU = torch.device("cpu")

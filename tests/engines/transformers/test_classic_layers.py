@@ -13,7 +13,7 @@ from classic_world import MODEL, World, gemma, llama, nonzero, open_world, perso
 from transformers import Cache, DynamicCache, StaticCache
 
 from kvcustody.errors import CapacityError, ConfigError
-from kvcustody.integrations.transformers.classic_cache import governed_cache
+from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
 
 TOKENS, HEADS, WIDTH, ROWS = 64, 2, 16, 4
 OPERATIONS = {

@@ -11,7 +11,7 @@ import torch
 from classic_world import MODEL, World, gemma, generate, llama, nonzero, open_world, person, plain_cache
 from transformers import EncoderDecoderCache, T5Config, T5ForConditionalGeneration
 
-from kvcustody.integrations.transformers.classic_cache import governed_cache
+from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
 
 CASES = [
     (model, kind) for model in (llama, gemma) for kind in ("dynamic", "static", "quantized", "offloaded")

@@ -25,10 +25,10 @@ from continuous_world import (
 )
 from test_continuous_ledger import settings
 
-from kvcustody.allocator.tree import PrefixTree
-from kvcustody.governance.erasure import Selector
+from kvcustody.allocator.prefix.tree import PrefixTree
+from kvcustody.governance.governor.erase_in_pools import Selector
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, check_event, split_keys
-from kvcustody.integrations.transformers.continuous import GovernedBatching
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 
 class Router:

@@ -17,9 +17,9 @@ from continuous_world import (
 )
 
 from kvcustody.errors import IdentityError
-from kvcustody.governance import erasure
-from kvcustody.governance.erasure import Selector
-from kvcustody.integrations.transformers.claims import Claim, Claims
+from kvcustody.governance.governor import erase_in_pools as erasure
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.integrations.transformers.batching.request_claims import Claim, Claims
 
 PROMPT = prompt(50)
 HIT = (len(PROMPT) - 1) // PAGE * PAGE

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from continuous_world import IDENTITY, PAGE, TENANTS, batching, generation, model, person, policy, prompt
 
-from kvcustody.audit.conservation import conservation
-from kvcustody.audit.coverage import coverage
-from kvcustody.audit.store import open_store
-from kvcustody.governance.erasure import Selector
-from kvcustody.governance.governor import Governor
+from kvcustody.audit.coverage.conservation import conservation
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.engine import open_store
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.settings import Settings
-from kvcustody.integrations.transformers.continuous import GovernedBatching
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 
 def settings(folder: Path) -> Settings:

@@ -26,9 +26,9 @@ from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPP
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IsolationError
-from kvcustody.integrations.transformers import internals
-from kvcustody.integrations.transformers.continuous import GovernedBatching
-from kvcustody.integrations.transformers.takeover import check_ranks
+from kvcustody.integrations.transformers.batching import check_versions as internals
+from kvcustody.integrations.transformers.batching.check_supported import check_ranks
+from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 
 def open_one(kind: str = "llama", **values: Any) -> GovernedBatching:
@@ -45,7 +45,7 @@ def open_one(kind: str = "llama", **values: Any) -> GovernedBatching:
 
 def test_the_engine_says_which_models_keys_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr("kvcustody.integrations.transformers.continuous._log", log)
+    monkeypatch.setattr("kvcustody.integrations.transformers.batching.governed_batching._log", log)
     with open_one():
         pass
     (said,) = [call.kwargs for call in log.calls if call.args == ("model identity",)]

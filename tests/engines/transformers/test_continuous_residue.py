@@ -21,7 +21,7 @@ from continuous_world import (
     prompt,
 )
 
-from kvcustody.integrations.transformers.batch_custody import BatchCustody
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.kernels.host import HostRows
 
 TICK_US = 20_000  # deadlines fall due in ticks of 16 ms

@@ -21,7 +21,7 @@ from continuous_world import (
 )
 
 from kvcustody.errors import HandleError
-from kvcustody.integrations.transformers.batch_custody import BatchCustody
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
 
 HALVES = """\
   a: {quota: {guaranteed: 50%, cap: 50%}}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from kvcustody.allocator.stream_memory import StreamTensorMemory
-from kvcustody.allocator.tensor_memory import TensorMemory
-from kvcustody.integrations.transformers.turn import Turn
+from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.kernels.segment import SegmentTable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))

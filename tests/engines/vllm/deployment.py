@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kvcustody.clock import SystemClock
-from kvcustody.governance.identity import Principal, identify
-from kvcustody.governance.scope_key import open_scope_key
-from kvcustody.governance.scope_token import ScopeTokens
+from kvcustody.governance.identity.principal import Principal, identify
+from kvcustody.governance.tokens.scope_token import ScopeTokens
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.api_keys import add_key
 
 CONNECTOR = {"kv_connector": "KVCustody", "kv_role": "kv_both"}

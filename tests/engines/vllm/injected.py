@@ -38,8 +38,8 @@ def _inject_classes() -> None:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-    from kvcustody.integrations.vllm.manager import GovernedKVCacheManager
-    from kvcustody.integrations.vllm.pool import GovernedBlockPool
+    from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
+    from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheManager
 
     _afterwards(BlockPool, lambda pool: setattr(pool, "__class__", GovernedBlockPool))
     _afterwards(KVCacheManager, lambda manager: setattr(manager, "__class__", GovernedKVCacheManager))

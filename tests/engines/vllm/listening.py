@@ -11,23 +11,23 @@ from typing import Any
 
 from deployment import POLICY, principal
 
-from kvcustody.allocator.foreign_pool import ForeignPool
-from kvcustody.allocator.foreign_residency import ForeignResidency
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.clock import SystemClock
-from kvcustody.governance.engine_port import EnginePort, EngineView
-from kvcustody.governance.key_store import FileKeyStore
-from kvcustody.governance.keyring import Keyring
-from kvcustody.governance.model_identity import ModelIdentity
+from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.governance.wrapping import open_wrapping
-from kvcustody.integrations.vllm.books import Books
-from kvcustody.integrations.vllm.engine_control import VllmControl
-from kvcustody.integrations.vllm.extras import extras_of
-from kvcustody.integrations.vllm.governed_request import ATTRIBUTE, GovernedRequest, governed
-from kvcustody.integrations.vllm.manager import governed_manager
-from kvcustody.integrations.vllm.pool import governed_pool
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
+from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
+from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
+from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
+from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, GovernedRequest, governed
+from kvcustody.integrations.vllm.scheduler.request_state import Books
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 _numbers = itertools.count()
 MODEL = ModelIdentity(

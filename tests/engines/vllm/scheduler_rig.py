@@ -32,16 +32,18 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvcustody.allocator.foreign_pool import ForeignPool
+from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.engine_port import EnginePort
-from kvcustody.governance.identity import Principal
-from kvcustody.governance.key_buffer import KEY_BYTES, KeyBuffer
-from kvcustody.governance.scope_token import ScopeTokens
+from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
+from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table
-from kvcustody.integrations.vllm import hasher, opening, plugin
+from kvcustody.integrations.vllm import open_custody as opening
+from kvcustody.integrations.vllm import plugin
 from kvcustody.integrations.vllm.connector import GovernedConnector
-from kvcustody.integrations.vllm.opening import Opened
+from kvcustody.integrations.vllm.open_custody import Opened
+from kvcustody.integrations.vllm.scheduler import block_hasher as hasher
 
 BLOCK_TOKENS = 16
 LAYERS = 2

@@ -9,9 +9,9 @@ import pytest
 from scheduler_rig import Rig, prompt
 from vllm.v1.request import RequestStatus
 
-from kvcustody.allocator.foreign_pool import ForeignPool
-from kvcustody.governance.erasure import Selector
-from kvcustody.integrations.vllm.books import Books
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.integrations.vllm.scheduler.request_state import Books
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import pytest
 
 from kvcustody.integrations.conformance.case import Case
 from kvcustody.integrations.conformance.cases import BY_NAME
-from kvcustody.integrations.conformance.faults import FAULTS
 from kvcustody.integrations.conformance.kit import capabilities_of, check, conformance_cases, why_skipped
-from kvcustody.integrations.conformance.mutants import Mutant, kill, unaccounted
-from kvcustody.integrations.conformance.mutants_of_governance import ANYWHERE, PORT
-from kvcustody.integrations.vllm.conformance import engine
-from kvcustody.integrations.vllm.mutants import MUTANTS, NOT_APPLICABLE
+from kvcustody.integrations.conformance.mutants.catalogue import FAULTS
+from kvcustody.integrations.conformance.mutants.governance import ANYWHERE, PORT
+from kvcustody.integrations.conformance.mutants.runner import Mutant, kill, unaccounted
+from kvcustody.integrations.vllm.testing.conformance import engine
+from kvcustody.integrations.vllm.testing.mutants import MUTANTS, NOT_APPLICABLE
 
 
 @conformance_cases()

@@ -12,7 +12,7 @@ import zmq
 from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.erasure import Selector
+from kvcustody.governance.governor.erase_in_pools import Selector
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,
@@ -21,7 +21,7 @@ from kvcustody.integrations.events.block_event import (
     check_event,
     split_keys,
 )
-from kvcustody.integrations.vllm import block_events
+from kvcustody.integrations.vllm.scheduler import kv_events as block_events
 
 
 class Router:

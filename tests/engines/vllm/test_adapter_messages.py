@@ -6,8 +6,8 @@ import pickle
 
 import numpy as np
 
-from kvcustody.allocator.scrub_queue import ScrubOrder
-from kvcustody.integrations.vllm.messages import StepOrder
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.integrations.vllm.step_messages import StepOrder
 
 
 def test_an_order_arrives_whole() -> None:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from kvcustody.allocator.block import ACTIVE, CACHED
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.conformance.engine_under_test import FINISHED, Setup
+from kvcustody.integrations.conformance.bench import Bench, Rig, person
+from kvcustody.integrations.conformance.engine_protocol import FINISHED, Setup
 from kvcustody.integrations.conformance.policy import policy
-from kvcustody.integrations.conformance.rig import Bench, Rig, person
-from kvcustody.integrations.vllm.conformance import engine
+from kvcustody.integrations.vllm.testing.conformance import engine
 
 ANN, BOB = person("alpha"), person("beta", "bob")
 

@@ -13,9 +13,9 @@ from structlog.testing import CapturingLogger
 
 from kvcustody.audit.events import ResidencyOpened, ResidencyReleased
 from kvcustody.errors import ConfigError
-from kvcustody.governance.erasure import Selector
-from kvcustody.integrations.vllm import scheduler_side
-from kvcustody.integrations.vllm.governed_request import governed
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.integrations.vllm.scheduler import scheduler_side
+from kvcustody.integrations.vllm.scheduler.governed_request import governed
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_engine_says_which_models_keys_it_makes(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr("kvcustody.integrations.vllm.model._log", log)
+    monkeypatch.setattr("kvcustody.integrations.vllm.model_identity._log", log)
     one = rig()
     request = one.add(prompt(40), "alpha")
     one.side.reset()
@@ -267,7 +267,7 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
         place = PlaceholderRange(offset=offset, length=8)
         return [MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)]
 
-    from kvcustody.integrations.vllm.extras import extras_of
+    from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
 
     one = rig()
     requests = [
@@ -289,7 +289,7 @@ def test_what_acts_behind_governance_is_refused(rig: Callable[..., Rig]) -> None
     from vllm.config import KVEventsConfig
 
     from kvcustody.governance.settings import load_settings
-    from kvcustody.integrations.vllm.opening import refuse_ungoverned
+    from kvcustody.integrations.vllm.open_custody import refuse_ungoverned
 
     config = rig().config
     refuse_ungoverned(config, load_settings())
@@ -322,7 +322,7 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
 
     from kvcustody.integrations.conformance import ALL, Report, Verdict
     from kvcustody.integrations.conformance.record import digest_of, record, subject_of
-    from kvcustody.integrations.vllm.opening import refuse_foreign_connectors
+    from kvcustody.integrations.vllm.open_custody import refuse_foreign_connectors
 
     children = [{"kv_connector": "KVCustody"}, {"kv_connector": "ExampleConnector"}]
     transfer = KVTransferConfig("MultiConnector", kv_role="kv_both")

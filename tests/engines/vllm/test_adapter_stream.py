@@ -12,11 +12,11 @@ from scheduler_rig import Rig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
-from kvcustody.allocator.scrub_queue import ScrubOrder
-from kvcustody.allocator.stream_memory import StreamTensorMemory
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.vllm.messages import Answer, StepOrder, StepReceipt
-from kvcustody.integrations.vllm.worker_side import WorkerSide
+from kvcustody.integrations.vllm.step_messages import Answer, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
 from simulated_streams import SimulatedStreams

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvcustody.allocator.tensor_memory import TensorMemory
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.errors import ConfigError, CustodyError
-from kvcustody.integrations.vllm.layout import block_tensors
 from kvcustody.integrations.vllm.versions import check_signatures, check_type, check_version
+from kvcustody.integrations.vllm.worker.kv_layout import block_tensors
 
 
 @pytest.mark.parametrize("text", ["0.28.0", "0.32.0+cpu", "0.33.1"])

@@ -10,10 +10,10 @@ from engine_probe import SOILED
 from local_engine import BLOCK, environment
 from sqlalchemy import select
 
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import PROCESS_DEATH
-from kvcustody.audit.queries import gaps
-from kvcustody.audit.schema import custody_ends, incarnations, releases, residencies
-from kvcustody.audit.store import open_store
+from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.schema.ledger import custody_ends, incarnations, releases, residencies
 
 
 def test_a_killed_engine_is_closed_as_unproven_by_the_next(start, new_deployment):

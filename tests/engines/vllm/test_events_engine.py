@@ -13,12 +13,12 @@ pytest.importorskip("zmq")
 
 from local_engine import BLOCK, LocalEngine
 
-from kvcustody.audit.coverage import coverage
-from kvcustody.audit.observed import observed_totals
-from kvcustody.audit.store import open_store
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.query.observed_engines import observed_totals
 from kvcustody.integrations.events.observer import Observer, Watch, open_observer
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 POLICY = b"""
 schema: kvcustody/policy@1

@@ -16,11 +16,11 @@ theirs = pytest.importorskip("vllm.distributed.kv_events")
 from vllm.distributed.kv_events import KVEventBatch, ZmqEventPublisher  # noqa: E402
 
 from kvcustody.clock import SystemClock  # noqa: E402
-from kvcustody.integrations.events.continuity import Arrival, Delivered, Missed, Restarted  # noqa: E402
-from kvcustody.integrations.events.observed import ObservedEngine  # noqa: E402
+from kvcustody.integrations.events.observed_engine import ObservedEngine  # noqa: E402
+from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed, Restarted  # noqa: E402
 from kvcustody.integrations.events.subscriber import Reading, Subscriber  # noqa: E402
 from kvcustody.policies import library  # noqa: E402
-from kvcustody.policies.compiler import compile_policy  # noqa: E402
+from kvcustody.policies.table.compile import compile_policy  # noqa: E402
 
 QUICK = Reading(check_seconds=0.2, replay_seconds=2.0)
 TABLE = compile_policy(library.load("regulated-saas"), revision=1)

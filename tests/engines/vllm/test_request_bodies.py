@@ -25,7 +25,7 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.v1.request import Request
 
-from kvcustody.governance.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import Verified
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED
 

@@ -6,8 +6,8 @@ from local_engine import BLOCK, environment
 from sqlalchemy import func, select
 from workload import churn
 
-from kvcustody.audit.schema import receipts
-from kvcustody.audit.store import open_store
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.schema.ledger import receipts
 
 
 def test_both_halves_of_a_block_are_scrubbed_with_a_receipt_each(start, new_deployment):

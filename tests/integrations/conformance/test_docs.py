@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 from kvcustody.integrations.conformance import ALL, FAULTS
-from kvcustody.integrations.conformance import mutants_of_native as native
-from kvcustody.integrations.conformance import mutants_of_reference as reference
+from kvcustody.integrations.conformance.mutants import native, reference
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "engine-port.md").read_text(encoding="utf-8")
 

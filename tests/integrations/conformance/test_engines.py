@@ -3,9 +3,9 @@
 import pytest
 
 from kvcustody.integrations.conformance import ALL, check, conformance_cases, run
+from kvcustody.integrations.conformance.engines.native_engine import NativeEngine
+from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.integrations.conformance.kit import capabilities_of, why_skipped
-from kvcustody.integrations.conformance.native_engine import NativeEngine
-from kvcustody.integrations.conformance.reference_engine import ReferenceEngine
 
 
 @conformance_cases()

@@ -4,12 +4,11 @@ import pytest
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.conformance import BY_NAME, FAULTS, Mutant, kill, unaccounted
-from kvcustody.integrations.conformance import mutants_of_native as native
-from kvcustody.integrations.conformance import mutants_of_reference as reference
+from kvcustody.integrations.conformance.engines.native_engine import NativeEngine
+from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.integrations.conformance.kit import capabilities_of, why_skipped
-from kvcustody.integrations.conformance.mutants import patch
-from kvcustody.integrations.conformance.native_engine import NativeEngine
-from kvcustody.integrations.conformance.reference_engine import ReferenceEngine
+from kvcustody.integrations.conformance.mutants import native, reference
+from kvcustody.integrations.conformance.mutants.runner import patch
 
 
 def names(mutants):

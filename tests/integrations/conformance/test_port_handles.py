@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from kvcustody.integrations.conformance.bench import Bench, person
+from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.integrations.conformance.policy import ONCE
-from kvcustody.integrations.conformance.reference_engine import ReferenceEngine
-from kvcustody.integrations.conformance.rig import Bench, person
 
 
 def test_releasing_a_preempted_residency_again_leaves_its_successor_alone():

@@ -12,9 +12,9 @@ from kvcustody.errors import ConfigError
 from kvcustody.integrations.conformance import BY_NAME, Report, Verdict, run
 from kvcustody.integrations.conformance.__main__ import main
 from kvcustody.integrations.conformance.cases import ALL
+from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
+from kvcustody.integrations.conformance.engines.reference_tier import Tier
 from kvcustody.integrations.conformance.record import check_record, digest_of, record, subject_of
-from kvcustody.integrations.conformance.reference_engine import ReferenceEngine
-from kvcustody.integrations.conformance.reference_tier import Tier
 from kvcustody.integrations.conformance.report import FAIL, PASS, SKIP
 
 TIER_CASE = next(case.name for case in ALL if "tier" in case.needs)

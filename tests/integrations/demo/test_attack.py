@@ -18,13 +18,13 @@ from transformers.generation.continuous_batching import offloading_manager
 from typer.testing import CliRunner
 
 from kvcustody.console.main import app
-from kvcustody.integrations.demo import demonstration
+from kvcustody.integrations.demo import run as demonstration
 from kvcustody.integrations.demo.attacks import Attack, Outcome, own_reuse, probe, residual_read
 from kvcustody.integrations.demo.codebook import Codebook
-from kvcustody.integrations.demo.demonstration import Report
 from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM
 from kvcustody.integrations.demo.printing import print_report
+from kvcustody.integrations.demo.run import Report
 from kvcustody.integrations.demo.transformers_engine import TransformersEngine
 from kvcustody.integrations.demo.vocabulary import draw_secret, note, token_ids
 from kvcustody.kernels.host import HostRows

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvcustody.integrations.events.continuity import (
+from kvcustody.integrations.events.sequence_gaps import (
     Arrival,
     Continuity,
     Delivered,

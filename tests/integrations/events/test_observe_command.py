@@ -16,10 +16,10 @@ import typer
 from kv_wires import some_removed, some_stored, wait_until
 from typer.testing import CliRunner
 
-from kvcustody.audit.coverage import coverage
-from kvcustody.audit.observed import observed_totals
-from kvcustody.audit.schema import incarnations
-from kvcustody.audit.store import open_store
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.query.observed_engines import observed_totals
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.console.command import CustodyGroup
 from kvcustody.console.plugins import GROUP, add_command
 from kvcustody.errors import ConfigError

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from kvcustody.audit.conservation import PoolCounts, conservation
-from kvcustody.audit.coverage import coverage
+from kvcustody.audit.coverage.conservation import PoolCounts, conservation
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import (
     Event,
     ObservationGap,
@@ -22,19 +23,18 @@ from kvcustody.audit.events import (
     ObservedRemoved,
     ObservedStored,
 )
-from kvcustody.audit.observed import observed_totals
-from kvcustody.audit.queries import tenant_totals
-from kvcustody.audit.schema import events as leaves_table
-from kvcustody.audit.schema import incarnations
-from kvcustody.audit.store import open_store
-from kvcustody.audit.writer import EventWriter
+from kvcustody.audit.query.custody import tenant_totals
+from kvcustody.audit.query.observed_engines import observed_totals
+from kvcustody.audit.schema.ledger import events as leaves_table
+from kvcustody.audit.schema.ledger import incarnations
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IdentityError, PolicyError
-from kvcustody.integrations.events.continuity import Delivered, Missed, Restarted
-from kvcustody.integrations.events.observed import ObservedEngine
+from kvcustody.integrations.events.observed_engine import ObservedEngine
+from kvcustody.integrations.events.sequence_gaps import Delivered, Missed, Restarted
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.compiler import compile_policy
-from kvcustody.policies.loader import load_policy
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
 
 POLICY = """
 schema: kvcustody/policy@1

@@ -11,8 +11,8 @@ import zmq
 from kv_wires import sockets, some_removed, some_stored, wait_until
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.events.continuity import Arrival, Delivered, Missed, Restarted
 from kvcustody.integrations.events.publisher import EventPublisher, Limits
+from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed, Restarted
 from kvcustody.integrations.events.subscriber import Reading, Subscriber
 
 LOCAL = "tcp://127.0.0.1:0"

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_wires import ACME, SALT_CANARY, TOKEN_CANARY, key, keys, some_removed, some_stored
 
-from kvcustody.allocator.domain import Domain
+from kvcustody.allocator.pool.domain import Domain
 from kvcustody.errors import IsolationError
-from kvcustody.governance.plan import DomainLabel
+from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.integrations.events import incoming, sglang_wire, vllm_wire
 from kvcustody.integrations.events.block_event import (
     BlockEvent,
@@ -25,7 +25,7 @@ from kvcustody.integrations.events.block_event import (
     scope_of,
     stored,
 )
-from kvcustody.integrations.events.custody import Custody
+from kvcustody.integrations.events.custody_field import Custody
 
 WIRES: dict[str, Any] = {"vllm": vllm_wire, "sglang": sglang_wire}
 EVENTS = [some_stored(), some_removed(), cleared(5, "start")]

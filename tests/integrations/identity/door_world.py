@@ -15,11 +15,11 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.governance.key_buffer import KeyBuffer
-from kvcustody.governance.scope_token import Rejected, ScopeTokens, Verified
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.tokens.scope_token import Rejected, ScopeTokens, Verified
 from kvcustody.integrations.identity.api_keys import add_key
-from kvcustody.integrations.identity.door import Door
-from kvcustody.integrations.identity.mapping import load_identity
+from kvcustody.integrations.identity.authenticate_request import Door
+from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 

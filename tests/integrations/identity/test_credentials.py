@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError
-from kvcustody.governance.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import Verified
 from kvcustody.integrations.identity import api_keys
 from kvcustody.integrations.identity.api_keys import add_key, key_digest, read_keys, revoke_key
 from kvcustody.integrations.identity.web_tokens import read_verification_keys

@@ -11,8 +11,8 @@ import structlog
 from door_world import DOCUMENT, Deployment, Signers, ask
 from starlette._utils import get_route_path
 
-from kvcustody.governance.scope_token import Verified
-from kvcustody.integrations.identity import door as door_module
+from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path
 

@@ -8,8 +8,8 @@ import pytest
 from door_world import DOCUMENT
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.identity.documents import parse_document
-from kvcustody.integrations.identity.mapping import IdentityDocument
+from kvcustody.integrations.identity.identity_document import IdentityDocument
+from kvcustody.integrations.identity.yaml_models import parse_document
 
 MISTAKES = [
     ("audience: kvcustody", "audience: 7", "9:5: `issuers.0.audience` input should be a valid string"),

@@ -11,8 +11,8 @@ from door_world import Deployment, ask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcustody.governance.scope_token import Rejected, Verified
-from kvcustody.integrations.identity import door as door_module
+from kvcustody.governance.tokens.scope_token import Rejected, Verified
+from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.refusal import RequestRefused
 from kvcustody.integrations.identity.request_body import (

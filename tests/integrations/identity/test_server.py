@@ -22,10 +22,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from kvcustody.errors import CustodyError
-from kvcustody.governance.scope_key import open_scope_key
-from kvcustody.governance.scope_token import Verified
 from kvcustody.governance.settings import load_settings
-from kvcustody.integrations.identity.deployment import open_verifier
+from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
+from kvcustody.integrations.identity.from_settings import open_verifier
 from kvcustody.integrations.vllm.middleware import ScopeMiddleware
 
 CHUNKS = [

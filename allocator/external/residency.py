@@ -1,0 +1,119 @@
+"""One request's presence in a pool that its engine allocates by itself: which blocks, and afterwards which it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.node import NEVER_US
+
+NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
+NO_BLOCKS.flags.writeable = False
+
+
+class ForeignResidency(Residency):
+    """Its blocks are what it attached and what it was handed, less what it let go of. Opaque to adapters but for
+    `request_id`, `tenant` and `publishes`.
+    """
+
+    __slots__ = (
+        "attached",
+        "attached_generations",
+        "began_us",
+        "ceiling_us",
+        "dropped",
+        "expected",
+        "granted_blocks",
+        "handed",
+        "held",
+        "held_generations",
+        "is_mixed",
+        "is_opened",
+        "is_reserved",
+        "is_running",
+        "keys",
+        "passed",
+        "publishes",
+        "reasons",
+        "recorded",
+        "recorded_until",
+        "request_id",
+        "reserved_blocks",
+        "segment_blocks",
+        "segment_domain",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        id_: int,
+        account: Account,
+        domain: Domain,
+        principal: object,
+        facts: object,
+        request_id: object,
+        opened_us: int,
+    ) -> None:
+        super().__init__(id_, account, domain, principal, facts, opened_us)
+        self.request_id = request_id
+        self.tenant = account.name
+        self.attached: Blocks = NO_BLOCKS
+        self.attached_generations: NDArray[np.int64] = NO_BLOCKS
+        self.handed: list[tuple[Blocks, int]] = []  # each hand-out with its first generation
+        self.dropped: NDArray[np.int64] = NO_BLOCKS  # generations: a block may come back to the same request
+        self.passed: list[NDArray[np.int64]] = []  # generations let go of while running
+        self.recorded = 0  # hand-outs that the opening lists
+        self.recorded_until = 0  # generations below are on record
+        self.held: Blocks = NO_BLOCKS
+        self.held_generations: NDArray[np.int64] = NO_BLOCKS
+        self.ceiling_us = NEVER_US
+        self.reserved_blocks = 0
+        self.is_running = True
+        self.is_opened = False
+        self.is_mixed = False  # some of its blocks are in another domain than its own
+        self.publishes = True
+        self.is_reserved = False
+        self.began_us = opened_us  # when it got its first block
+        # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
+        self.keys: object = None
+        self.expected: NDArray[np.int32] | int = 0
+        self.reasons: tuple[str, ...] = ()
+        self.segment_blocks = 0
+        self.segment_domain: Domain | None = None
+        self.granted_blocks = (
+            0  # leading blocks whose keys are another owner's: attached, or nothing is published
+        )
+
+    @property
+    def reads_own_alone(self) -> bool:
+        """Its look-up found only blocks of its own domain readable."""
+        return not isinstance(self.expected, np.ndarray)
+
+    def blocks(self) -> Blocks:
+        """Every block it refers to now."""
+        parts = [self.attached, *(blocks for blocks, _ in self.handed)]
+        every = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(self.dropped):
+            handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
+            every = every[~np.isin(np.concatenate([self.attached_generations, *handed]), self.dropped)]
+        return every
+
+    def generations(self) -> NDArray[np.int64]:
+        """The generation of each of `blocks()`."""
+        handed = [np.arange(first, first + len(blocks)) for blocks, first in self.handed]
+        every = np.concatenate([self.attached_generations, *handed])
+        return every[~np.isin(every, self.dropped)] if len(self.dropped) else every
+
+    def drop(self, generations: NDArray[np.int64]) -> None:
+        """It no longer refers to the blocks that have these generations."""
+        self.dropped = np.concatenate((self.dropped, generations))
+
+    def hold(self, blocks: Blocks, generations: NDArray[np.int64], deadline_us: int) -> None:
+        """Keep `blocks` until the deadline."""
+        self.held, self.held_generations = blocks, generations
+        self.deadline_us = deadline_us
+        self.is_held = True

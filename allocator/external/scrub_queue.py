@@ -1,0 +1,246 @@
+"""Ended custody of a foreign pool on its way to CLEAN: waiting for fences, ordered, answered by every shard.
+
+S1  Every ended custody is ordered exactly once, and is done only with every shard's answer.
+S2  An answer to an order that does not exist, or a second one of a shard, raises: a lost or doubled receipt is seen.
+S3  A fence past its bound does not hold a scrub back for good here: the engine's stream orders it, and `stuck` says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.external.residency import NO_BLOCKS
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.fence import Fences
+from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.pool import Custody, Scrubbed
+from kvcustody.errors import HandleError
+
+
+class ScrubOrder(NamedTuple):
+    """Zero these before any other write of the step: (share to read back, block indices), each with one answer."""
+
+    number: int
+    batches: tuple[tuple[float, Blocks], ...]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the order lists."""
+        return sum(len(blocks) for _, blocks in self.batches)
+
+
+class _Open:
+    """An order on its way: its custodies by batch, and the shards that have yet to answer."""
+
+    __slots__ = ("blocks", "custodies", "failed", "generations", "shares", "waiting")
+
+    def __init__(
+        self,
+        shares: list[float],
+        custodies: list[tuple[Custody, ...]],
+        blocks: Blocks,
+        generations: NDArray[np.int64],
+        shards: int,
+    ) -> None:
+        self.shares = shares
+        self.custodies = custodies
+        self.blocks = blocks
+        self.generations = generations
+        self.waiting = set(range(shards))
+        self.failed: list[Blocks] = []
+
+
+class ScrubQueue:
+    """What ended and is not CLEAN yet."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+        self.ended: list[Custody] = []  # evidence of ends, for governance to write
+        self.device_blocks = [0] * shards  # as each shard's device counted them, last told
+        self.repeats = 0  # custodies that share a block of one order: zeroed once for both
+        self.may_repeat = (
+            False  # a block that was not CLEAN yet was handed out: it may end again before the order
+        )
+        self._fenced: deque[Custody] = deque()
+        self._dirty: list[Custody] = []
+        self._orders: dict[int, _Open] = {}
+        self._last = 0
+        self._evidence: list[Scrubbed] = []
+
+    def add_boot(self, blocks: Blocks) -> None:
+        """Memory that was never in custody: the first order zeroes all of it, read back in full."""
+        self._dirty.append(
+            Custody(blocks, np.zeros(len(blocks), dtype=np.int64), None, None, "boot", 0, 0, 0)
+        )
+
+    def add(self, custody: Custody) -> None:
+        """A custody that ended; it waits for its fence, if it has one."""
+        self._fenced.append(custody)
+
+    def release_fence(self, blocks: Blocks, now_us: int) -> None:
+        """The engine has handed `blocks` out again already: they are ordered with this step (X1)."""
+        waiting: deque[Custody] = deque()
+        for custody in self._fenced:
+            taken = (
+                np.isin(custody.blocks, blocks) if custody.fence else np.zeros(len(custody.blocks), np.bool_)
+            )
+            if taken.any():
+                again = _part(custody, taken)
+                again.fence, again.retired_us = 0, now_us
+                waiting.append(again)
+                if not taken.all():
+                    waiting.append(_part(custody, ~taken))
+            else:
+                waiting.append(custody)
+        self._fenced = waiting
+
+    def reclaim(self, fences: Fences, now_us: int) -> None:
+        """Take in custodies whose fences have retired; they are in the next order."""
+        oldest = fences.oldest_open
+        waiting: deque[Custody] = deque()
+        ready: list[Custody] = []
+        for custody in self._fenced:
+            if custody.fence < oldest:
+                if custody.fence:
+                    custody.retired_us = now_us
+                ready.append(custody)
+            else:
+                waiting.append(custody)
+        self._fenced = waiting
+        self._dirty += ready
+        self.ended += ready
+
+    def order(self) -> ScrubOrder | None:
+        """Order everything that is DIRTY: one batch a verify share, and one an owner where it is sampled."""
+        if not self._dirty:
+            return None
+        dirty, self._dirty = self._dirty, []
+        batches: dict[tuple[float, object], list[Custody]] = {}
+        for custody in dirty:
+            share = custody.domain.verify_share if custody.domain is not None else 1.0
+            owner = custody.account if 0.0 < share < 1.0 else None
+            batches.setdefault((share, owner), []).append(custody)
+        lists = [_joined([custody.blocks for custody in batch]) for batch in batches.values()]
+        blocks = _joined(lists)
+        generations = _joined([custody.generations for batch in batches.values() for custody in batch])
+        if self.may_repeat:
+            lists = [np.unique(each) for each in lists]
+            self.repeats += len(blocks) - sum(map(len, lists))
+            self.may_repeat = False
+        self._last += 1
+        shares = [share for share, _ in batches]
+        self._orders[self._last] = _Open(
+            shares, [tuple(batch) for batch in batches.values()], blocks, generations, self.shards
+        )
+        return ScrubOrder(self._last, tuple(zip(shares, lists, strict=True)))
+
+    def withdraw(self, order: ScrubOrder) -> None:
+        """An order that never left: what it lists is in the next one. Raises `HandleError` where it was answered."""
+        open_ = self._orders.pop(order.number, None)
+        if open_ is None or len(open_.waiting) != self.shards:
+            raise HandleError(f"scrub order `{order.number}` was answered already", order=order.number)
+        self._dirty = [custody for batch in open_.custodies for custody in batch] + self._dirty
+        self.may_repeat = True
+
+    def answer(
+        self, number: int, shard: int, results: Sequence[ScrubResult]
+    ) -> tuple[tuple[Blocks, NDArray[np.int64]] | None, Blocks]:
+        """One shard's results for an order, one a batch (S2).
+
+        Returns the blocks and generations that are done, with the last shard's answer, and what failed.
+        """
+        order = self._orders.get(number)
+        if order is None or shard not in order.waiting:
+            raise HandleError(
+                f"shard `{shard}` has no scrub order `{number}` to answer", order=number, shard=shard
+            )
+        if len(results) != len(order.custodies):
+            raise HandleError(
+                f"order `{number}` has `{len(order.custodies)}` batches, shard `{shard}` answers `{len(results)}`",
+                order=number,
+            )
+        order.waiting.discard(shard)
+        for share, custodies, result in zip(order.shares, order.custodies, results, strict=True):
+            self._evidence.append(Scrubbed(shard, result, share, custodies))
+            if len(result.failed):
+                order.failed.append(result.failed)
+        if order.waiting:
+            return None, NO_BLOCKS
+        del self._orders[number]
+        if not order.failed:
+            return (order.blocks, order.generations), NO_BLOCKS
+        failed = np.unique(np.concatenate(order.failed))
+        fine = ~np.isin(order.blocks, failed)
+        return (order.blocks[fine], order.generations[fine]), failed
+
+    def take_scrubbed(self) -> list[Scrubbed]:
+        """Evidence since the last call."""
+        evidence, self._evidence = self._evidence, []
+        return evidence
+
+    def take_ended(self) -> list[Custody]:
+        """Ends since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    @property
+    def has_dirty(self) -> bool:
+        """Something waits to be ordered."""
+        return bool(self._dirty)
+
+    @property
+    def has_fenced(self) -> bool:
+        """Something waits for its fence."""
+        return bool(self._fenced)
+
+    def oldest_order(self) -> int | None:
+        """The oldest order that some shard has not answered."""
+        return next(iter(self._orders), None)
+
+    def pending_blocks(self) -> int:
+        """Blocks whose custody ended on record and that are not CLEAN yet."""
+        waiting = [custody for custody in self._dirty if custody.domain is not None]
+        for order in self._orders.values():
+            waiting += [
+                custody for batch in order.custodies for custody in batch if custody.domain is not None
+            ]
+        return sum(len(custody.blocks) for custody in waiting)
+
+    def fenced(self) -> list[tuple[Blocks, NDArray[np.int64]]]:
+        """What waits for a fence, with its generations."""
+        return [(custody.blocks, custody.generations) for custody in self._fenced]
+
+    def fenced_blocks(self) -> int:
+        """Blocks that ended and wait for a fence; their end is not on record yet."""
+        return sum(len(custody.blocks) for custody in self._fenced)
+
+    def custodies(self) -> list[Custody]:
+        """Everything that is not CLEAN yet, for scans."""
+        ordered = [
+            custody for order in self._orders.values() for batch in order.custodies for custody in batch
+        ]
+        return [*self._fenced, *self._dirty, *ordered]
+
+
+def _part(custody: Custody, chosen: NDArray[np.bool_]) -> Custody:
+    """The chosen blocks of a custody, as a custody of their own."""
+    return Custody(
+        custody.blocks[chosen],
+        custody.generations[chosen],
+        custody.account,
+        custody.domain,
+        custody.cause,
+        custody.due_us,
+        custody.ended_us,
+        custody.fence,
+        custody.ceiling_us,
+    )
+
+
+def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,104 @@
+"""Puts books right that a scan has found wrong: references, holds, index entries and blocks that nobody has.
+
+Nothing here guesses in favour of reuse: what cannot be explained ends, and goes the way of all ended custody.
+
+N1  After a repair the pool's own check has nothing to say about what was repaired.
+N2  A block that somebody may still read or write is never made CLEAN here: it waits for its fences like any other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.hash_index import entered_positions
+from kvcustody.allocator.prefix.node import KEY_BYTES, NEVER_US, Node
+from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.tree import PrefixTree
+
+
+def set_refs(tree: PrefixTree, node: Node, refs: int, now_us: int) -> None:
+    """The node has exactly `refs` references: it is revived, cached or ended accordingly. Children come first."""
+    if node.refs == 0 and refs:
+        tree.refer(node, now_us)
+        node.hits -= 1
+    elif node.refs and refs == 0:
+        node.refs = 1
+        tree.give_back(node, now_us, "orphan")
+    node.refs = refs
+    tree.flush(now_us)
+
+
+def set_holds(tree: PrefixTree, node: Node, holds: int, now_us: int) -> None:
+    """The node has exactly `holds` holds; without any and unreferenced it ends, with what continues it."""
+    node.holds = holds
+    if holds == 0 and node.refs == 0 and node.length:
+        tree.end_subtree(node, "orphan", now_us, now_us)
+    tree.flush(now_us)
+
+
+def drop_residency(hold: Residency) -> None:
+    """A hold without a block is over."""
+    hold.is_held = False
+    hold.account.partition.wheel.remove(hold)
+    hold.account.residencies.remove(hold)
+
+
+def drop_entries(tree: PrefixTree, node: Node) -> int:
+    """Take every index entry of a node that is not in the tree out; returns how many there were."""
+    dropped = 0
+    for stripe in tree.index.stripes:
+        for key in [key for key, at in stripe.items() if at is node]:
+            del stripe[key]
+            dropped += 1
+    return dropped
+
+
+def unreach(tree: PrefixTree, node: Node, now_us: int) -> None:
+    """A node whose keys are not all in the index: none of them is, and without references it ends."""
+    stripes, mask = tree.index.stripes, tree.index.mask
+    for at in entered_positions(node.start, 0, node.length):
+        key = node.keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
+        if stripes[hash(key) & mask].get(key) is node:
+            del stripes[hash(key) & mask][key]
+    node.keys = b""
+    if node.refs == 0:
+        tree.end_subtree(node, "orphan", now_us, now_us)
+    tree.flush(now_us)
+
+
+def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int) -> None:
+    """Blocks that no node and no sequence has: their custody ends in the name of `domain`."""
+    pool, account = manager.pool, domain.owner
+    fence = pool.fences.last if len(pool.fences) else 0
+    for state in (ACTIVE, CACHED):
+        part = blocks[pool.state[blocks] == state]
+        if not len(part):
+            continue
+        if state == ACTIVE:
+            account.charge_active(-len(part))
+        else:
+            account.cached_blocks -= len(part)
+        pool.end([(part, domain, "orphan", now_us, fence, NEVER_US)], state, now_us)
+
+
+def cut_path(manager: BlockManager, sequence: Sequence) -> None:
+    """A sequence whose path has ended under it keeps what lives of it and its own blocks, to be released."""
+    manager.withdraw(sequence)
+    own = sequence.table[sequence.published : sequence.block_count]
+    node = sequence.leaf
+    while node is not None and node.length == 0:
+        node = node.parent
+    sequence.leaf = node
+    path: list[Blocks] = []
+    while node is not None:
+        path.append(node.blocks)
+        node = node.parent
+    alive = np.concatenate(path[::-1]) if path else np.empty(0, dtype=np.int64)
+    sequence.table = np.concatenate((alive, own))
+    sequence.published = sequence.hit_blocks = len(alive)
+    sequence.block_count = len(sequence.table)
+    sequence.spans = []

@@ -1,0 +1,381 @@
+"""The pool: physical blocks, their states and generations, and the way back from ended to CLEAN.
+
+P1  clean + active + cached + fenced + dirty + quarantined = total, at every step (L1); `move` keeps the counts.
+P2  Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
+P3  A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
+P4  A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
+    receipts follow (`allocator.flight`); one that does not verify is quarantined for good.
+P5  A block is charged to its account until it is CLEAN again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.block_state import (
+    ACTIVE,
+    CACHED,
+    CLEAN,
+    DIRTY,
+    FENCED,
+    QUARANTINED,
+    TRANSITIONS,
+    Blocks,
+    BlockState,
+)
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.fence import Fences
+from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
+from kvcustody.allocator.pool.residency import DeadlineWheel, Residency
+from kvcustody.allocator.pool.scrubs_in_flight import Flight, StreamMemory
+from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.errors import HandleError, IsolationError
+
+_ALLOWED = frozenset((int(source), int(target)) for source, target in TRANSITIONS)
+_SMALL_MOVE = 4096
+_ALL_IN = tuple(
+    bytes([state]) * _SMALL_MOVE for state in BlockState
+)  # what a correct move's states look like
+
+
+class Custody:
+    """One ended run on its way to CLEAN: what ended, why, when it was due, and which fence it waits for."""
+
+    __slots__ = (
+        "account",
+        "blocks",
+        "cause",
+        "ceiling_us",
+        "domain",
+        "due_us",
+        "ended_us",
+        "fence",
+        "generations",
+        "retired_us",
+    )
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        generations: NDArray[np.int64],
+        account: Account | None,
+        domain: Domain | None,
+        cause: str,
+        due_us: int,
+        ended_us: int,
+        fence: int,
+        ceiling_us: int = NEVER_US,
+    ) -> None:
+        self.blocks = blocks
+        self.generations = generations
+        self.account = account
+        self.domain = domain
+        self.cause = cause
+        self.due_us = due_us
+        self.ended_us = ended_us
+        self.fence = fence
+        self.retired_us = ended_us
+        self.ceiling_us = ceiling_us
+
+
+Ending = tuple[Blocks, Domain, str, int, int, int]
+"""Custody that is to end: blocks, domain, cause, when it was due, its fence, and its ceiling (`NEVER_US`: none)."""
+
+
+class LetGo(NamedTuple):
+    """Blocks that a running sequence used until now and others may go on using: evidence for governance to write."""
+
+    residency: Residency
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    recorded_until: int  # as the sequence's: later generations are on no record yet
+    at_us: int
+
+
+class Joined(NamedTuple):
+    """Blocks of another that a running sequence refers to from now on: evidence for governance to write."""
+
+    residency: Residency
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    at_us: int
+
+
+class Scrubbed(NamedTuple):
+    """Evidence of one scrub launch on one shard: the receipt, before governance writes it down."""
+
+    shard: int
+    result: ScrubResult
+    share: float
+    custodies: tuple[Custody, ...]
+
+
+class Partition:
+    """Blocks with a clean reserve, scrub queue and deadlines of their own: for all tenants, or one each in `strict`."""
+
+    __slots__ = (
+        "accounts",
+        "charged_over",
+        "clean_count",
+        "clean_head",
+        "clean_ring",
+        "common_blocks",
+        "dirty",
+        "dirty_blocks",
+        "fenced",
+        "first",
+        "over_blocks",
+        "pressing_us",
+        "reserve_high",
+        "reserve_low",
+        "size",
+        "stuck",
+        "urgent_us",
+        "wheel",
+    )
+
+    def __init__(self, first: int, size: int, reserve_low: int, reserve_high: int) -> None:
+        self.first = first
+        self.size = size
+        self.reserve_low = reserve_low
+        self.reserve_high = reserve_high
+        self.clean_ring: Blocks = np.empty(size, dtype=np.int64)
+        self.clean_head = 0
+        self.clean_count = 0
+        self.fenced: deque[Custody] = deque()
+        self.dirty: deque[Custody] = deque()
+        self.dirty_blocks = 0
+        self.stuck: list[Custody] = []
+        self.urgent_us = NEVER_US  # when waiting for a fuller launch would risk a scrub deadline
+        self.pressing_us = NEVER_US  # when one launch a step would: everything DIRTY is scrubbed then
+        self.wheel = DeadlineWheel()  # of the holds of its accounts
+        self.accounts: list[Account] = []
+        self.common_blocks = size  # what no guarantee has claimed
+        self.over_blocks = 0  # ACTIVE blocks beyond guarantees
+        self.charged_over = 0  # charged blocks beyond guarantees
+
+
+class Pool:
+    """Block state arrays over one `Memory`, cut into partitions. Not thread-safe: one thread owns the state."""
+
+    def __init__(self, memory: Memory, blocks: int, partitions: list[Partition]) -> None:
+        assert sum(partition.size for partition in partitions) <= blocks
+        self.memory = memory
+        self.blocks = blocks
+        self.state: NDArray[np.uint8] = np.full(blocks, DIRTY, dtype=np.uint8)
+        self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.counts = [0] * len(BlockState)
+        self.counts[DIRTY] = blocks
+        self.next_generation = 1
+        self.fences = Fences()
+        self.ended: list[Custody] = []
+        self.receipts: list[Scrubbed] = []
+        self.let_go: list[LetGo] = []
+        self.joined: list[Joined] = []
+        self.stuck_findings: list[Custody] = []
+        self.flight = Flight(self, memory) if isinstance(memory, StreamMemory) else None
+        self.partitions: list[Partition] = []
+        for partition in partitions:
+            self.enter(partition)
+
+    def enter(self, partition: Partition) -> None:
+        """Take a new partition in; its blocks are DIRTY until they are scrubbed (P2)."""
+        every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
+        boot = Custody(every, self.generation[every], None, None, "boot", 0, 0, 0)
+        partition.dirty.append(boot)
+        partition.dirty_blocks = partition.size
+        self.partitions.append(partition)
+
+    def move(self, blocks: Blocks, source: int, target: int) -> None:
+        """The one method that moves blocks between states. Raises `IsolationError` where a block is not in `source`."""
+        count = len(blocks)
+        if not count:
+            return
+        state = self.state
+        found = state[blocks]
+        if count <= _SMALL_MOVE:
+            differs = found.tobytes() != _ALL_IN[source][:count]
+        else:
+            differs = bool(np.count_nonzero(found != source))
+        if differs or (source, target) not in _ALLOWED:
+            raise IsolationError(
+                f"blocks cannot move from {BlockState(source).name} to {BlockState(target).name}: found states "
+                f"{sorted({BlockState(s).name for s in found.tolist()})}",
+                source=source,
+                target=target,
+            )
+        state[blocks] = target
+        self.counts[source] -= count
+        self.counts[target] += count
+
+    def hand_out(self, partition: Partition, count: int, account: Account) -> Blocks:
+        """Take `count` CLEAN blocks, which the caller has seen to be there, and charge them (P2, P3, P5)."""
+        assert 0 < count <= partition.clean_count, (count, partition.clean_count)
+        ring, head = partition.clean_ring, partition.clean_head
+        end = head + count
+        if end <= partition.size:
+            blocks = ring[head:end].copy()
+        else:
+            end -= partition.size
+            blocks = np.concatenate((ring[head:], ring[:end]))
+        partition.clean_head = end if end < partition.size else 0
+        partition.clean_count -= count
+        self.move(blocks, CLEAN, ACTIVE)
+        first = self.next_generation
+        self.next_generation = first + count
+        self.generation[blocks] = np.arange(first, first + count)
+        account.charge(count)
+        return blocks
+
+    def end(self, ending: list[Ending], source: int, now_us: int) -> None:
+        """End custodies: FENCED, then waiting for device work up to their fence."""
+        blocks = ending[0][0] if len(ending) == 1 else np.concatenate([entry[0] for entry in ending])
+        self.move(blocks, source, FENCED)
+        generations = self.generation[blocks]
+        at = 0
+        for run, domain, cause, due_us, fence, ceiling_us in ending:
+            account = domain.owner
+            to = at + len(run)
+            custody = Custody(
+                run, generations[at:to], account, domain, cause, due_us, now_us, fence, ceiling_us
+            )
+            account.partition.fenced.append(custody)
+            at = to
+
+    def reclaim(self, partition: Partition, now_us: int, bound_us: int) -> None:
+        """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED (F2)."""
+        fences = self.fences
+        oldest = fences.oldest_open
+        if partition.stuck:
+            self._recover(partition, oldest, now_us)
+        if not partition.fenced:
+            return
+        stuck_before = fences.stuck_before(bound_us, now_us) if len(fences) else 0
+        waiting: deque[Custody] = deque()
+        for custody in partition.fenced:
+            if custody.fence < oldest:
+                custody.retired_us = now_us if custody.fence else custody.ended_us
+                self._make_dirty(partition, custody, FENCED)
+            elif stuck_before and oldest < stuck_before:
+                self.move(custody.blocks, FENCED, QUARANTINED)
+                partition.stuck.append(custody)
+                self.stuck_findings.append(custody)
+            else:
+                waiting.append(custody)
+        partition.fenced = waiting
+
+    def _recover(self, partition: Partition, oldest: int, now_us: int) -> None:
+        still = []
+        for custody in partition.stuck:
+            if custody.fence < oldest:
+                custody.retired_us = now_us
+                self._make_dirty(partition, custody, QUARANTINED)
+            else:
+                still.append(custody)
+        partition.stuck = still
+
+    def _make_dirty(self, partition: Partition, custody: Custody, source: int) -> None:
+        self.move(custody.blocks, source, DIRTY)
+        partition.dirty.append(custody)
+        partition.dirty_blocks += len(custody.blocks)
+        if custody.domain is not None:
+            urgent = custody.due_us + custody.domain.scrub_within_us // 4
+            partition.urgent_us = min(partition.urgent_us, urgent)
+            pressing = custody.due_us + custody.domain.scrub_within_us // 2
+            partition.pressing_us = min(partition.pressing_us, pressing)
+        self.ended.append(custody)
+
+    def scrub(self, partition: Partition, at_most: int) -> int:
+        """Zero DIRTY blocks in one launch per verify share and shard, oldest first; returns how many became CLEAN."""
+        batches: dict[tuple[float, Account | None], list[Custody]] = {}
+        taken = 0
+        dirty = partition.dirty
+        while dirty and taken < at_most:
+            custody = dirty.popleft()
+            share = custody.domain.verify_share if custody.domain is not None else 1.0
+            # A sampled launch has one owner, so that its receipt can say how many of the owner's blocks were read.
+            owner = custody.account if 0.0 < share < 1.0 else None
+            batches.setdefault((share, owner), []).append(custody)
+            taken += len(custody.blocks)
+        partition.dirty_blocks -= taken
+        if not dirty:
+            partition.urgent_us = partition.pressing_us = NEVER_US
+        cleaned = 0
+        while batches:
+            (share, owner), batch = next(iter(batches.items()))
+            try:
+                cleaned += self._scrub_batch(partition, share, batch)
+            except Exception:  # the device failed: what is not CLEAN waits, first in line
+                for custodies in batches.values():
+                    dirty.extendleft(custodies)
+                    partition.dirty_blocks += sum(len(custody.blocks) for custody in custodies)
+                partition.urgent_us = 0
+                raise
+            del batches[share, owner]
+        return cleaned
+
+    def _scrub_batch(self, partition: Partition, share: float, batch: list[Custody]) -> int:
+        blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])
+        if self.flight is not None:
+            return self.flight.begin(partition, share, batch, blocks)
+        custodies = tuple(batch)
+        failed: list[Blocks] = []
+        for shard in range(self.memory.shards):
+            result = self.memory.scrub(shard, blocks, share)
+            self.receive(shard, result, share, custodies)
+            if len(result.failed):
+                failed.append(result.failed)
+        for custody in batch:
+            if custody.account is not None:
+                custody.account.charge(-len(custody.blocks))
+        if failed:
+            bad = np.unique(np.concatenate(failed))
+            self.move(bad, DIRTY, QUARANTINED)
+            blocks = blocks[~np.isin(blocks, bad)]
+        self.move(blocks, DIRTY, CLEAN)
+        self.push_clean(partition, blocks)
+        return len(blocks)
+
+    def receive(self, shard: int, result: ScrubResult, share: float, custodies: tuple[Custody, ...]) -> None:
+        """One shard's memory has been overwritten: evidence for governance to write."""
+        self.receipts.append(Scrubbed(shard, result, share, custodies))
+
+    def settle(self) -> int:
+        """Wait for every scrub in flight; returns how many blocks became CLEAN by it. Nothing where none flies."""
+        return self.flight.collect(wait=True) if self.flight is not None else 0
+
+    @staticmethod
+    def push_clean(partition: Partition, blocks: Blocks) -> None:
+        """Put CLEAN blocks at the end of the partition's ring."""
+        size, count = partition.size, len(blocks)
+        tail = partition.clean_head + partition.clean_count
+        if tail >= size:
+            tail -= size
+        room = size - tail
+        if count <= room:
+            partition.clean_ring[tail : tail + count] = blocks
+        else:
+            partition.clean_ring[tail:] = blocks[:room]
+            partition.clean_ring[: count - room] = blocks[room:]
+        partition.clean_count += count
+
+    def validate(self, blocks: Blocks, generations: NDArray[np.int64]) -> None:
+        """Raise `HandleError` where a (block, generation) handle is stale or out of range (L3)."""
+        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.blocks):
+            raise HandleError(f"block `{int(blocks.max())}` is outside the pool of {self.blocks}")
+        state = self.state[blocks]
+        held = (state == ACTIVE) | (state == CACHED)
+        stale = np.flatnonzero((self.generation[blocks] != generations) | ~held)
+        if len(stale):
+            at = int(stale[0])
+            raise HandleError(
+                f"handle (block `{int(blocks[at])}`, generation `{int(generations[at])}`) is stale: "
+                f"the block is {BlockState(int(state[at])).name} at generation `{int(self.generation[blocks[at]])}`",
+                block=int(blocks[at]),
+                generation=int(generations[at]),
+            )

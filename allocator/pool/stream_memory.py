@@ -1,0 +1,101 @@
+"""Real memory whose scrubs run on a stream of their own, ordered against the engine's streams on the device.
+
+The engine says when it has put work on its stream (`used`, after each step) and when it is about to put work
+that writes fresh blocks (`order_before`, before each step); both take microseconds and wait for nothing.
+
+M1 `launch` returns before the device has begun; `answered` says what has retired.
+M2 Which blocks are read back is drawn here, with the operating system's randomness, launch by launch.
+M3 `started_us` is the launch and `ended_us` the moment its end was seen: the true interval lies within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
+from kvcustody.allocator.pool.scrubs_in_flight import Launched
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.clock import Clock
+from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.ordered import Answer, OrderedScrub
+from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.streams import Streams
+
+
+class StreamTensorMemory(TensorMemory):
+    """`TensorMemory` in stream order. Build with `allocate` or `wrap`, or with streams of your own in tests."""
+
+    def __init__(
+        self,
+        tables: Sequence[SegmentTable],
+        *,
+        clock: Clock | None = None,
+        streams: Sequence[Streams] | None = None,
+    ) -> None:
+        super().__init__(tables, clock=clock)
+        given: Sequence[Streams | None] = streams or [None] * len(tables)
+        self.ordered = [
+            OrderedScrub(table, streams=one) for table, one in zip(self.tables, given, strict=True)
+        ]
+        self._numbers = 0
+        self._pending: dict[tuple[int, int], tuple[int, ScrubResult]] = {}
+
+    def used(self, stream: Any = None) -> None:
+        """Everything on the engine's stream until now may use blocks that end later."""
+        for one in self.ordered:
+            one.used(stream)
+
+    def order_before(self, stream: Any = None) -> None:
+        """Later work of the engine's stream finds every handed-out block zero."""
+        for one in self.ordered:
+            one.order_before(stream)
+
+    def launch(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> Launched:
+        """Zero `blocks` on `shard` in stream order; raises `DeviceError` on bad lists."""
+        ordered, table = self.ordered[shard], self.tables[shard]
+        read_back = self._draw(len(blocks), verify_share)
+        faults = self._faults(shard)
+        number = ordered.launch(blocks, blocks[read_back], faults=faults)
+        self._numbers += 1
+        level = "retired" if verify_share <= 0 else "full" if verify_share >= 1 else "sampled"
+        method = "triton-stream" if uses_triton(table) else "torch-stream"
+        now = self._clock.now_us()
+        size = len(blocks) * table.bytes_per_block
+        verified = int(np.count_nonzero(read_back))
+        result = ScrubResult(method, str(table.device), size, now, now, level, verified, NO_BLOCKS)
+        self._pending[shard, number] = (self._numbers, result)
+        return Launched(self._numbers, read_back)
+
+    def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy on the caller's stream, behind the scrubs that made `target` zero."""
+        self.order_before()
+        super().copy(source, target)
+
+    def answered(self, *, wait: bool) -> list[tuple[int, ScrubResult]]:
+        """The launches that have retired since the last call; with `wait`, every launch so far."""
+        found = []
+        for shard, ordered in enumerate(self.ordered):
+            answers: list[Answer] = ordered.settle() if wait else ordered.answered()
+            for answer in answers:
+                number, result = self._pending.pop((shard, answer.number))
+                ended = self._clock.now_us()
+                found.append((number, result._replace(ended_us=ended, failed=answer.dirty)))
+        return found
+
+    def scrubbed(self, shard: int) -> int:
+        """Blocks by the device's own count, as of the last launch that was answered."""
+        return self.ordered[shard].scrubbed_blocks
+
+    def _draw(self, count: int, share: float) -> NDArray[np.bool_]:
+        if share <= 0 or share >= 1:
+            return np.full(count, share >= 1)
+        drawn: NDArray[np.bool_] = self._random.random(count) < share
+        return drawn
+
+    def _faults(self, shard: int) -> NDArray[np.int64] | None:
+        stuck = [block for where, block in self.stuck if where == shard]
+        return np.array(stuck, dtype=np.int64) if stuck else None

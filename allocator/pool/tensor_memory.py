@@ -1,0 +1,194 @@
+"""Real memory: one or several shards of layer tensors, scrubbed, verified and copied by the kernels.
+
+T1 After `scrub`, each listed block of that shard is zero in every byte, or is named in `failed`.
+T2 Which blocks a sampled verification reads cannot be told from outside: the seed is the operating system's.
+T3 A new pool's bytes are whatever was there before: nothing is assumed zero until it has been scrubbed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import ConfigError, DeviceError
+from kvcustody.kernels.copy import copy
+from kvcustody.kernels.launch import uses_triton
+from kvcustody.kernels.scrub import scrub
+from kvcustody.kernels.segment import Layout, SegmentTable, block_list
+from kvcustody.kernels.tuning import Tuning, tune
+from kvcustody.kernels.verify import verify
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The shape of a cache to allocate: `layers` tensors of [2, blocks, block_tokens, kv_heads, head_dim].
+
+    With `latent`, one [blocks, block_tokens, head_dim] tensor a layer instead (MLA).
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    latent: bool = False
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.layers * math.prod(self.shape(1)) * self.dtype.itemsize
+
+    def shape(self, blocks: int) -> tuple[int, ...]:
+        """The shape of one layer's tensor."""
+        if self.latent:
+            return (blocks, self.block_tokens, self.head_dim)
+        return (2, blocks, self.block_tokens, self.kv_heads, self.head_dim)
+
+
+class TensorMemory:
+    """Blocks backed by tensors: build with `allocate` (our own) or `wrap` (an engine's).
+
+    `stuck` is for fault injection in tests: (shard, block) pairs that refuse to become zero.
+    """
+
+    def __init__(self, tables: Sequence[SegmentTable], *, clock: Clock | None = None) -> None:
+        if not tables:
+            raise ConfigError("a memory needs at least one shard")
+        sizes = {(table.blocks, table.bytes_per_block) for table in tables}
+        if len(sizes) != 1:
+            raise ConfigError(f"shards disagree on (blocks, bytes per block): `{sorted(sizes)}`", sizes=sizes)
+        self.tables = tuple(tables)
+        self.shards = len(self.tables)
+        self.blocks = tables[0].blocks
+        self.bytes_per_block = tables[0].bytes_per_block
+        self.stuck: set[tuple[int, int]] = set()
+        self._clock = clock or SystemClock()
+        self._random = np.random.default_rng()  # T2: seeded by the operating system
+
+    @classmethod
+    def allocate(
+        cls,
+        blocks: int,
+        spec: TensorSpec,
+        device: str | torch.device = "cpu",
+        shards: int = 1,
+        *,
+        clock: Clock | None = None,
+    ) -> TensorMemory:
+        """Allocate every shard, uninitialised, on `device` (`cuda` alone means one device for each shard)."""
+        if blocks < 1 or shards < 1:
+            raise ConfigError(
+                f"cannot allocate `{blocks}` blocks on `{shards}` shards", blocks=blocks, shards=shards
+            )
+        layout = Layout.BLOCKS if spec.latent else Layout.KV_BLOCKS
+        tables = []
+        for shard in range(shards):
+            place = (
+                torch.device(f"cuda:{shard}")
+                if str(device) == "cuda" and shards > 1
+                else torch.device(device)
+            )
+            try:
+                tensors = [
+                    torch.empty(spec.shape(blocks), dtype=spec.dtype, device=place)
+                    for _ in range(spec.layers)
+                ]
+            except (RuntimeError, AssertionError) as error:
+                size = blocks * spec.bytes_per_block
+                raise DeviceError(
+                    f"cannot allocate `{size}` bytes on `{place}`: {str(error).splitlines()[0]}",
+                    bytes=size,
+                    device=str(place),
+                ) from error
+            tables.append(SegmentTable.from_tensors(tensors, layout=layout))
+        return cls(tables, clock=clock)
+
+    @classmethod
+    def wrap(
+        cls,
+        shards: Sequence[Sequence[torch.Tensor]],
+        *,
+        layout: Layout | str | Sequence[Layout | str] = Layout.BLOCKS,
+        block_tokens: int | None = None,
+        clock: Clock | None = None,
+    ) -> TensorMemory:
+        """Manage an engine's own tensors: for each shard, the tensors of all its layers."""
+        tables = [SegmentTable.from_tensors(one, layout=layout, block_tokens=block_tokens) for one in shards]
+        return cls(tables, clock=clock)
+
+    def tune(self, file: Path | None) -> list[Tuning]:
+        """Choose by measurement how each device scrubs, once, and keep the answers in `file`.
+
+        Returns what was chosen; nothing on the host, where there is one way. Takes seconds where nothing was kept.
+        """
+        return [tune(table, file=file) for table in self.tables if table.device.type == "cuda"]
+
+    def scrub(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
+        """Zero `blocks` on `shard`; wait; read back the asked share; name those that did not become zero.
+
+        Raises `DeviceError` on an index outside the pool or listed twice, or where the device itself failed.
+        """
+        table = self.tables[shard]
+        started = self._clock.now_us()
+        written = scrub(table, blocks)
+        if table.device.type == "cuda":
+            _retire(table.device)
+        if self.stuck:
+            self._poison(shard, blocks)
+        level, verified, failed = "retired", 0, NO_BLOCKS
+        if verify_share > 0:
+            level = "full" if verify_share >= 1 else "sampled"
+            verification = verify(table, blocks, verify_share, generator=self._random)
+            verified, failed = len(verification.checked), verification.dirty
+        method = "triton" if uses_triton(table) else "torch"
+        ended = self._clock.now_us()
+        return ScrubResult(method, str(table.device), written, started, ended, level, verified, failed)
+
+    def copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """Copy block `source[i]` to `target[i]` on every shard; raises `DeviceError` on bad lists."""
+        for table in self.tables:
+            copy(table, source, target)
+
+    def scrubbed(self, shard: int) -> int:
+        """Blocks scrubbed on `shard`, as its device counted them; waits for the device."""
+        return self.tables[shard].scrubbed()
+
+    def nonzero_bytes(self, blocks: NDArray[np.int64]) -> int:
+        """Bytes that are not zero in `blocks`, over all shards: the check at hand-out. Reads everything."""
+        total = 0
+        for table in self.tables:
+            index = torch.from_numpy(block_list(table, blocks)).to(table.device)
+            for words in table.words:
+                total += int(torch.count_nonzero(words.index_select(0, index).view(torch.uint8)))
+        return total
+
+    def fill(self, blocks: NDArray[np.int64], byte: int) -> None:
+        """Write `byte` everywhere in `blocks`, on all shards: a tenant's data, in tests and replays."""
+        for table in self.tables:
+            index = torch.from_numpy(block_list(table, blocks)).to(table.device)
+            for words in table.words:
+                words.view(torch.uint8).index_fill_(0, index, byte)
+
+    def _poison(self, shard: int, blocks: NDArray[np.int64]) -> None:
+        words = self.tables[shard].words[-1]
+        for block in set(np.asarray(blocks).tolist()):
+            if (shard, block) in self.stuck:
+                words.view(torch.uint8)[block, -1] = 1
+
+
+def _retire(device: torch.device) -> None:
+    """Wait until the device has finished; an asynchronous fault surfaces here as `DeviceError`."""
+    try:
+        torch.cuda.current_stream(device).synchronize()
+    except RuntimeError as error:
+        raise DeviceError(
+            f"scrub failed on `{device}`: {str(error).splitlines()[0]}", device=str(device)
+        ) from error

@@ -1,0 +1,254 @@
+"""Which cached node goes first: one queue per account, filled leaf before parent.
+
+A queue is a set of levels, each a linked list from oldest to newest. A policy only says which level a node belongs to;
+every operation is constant time, nothing is scanned and nothing is resized (ADR 0002).
+
+E1  Only a node without children is evicted, from its tail; no policy and no priority overrides that.
+E2  Within a level the oldest use goes first. Releasing a path enters the leaf before its parent, at a level no higher.
+E3  A retention duration starts when a node becomes CACHED and only demotes to the default priority when it lapses. It
+    never extends a deadline, and a node stays at the level of its highest child, so it never overrides E1.
+E4  Nodes wait for their demotion in a heap of at most twice the nodes that wait, plus a constant.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Protocol
+
+from kvcustody.allocator.prefix.node import Node
+
+DEFAULT_PRIORITY = 35  # as TensorRT-LLM's KvCacheRetentionConfig
+
+
+class EvictionPolicy(Protocol):
+    """Chooses the level of a node that becomes CACHED; the lowest level is evicted first."""
+
+    name: str
+    by_birth: bool
+    by_priority: bool
+
+    def level(self, node: Node) -> int:
+        """The level `node` belongs to now."""
+
+    def evicted(self, node: Node) -> None:
+        """Told of each eviction, for policies that age."""
+
+
+class Lru:
+    """Least recently used."""
+
+    name = "lru"
+    by_birth = False
+    by_priority = False
+
+    def level(self, node: Node) -> int:
+        """One level: recency alone decides."""
+        return 0
+
+    def evicted(self, node: Node) -> None:
+        """Nothing ages."""
+
+
+class Fifo(Lru):
+    """First in, first out: by birth, where a prefix counts as young as its youngest continuation (E1)."""
+
+    name = "fifo"
+    by_birth = True
+
+
+class Lfu(Lru):
+    """Least frequently used, then least recently."""
+
+    name = "lfu"
+
+    def level(self, node: Node) -> int:
+        """The number of times later requests attached the node, up to 255."""
+        return min(node.hits, 255)
+
+
+class SegmentedLru(Lru):
+    """Probation for nodes that were never re-used `protect_hits` times, protection for the rest (SGLang: 2)."""
+
+    name = "slru"
+
+    def __init__(self, protect_hits: int = 2) -> None:
+        self.protect_hits = protect_hits
+
+    def level(self, node: Node) -> int:
+        """0 on probation, 1 protected."""
+        return int(node.hits >= self.protect_hits)
+
+
+class Priority(Lru):
+    """Priorities 0–100 as TensorRT-LLM's retention config: lowest first, then least recently used."""
+
+    name = "priority"
+    by_priority = True
+
+    def level(self, node: Node) -> int:
+        """The node's priority."""
+        return node.priority
+
+
+class CostAware(Lru):
+    """Greedy-dual: what it would cost to compute the node again, times how often it was wanted, plus age.
+
+    Recomputing a block costs its own projections plus attention over everything before it, so the cost of a block
+    grows with its depth; `attention_depth` is the depth in blocks at which the two are equal. Kinds of content enter
+    through the priority (35 is neutral). Cao and Irani, "Cost-aware WWW proxy caching algorithms", 1997.
+    """
+
+    name = "cost"
+    by_priority = True
+
+    def __init__(self, attention_depth: int = 512) -> None:
+        self.attention_depth = attention_depth
+        self._clock = 0
+
+    def level(self, node: Node) -> int:
+        """The clock plus the value of the node: cost × wanted × kind, in quarter powers of two."""
+        cost = 1 + (node.depth + node.length / 2) / self.attention_depth
+        value = cost * (1 + node.hits) * (1 + node.priority) / (1 + DEFAULT_PRIORITY)
+        return self._clock + int(16 * value).bit_length() * 4
+
+    def evicted(self, node: Node) -> None:
+        """Ageing: whatever enters from now on is worth at least what was just given up."""
+        self._clock = max(self._clock, node.level)
+
+
+POLICIES = {policy.name: policy for policy in (Lru, Fifo, Lfu, SegmentedLru, Priority, CostAware)}
+
+
+class _Level:
+    """A circular list; `newer` is the oldest node and `older` the newest one."""
+
+    __slots__ = ("newer", "older")
+
+    def __init__(self) -> None:
+        self.newer: Node | _Level = self
+        self.older: Node | _Level = self
+
+
+class EvictionQueue:
+    """The CACHED nodes of one account in the order they will be given up."""
+
+    __slots__ = ("_demotions", "_levels", "_order", "_serial", "_waiting", "policy")
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self.policy = policy
+        self._levels: dict[int, _Level] = {}
+        self._order: list[int] = []  # heap of the levels that exist
+        self._demotions: list[tuple[int, int, Node]] = []  # heap by time; an entry may be out of date
+        self._serial = 0
+        self._waiting = 0  # queued nodes whose demotion is to come
+
+    def add(self, node: Node, child: Node | None = None, now_us: int = 0) -> None:
+        """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node (E2)."""
+        policy = self.policy
+        wanted = policy.level(node)
+        if child is not None and wanted < child.level:
+            wanted = child.level
+        if node.demote_us and policy.by_priority and node.priority > DEFAULT_PRIORITY:
+            self._wait(node, now_us + node.demote_us)
+        node.level = wanted
+        before: Node | _Level = self._level(wanted).older
+        if policy.by_birth:
+            node.rank_us = node.born_us if child is None else max(node.born_us, child.rank_us)
+            while isinstance(before, Node) and before.rank_us > node.rank_us:
+                assert before.older is not None
+                before = before.older
+        _link(node, before)
+
+    def insert_after(self, node: Node, before: Node) -> None:
+        """Enter `node` just newer than `before`, at its level (a split: the head follows its tail)."""
+        node.level, node.rank_us = before.level, before.rank_us
+        if before.demote_at_us:
+            self._wait(node, before.demote_at_us)
+        _link(node, before)
+
+    def remove(self, node: Node) -> None:
+        """Take `node` out; constant time."""
+        if node.demote_at_us:
+            node.demote_at_us = 0
+            self._waiting -= 1
+        older, newer = node.older, node.newer
+        assert older is not None and newer is not None, "node is not queued"
+        older.newer = newer
+        newer.older = older
+        node.older = node.newer = None
+
+    def front(self) -> Node | None:
+        """The node to give up first: the oldest of the lowest level, or its deepest descendant (E1)."""
+        order, levels = self._order, self._levels
+        while order:
+            level = levels[order[0]]
+            node = level.newer
+            if node is level:
+                del levels[heapq.heappop(order)]
+                continue
+            assert isinstance(node, Node)
+            below = self._below(node, order[0])
+            if below is not None:
+                return below
+        return None
+
+    def _below(self, node: Node, level: int) -> Node | None:
+        """The leaf to give up for `node`, or None where one below is above `level`: its parent then joins it there."""
+        child = node.first_child
+        while child is not None:
+            if child.level > level and child.domain.owner is node.domain.owner:
+                self._relevel(node, child.level)
+                return None
+            node, child = child, child.first_child
+        return node
+
+    # -- demotion -----------------------------------------------------------------------------------------------------
+
+    def demote(self, now_us: int) -> None:
+        """Move the nodes whose durations have lapsed to the default priority (E3). Called before victims are chosen."""
+        heap = self._demotions
+        while heap and heap[0][0] <= now_us:
+            due, _, node = heapq.heappop(heap)
+            if node.demote_at_us != due:
+                continue  # attached, ended or released again since
+            node.demote_at_us = node.demote_us = 0
+            self._waiting -= 1
+            node.priority = DEFAULT_PRIORITY
+            self.settle(node)
+
+    def settle(self, node: Node) -> None:
+        """Let a queued node sink to its own level: it was demoted, or has lost the child that kept it up."""
+        wanted = self.policy.level(node)
+        if wanted < node.level:
+            self._relevel(node, wanted)
+
+    def _relevel(self, node: Node, wanted: int) -> None:
+        older, newer = node.older, node.newer
+        assert older is not None and newer is not None
+        older.newer, newer.older = newer, older
+        node.level = wanted
+        _link(node, self._level(wanted).older)
+
+    def _level(self, wanted: int) -> _Level:
+        level = self._levels.get(wanted)
+        if level is None:
+            level = self._levels[wanted] = _Level()
+            heapq.heappush(self._order, wanted)
+        return level
+
+    def _wait(self, node: Node, due_us: int) -> None:
+        heap = self._demotions
+        if len(heap) > 2 * self._waiting + 64:
+            heap[:] = [entry for entry in heap if entry[2].demote_at_us == entry[0]]
+            heapq.heapify(heap)
+        node.demote_at_us = due_us
+        self._serial += 1
+        self._waiting += 1
+        heapq.heappush(heap, (due_us, self._serial, node))
+
+
+def _link(node: Node, before: Node | _Level) -> None:
+    after = before.newer
+    node.older, node.newer = before, after  # type: ignore[assignment]
+    before.newer = node
+    after.older = node  # type: ignore[union-attr]

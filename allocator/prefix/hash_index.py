@@ -1,0 +1,83 @@
+"""The prefix index: from a block key to the node that holds the block.
+
+A node is entered under its first key and under every key at a coarse step of its chain, so a run of n blocks costs
+about 1 + n/16 entries. Entries live in stripes, small dictionaries chosen by the key's hash: a stripe's rehash
+touches a few hundred entries, so no step ever pays for resizing the whole index (ADR 0002).
+
+X1  Every entry names a live, indexed node that holds the block of that key.
+X2  A key is entered at most once: publishing a key that exists makes the request hold the canonical block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+
+COARSE_BLOCKS = 16
+_STRIPE_ENTRIES = 64  # expected entries a stripe, when the index is as full as its pool lets it be
+
+
+class PrefixIndex:
+    """Keys to nodes. `pool_blocks` sizes the stripes once."""
+
+    __slots__ = ("mask", "stripes")
+
+    def __init__(self, pool_blocks: int) -> None:
+        wanted = max(1, pool_blocks // (COARSE_BLOCKS * _STRIPE_ENTRIES))
+        bits = min(16, max(4, (wanted - 1).bit_length()))
+        self.mask = (1 << bits) - 1
+        self.stripes: list[dict[bytes, Node]] = [{} for _ in range(1 << bits)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stripes))
+
+    def get(self, key: bytes) -> Node | None:
+        """The node that holds the block of `key`, if it is entered."""
+        return self.stripes[hash(key) & self.mask].get(key)
+
+    def enter(self, node: Node, first: int = 0) -> None:
+        """Enter `node` from its block `first` on: that block's key (only when it is block 0) and the coarse ones."""
+        stripes, mask, keys = self.stripes, self.mask, node.keys
+        if first == 0:
+            key = keys[:KEY_BYTES]
+            stripes[hash(key) & mask][key] = node
+        for at in coarse_positions(node.start, first, node.length):
+            key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
+            stripes[hash(key) & mask][key] = node
+
+    def enter_first(self, node: Node) -> None:
+        """Enter `node` under its first key alone."""
+        key = node.keys[:KEY_BYTES]
+        self.stripes[hash(key) & self.mask][key] = node
+
+    def remove(self, node: Node, first: int = 0) -> None:
+        """Remove the entries of `node` from its block `first` on."""
+        stripes, mask, keys = self.stripes, self.mask, node.keys
+        if first == 0:
+            key = keys[:KEY_BYTES]
+            stripes[hash(key) & mask].pop(key, None)
+        for at in coarse_positions(node.start, first, node.length):
+            key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
+            stripes[hash(key) & mask].pop(key, None)
+
+    def nodes(self) -> Iterator[Node]:
+        """The node of every entry, for scans."""
+        for stripe in self.stripes:
+            yield from stripe.values()
+
+    def items(self) -> Iterator[tuple[bytes, Node]]:
+        """Every entry, for checks and scans."""
+        for stripe in self.stripes:
+            yield from stripe.items()
+
+
+def coarse_positions(start: int, first: int, length: int) -> range:
+    """Positions from max(`first`, 1) of a run [start, start + length) of a chain that end a coarse step."""
+    step = COARSE_BLOCKS
+    return range((start + (first or 1) + step) // step * step - start - 1, length, step)
+
+
+def entered_positions(start: int, first: int, length: int) -> list[int]:
+    """Every position of a run, from `first` on, whose key is entered."""
+    return [*([0] if first == 0 and length else []), *coarse_positions(start, first, length)]

@@ -1,0 +1,205 @@
+"""Longest-prefix look-up over the domains a reader may read: segment, own, grants by id (design §3).
+
+K1  Only chains that the caller gives a primed state for are searched; every other domain's keys cannot be computed.
+K2  The longest match wins, ties go to the own domain; what a reader adds after a match is keyed in its own chain,
+    seeded with the matched block's key.
+K3  Every match is re-checked at attach: domain, openness, ceiling, deadline. A shorter valid prefix is a shorter hit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.prefix.key_chain import Extras, HashState, Match, keys_of, search
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node
+from kvcustody.allocator.prefix.sequence import Span
+from kvcustody.allocator.prefix.sliding_window import reusable
+from kvcustody.allocator.prefix.tree import PrefixTree
+
+ENDLESS = 1 << 40
+
+
+class Chain(NamedTuple):
+    """A domain with its primed hash state. `state` None: the domain is written but never searched or published."""
+
+    domain: Domain
+    state: HashState | None
+
+
+class ReadPlan(NamedTuple):
+    """What one request may read and where it writes. `segment_blocks` whole blocks belong to the segment's chain."""
+
+    own: Chain
+    segment: Chain | None = None
+    segment_blocks: int = 0
+    grants: tuple[Chain, ...] = ()
+
+
+class Found:
+    """The result of a look-up: the path to attach, and the spans that this request will write."""
+
+    __slots__ = ("hit_blocks", "leaf", "pending_key", "position", "spans", "via")
+
+    def __init__(self, leaf: Node | None, position: int, hit_blocks: int, via: Domain | None) -> None:
+        self.leaf = leaf
+        self.position = position
+        self.hit_blocks = hit_blocks
+        self.via = via
+        self.spans: list[Span] = []
+        self.pending_key: bytes | None = None
+
+
+class Prompt(NamedTuple):
+    """A prompt as int32-LE bytes. `limit` blocks may be attached, `whole` of them are whole."""
+
+    data: bytes
+    tokens: int
+    whole: int
+    limit: int
+    block_bytes: int
+    extras: Extras
+
+
+def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found:
+    """Look the prompt up under `plan`. Costs one digest per 16 matched blocks and domain; changes nothing."""
+    own, state = plan.own
+    if state is None:
+        found = Found(None, 0, 0, None)
+        found.spans.append(Span(own, 0, ENDLESS, 0, b"", None))
+        return found
+    if plan.segment is not None and plan.segment_blocks:
+        return _find_from_segment(tree, plan, prompt, now_us)
+    match = _match(tree, own, state.copy(), prompt, 0, now_us, state)
+    best = _found(None, 0, match)
+    for chain in plan.grants:
+        best = _longer(tree, best, plan, chain, prompt, 0, b"", None, now_us)
+    return best
+
+
+def _found(before: Node | None, first: int, match: Match) -> Found:
+    """The own chain's match from block `first`, after a path that ends with `before`."""
+    hit = first + match.blocks
+    leaf = match.node if match.node is not None else before
+    position = match.position if match.node is not None else (before.length if before is not None else 0)
+    found = Found(leaf, position, hit, match.domain if match.node is not None else None)
+    found.spans.append(Span(match.domain, hit, ENDLESS, match.blocks, b"", match.state))
+    found.pending_key = match.next_key
+    return found
+
+
+def _match(
+    tree: PrefixTree,
+    domain: Domain,
+    state: HashState,
+    prompt: Prompt,
+    first: int,
+    now_us: int,
+    fresh: HashState,
+) -> Match:
+    """The longest valid match of one chain (K3). `fresh` is the chain's state at block `first`, for a shorter hit."""
+    match = search(
+        tree.index, domain, state, prompt.data, first, prompt.limit, prompt.block_bytes, prompt.extras
+    )
+    node = match.node
+    if node is None or (tree.attachable(node, domain, now_us) and not node.windows):
+        return match
+    while node is not None and node.domain is domain:
+        if tree.attachable(node, domain, now_us):
+            position = reusable(node, match.position if node is match.node else node.length)
+            if position:
+                break
+        node = node.parent
+    else:
+        node, position = None, 0
+    blocks = node.start + position if node is not None else 0
+    if blocks == match.blocks:
+        return match
+    state = fresh.copy()
+    keys_of(state, prompt.data, first, first + blocks, prompt.block_bytes, prompt.extras)
+    return Match(domain, node, position, blocks, state, None)
+
+
+def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found:
+    assert plan.segment is not None and plan.own.state is not None
+    domain, state = plan.segment
+    assert state is not None
+    blocks = min(plan.segment_blocks, prompt.whole)
+    bounded = prompt._replace(limit=min(blocks, prompt.limit))
+    match = _match(tree, domain, state.copy(), bounded, 0, now_us, state)
+    keys = match.next_key or b""
+    made = match.blocks + len(keys) // KEY_BYTES
+    keys += keys_of(match.state, prompt.data, made, blocks, prompt.block_bytes, prompt.extras)
+    if keys:
+        found = Found(match.node, match.position, match.blocks, domain if match.node is not None else None)
+        found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
+        own_state = plan.own.state.copy()
+        own_state.update(keys[-KEY_BYTES:])
+        found.spans.append(Span(plan.own.domain, blocks, ENDLESS, 0, b"", own_state))
+        return found
+    assert match.node is not None
+    seed = key_at(match.node, match.position)
+    own_state = plan.own.state.copy()
+    own_state.update(seed)
+    own = _match(tree, plan.own.domain, own_state.copy(), prompt, blocks, now_us, own_state)
+    best = _found(match.node, blocks, own)
+    if own.node is None:
+        best.position, best.via = match.position, domain
+    for chain in plan.grants:
+        best = _longer(tree, best, plan, chain, prompt, blocks, seed, match.node, now_us)
+    return best
+
+
+def _longer(
+    tree: PrefixTree,
+    best: Found,
+    plan: ReadPlan,
+    chain: Chain,
+    prompt: Prompt,
+    first: int,
+    seed: bytes,
+    before: Node | None,
+    now_us: int,
+) -> Found:
+    """`best`, or the match through a grant with this request's own continuation, where that is longer (K2)."""
+    owner = chain.domain.owner
+    assert chain.state is not None and plan.own.state is not None
+    if owner.used_blocks >= owner.limit_blocks:
+        return best  # the owner is at its cap: granted attaches miss
+    state = chain.state.copy()
+    if seed:
+        state.update(seed)
+    fresh = state.copy()
+    match = _match(tree, chain.domain, state, prompt, first, now_us, fresh)
+    if match.node is None or (before is not None and match.node.parent is None):
+        return best
+    if first + match.blocks <= best.hit_blocks or not _lends(owner, match.node):
+        return best
+    own_state = plan.own.state.copy()
+    own_state.update(key_at(match.node, match.position))
+    at = first + match.blocks
+    own = _match(tree, plan.own.domain, own_state.copy(), prompt, at, now_us, own_state)
+    found = _found(match.node, at, own)
+    if own.node is None:
+        found.position = match.position
+    found.via = chain.domain
+    return found
+
+
+def _lends(owner: Account, leaf: Node) -> bool:
+    """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee (Q3)."""
+    revived = 0
+    node: Node | None = leaf
+    while node is not None and node.refs == 0:
+        if node.domain.owner is owner:
+            revived += node.block_count
+        node = node.parent
+    partition, over = owner.partition, owner.over_blocks()
+    after = max(0, owner.active_blocks + revived - owner.guaranteed_blocks)
+    return after == over or partition.over_blocks - over + after <= partition.common_blocks
+
+
+def key_at(node: Node, position: int) -> bytes:
+    """The key at the end of the first `position` blocks of `node`."""
+    return node.keys[KEY_BYTES * (position - 1) : KEY_BYTES * position]

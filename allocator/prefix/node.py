@@ -1,0 +1,117 @@
+"""A node: one published run of blocks of one chain, the unit that the prefix tree attaches, holds and evicts.
+
+N1  `refs` of a parent is at least that of each child, because a sequence refers to its whole path.
+N2  A node is ACTIVE while `refs > 0`, CACHED while `refs == 0 and holds > 0`, and otherwise ended.
+N3  `ceiling_us` never grows, and is at most the parent's.
+N4  All fields hold for every block of the run: where requests diverge inside a run, the node is split.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcustody.allocator.pool.block_state import Blocks
+
+if TYPE_CHECKING:
+    from kvcustody.allocator.pool.domain import Domain
+    from kvcustody.allocator.pool.residency import Residency
+
+KEY_BYTES = 32
+NEVER_US = 1 << 62
+
+
+class Node:
+    """A run of `length` blocks. `windows` holds, per sliding-window group, the blocks at the run's end (or nothing)."""
+
+    __slots__ = (
+        "block_count",
+        "blocks",
+        "born_us",
+        "ceiling_us",
+        "deadline_us",
+        "demote_at_us",
+        "demote_us",
+        "depth",
+        "domain",
+        "fence",
+        "first_child",
+        "hits",
+        "holds",
+        "keys",
+        "length",
+        "level",
+        "newer",
+        "next_sibling",
+        "older",
+        "parent",
+        "previous_sibling",
+        "priority",
+        "rank_us",
+        "refs",
+        "released_us",
+        "start",
+        "tip",
+        "used_us",
+        "windows",
+    )
+
+    def __init__(
+        self, domain: Domain, parent: Node | None, start: int, depth: int, blocks: Blocks, length: int
+    ) -> None:
+        self.domain = domain
+        self.parent = parent
+        self.start = start  # depth of the first block in its own chain
+        self.depth = depth  # depth of the first block in the prompt
+        self.blocks = blocks
+        self.length = length
+        self.block_count = len(blocks)  # over all layer groups
+        self.keys = b""
+        self.windows: tuple[Blocks, ...] = ()
+        self.refs = 0
+        self.holds = 0
+        self.hits = 0
+        self.fence = 0
+        self.born_us = 0
+        self.used_us = 0
+        self.released_us = 0  # when its last reference was given back
+        self.rank_us = 0
+        self.ceiling_us = NEVER_US
+        self.deadline_us = 0
+        self.priority = 35
+        self.demote_us = 0  # how long after its release the priority counts; 0: always
+        self.demote_at_us = 0  # when that ends; 0: not waiting
+        self.level = 0
+        self.first_child: Node | None = None
+        self.next_sibling: Node | None = None
+        self.previous_sibling: Node | None = None
+        self.older: Node | None = None
+        self.newer: Node | None = None
+        self.tip: Residency | None = None
+
+    def adopt(self, child: Node) -> None:
+        """Make `child` the first of this node's children."""
+        head = self.first_child
+        child.parent = self
+        child.previous_sibling = None
+        child.next_sibling = head
+        if head is not None:
+            head.previous_sibling = child
+        self.first_child = child
+
+    def leave(self) -> None:
+        """Take this node out of its parent's children."""
+        before, after = self.previous_sibling, self.next_sibling
+        if before is not None:
+            before.next_sibling = after
+        elif self.parent is not None and self.parent.first_child is self:
+            self.parent.first_child = after
+        if after is not None:
+            after.previous_sibling = before
+        self.previous_sibling = self.next_sibling = None
+
+    def recount(self) -> None:
+        """Set `block_count` after the runs or windows have changed."""
+        count = len(self.blocks)
+        for window in self.windows:
+            count += len(window)
+        self.block_count = count

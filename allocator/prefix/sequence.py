@@ -1,0 +1,118 @@
+"""A running sequence: its block table, what it attached, and what it has written but not yet published.
+
+S1  table = attached and published blocks (its path in the tree, root to leaf) ‖ its own blocks, in token order.
+S2  Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
+S3  A duplicate of a canonical block serves its sequence until release, and is then FENCED (L10).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.key_chain import HashState
+from kvcustody.allocator.prefix.node import Node
+
+
+class Span:
+    """Blocks [first, last) of the prompt that this sequence writes into one domain, with the keys known so far."""
+
+    __slots__ = ("domain", "first", "keys", "last", "start", "state")
+
+    def __init__(
+        self, domain: Domain, first: int, last: int, start: int, keys: bytes, state: HashState | None
+    ) -> None:
+        self.domain = domain
+        self.first = first  # prompt depth of keys[0]
+        self.last = last
+        self.start = start  # chain depth of keys[0]
+        self.keys = keys
+        self.state = state  # stands after the last key; None where reuse is off
+
+
+class Sequence:
+    """One request between admission and release. Positions are in blocks unless a name says tokens."""
+
+    __slots__ = (
+        "account",
+        "active_until_us",
+        "admitted_blocks",
+        "block_count",
+        "domain",
+        "duplicates",
+        "extra_written",
+        "fence",
+        "first_generation",
+        "hit_blocks",
+        "id",
+        "leaf",
+        "passed",
+        "priorities",
+        "published",
+        "recorded_until",
+        "residency",
+        "shared_tail",
+        "slot",
+        "spans",
+        "table",
+        "window_first",
+        "windows",
+    )
+
+    def __init__(self, id_: object, account: Account, domain: Domain, residency: Residency) -> None:
+        self.id = id_
+        self.account = account
+        self.domain = domain
+        self.residency = residency
+        self.first_generation = 0  # of its own blocks at admission, which have consecutive ones
+        self.recorded_until = 0  # the generation after them: what was handed out later is another record's
+        self.admitted_blocks = 0  # its block count at admission, while it was handed nothing more
+        self.leaf: Node | None = None
+        self.slot = -1
+        self.table: Blocks = np.empty(0, dtype=np.int64)
+        self.block_count = 0
+        self.hit_blocks = 0
+        self.published = 0  # blocks of the path: attached or published
+        self.spans: list[Span] = []
+        self.duplicates: list[tuple[Blocks, Domain]] = []
+        self.shared_tail: Node | None = None
+        self.fence = 0
+        self.active_until_us = 0
+        self.windows: list[Blocks] = []  # own blocks per sliding-window group
+        self.window_first: list[int] = []  # prompt depth of the first of them
+        # Handed out but no longer in the table, with generations: replaced by a fork's copy, or in a window.
+        self.extra_written: list[tuple[Blocks, Blocks]] = []
+        self.passed: list[Blocks] = []  # generations of what it let go of before its end
+        self.priorities: list[
+            tuple[int, int, int, int]
+        ] = []  # (first block, last block, priority, duration us)
+
+    @property
+    def blocks(self) -> Blocks:
+        """The block table, in token order (S1)."""
+        return self.table[: self.block_count]
+
+    def shares(self, first: int, last: int) -> list[tuple[int, int, Domain]]:
+        """The blocks [first, last) that this sequence wrote, cut by the domain that owns them."""
+        parts: list[tuple[int, int, Domain]] = []
+        for span in self.spans:
+            until = min(span.last, last)
+            if until > first:
+                parts.append((first, until, span.domain))
+                first = until
+        if last > first:
+            parts.append((first, last, self.domain))
+        return parts
+
+    def append(self, blocks: Blocks) -> None:
+        """Extend the table; capacity doubles, so a decoding sequence copies its table rarely."""
+        count = self.block_count + len(blocks)
+        if count > len(self.table):
+            grown = np.empty(max(count, 2 * len(self.table)), dtype=np.int64)
+            grown[: self.block_count] = self.table[: self.block_count]
+            self.table = grown
+        self.table[self.block_count : count] = blocks
+        self.block_count = count

@@ -1,0 +1,293 @@
+"""Who used which block until when, and which receipts name it: the evidence behind coverage, laid flat.
+
+U1 A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
+residency's release, or until the residency let go of that block early. U2 Its hold ends at its deadline, at
+the earlier one that a narrowing act gave it, or at an erasure that selects the residency; a residency without
+a hold ends its claim when it is released.
+U3 A use whose release was never recorded never ends. What a residency let go of and came to use again later, it
+used until it let go of it again or was released.
+"""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement, Connection, and_, select
+
+from kvcustody.audit.database.snapshot import AsOf, is_in
+from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.query.evidence_columns import Evidence, read, read_opened, unit_keys
+from kvcustody.audit.query.narrowed_holds import read_narrowed
+from kvcustody.audit.schema.ledger import attachments, erasures, events, receipts, releases, residencies
+
+Flags = NDArray[np.bool_]
+
+LEVELS = ("launched", "retired", "sampled", "full")
+NEVER = np.int64(1) << 62
+
+
+class Places(NamedTuple):
+    """Where the leaves are that name blocks: flat keys and blocks, and of each the log id and idx of its leaf."""
+
+    keys: Int64s
+    blocks: Int64s
+    owner: Int64s
+    logs: Int64s
+    idx: Int64s
+
+
+class Uses(NamedTuple):
+    """Every use of every block: one flat entry per (residency, block), written or attached."""
+
+    keys: Int64s
+    blocks: Int64s
+    written: Flags
+    released: Int64s  # NEVER while the residency is open
+    hold_end: Int64s
+    unasked_end: Int64s  # the same without erasures: all that a process knew before it heard of one
+    residency: Int64s
+    tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
+    places: tuple[Places, ...]
+
+
+class ReceiptCells(NamedTuple):
+    """Receipts laid flat: one entry per (receipt, block)."""
+
+    keys: Int64s
+    blocks: Int64s
+    shard: Int64s
+    started: Int64s
+    ended: Int64s
+    level: Int64s
+    good: Flags
+    bytes: Int64s
+    places: Places
+
+
+def places_of(found: Evidence) -> Places:
+    """The places of evidence whose rows have the columns `log` and `idx`."""
+    return Places(
+        unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx")
+    )
+
+
+def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> Uses:
+    """Who used which block until when, from the leaves of residencies and releases."""
+    column = releases.c
+    wrote = read(
+        connection,
+        releases,
+        (
+            *(column.log, column.idx, column.residency, column.released_us),
+            *(column.hold_boot_us, column.final, column.written, column.part),
+        ),
+        and_(column.incarnation == life.id, is_in(as_of, releases)),
+        ordered=False,
+    )
+    column_in = residencies.c
+    opened, handed = read_opened(
+        connection,
+        (
+            *(column_in.log, column_in.idx, column_in.residency, column_in.part, column_in.opened_boot_us),
+            *(column_in.tenant, column_in.classification, column_in.subject, column_in.session),
+        ),
+        and_(column_in.incarnation == life.id, is_in(as_of, residencies)),
+        ordered=False,
+    )
+    joined = read(
+        connection,
+        attachments,
+        (attachments.c.log, attachments.c.idx, attachments.c.residency, attachments.c.attached_boot_us),
+        and_(attachments.c.incarnation == life.id, is_in(as_of, attachments)),
+        ordered=False,
+    )
+    narrowed = read_narrowed(connection, life.id, as_of)
+    erased = _erased(connection, life.offset_us, opened, as_of)
+    first_parts = (opened.column("part") == 1).tolist()
+    people = zip(opened.texts("tenant"), opened.texts("classification"), strict=True)
+    numbered = zip(opened.column("residency").tolist(), people, strict=True)
+    tenants = dict(compress(numbered, first_parts))
+
+    wrote_residency = wrote.column("residency")
+    # A successor's release of what a dead process left open is on another boot clock: UTC is common to both.
+    wrote_released = wrote.column("released_us") - life.offset_us
+    wrote_hold = wrote.column("hold_boot_us")
+    wrote_flag = wrote.column("written").astype(np.bool_)
+    # Openings first, then what was attached later: both last until the release of their residency.
+    opened_residency = np.concatenate((opened.column("residency"), joined.column("residency")))
+    last = wrote.column("final").astype(np.bool_) & (wrote.column("part") == 1)
+    opened_released, opened_hold = _left(
+        opened_residency, wrote_residency[last], wrote_released[last], wrote_hold[last]
+    )
+
+    parts = (wrote, opened, handed, joined)
+    # Attached and handed out are two lists of the same openings.
+    begun = np.concatenate((opened.owner, handed.owner, joined.owner + opened.size))
+    keys = np.concatenate([unit_keys_of(part) for part in parts])
+    residency = np.concatenate((wrote_residency[wrote.owner], opened_residency[begun]))
+    released = np.concatenate((wrote_released[wrote.owner], opened_released[begun]))
+    hold = np.concatenate((wrote_hold[wrote.owner], opened_hold[begun]))
+    if not wrote_flag.all():
+        starts = np.concatenate((opened.column("opened_boot_us"), joined.column("attached_boot_us")))
+        since = np.concatenate((np.zeros(len(wrote.owner), np.int64), starts[begun]))
+        gone = _LetGo(wrote, ~wrote_flag, wrote_released, wrote_hold)
+        released, hold = _dropped(
+            gone, keys=keys, residency=residency, since=since, released=released, hold=hold
+        )
+    hold = np.minimum(hold, _limits(residency, narrowed))
+    unasked_end = np.maximum(released, hold)
+    hold_end = np.maximum(released, np.minimum(hold, _limits(residency, erased)))
+    given = [np.full(len(part.owner), part is handed) for part in (opened, handed, joined)]
+    written = np.concatenate((wrote_flag[wrote.owner], *given))
+    blocks = np.concatenate([part.pairs.blocks for part in parts])
+    places = tuple(map(places_of, parts))
+    return Uses(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places)
+
+
+def _limits(residency: Int64s, latest: dict[int, int]) -> Int64s:
+    """For each entry until when its residency's hold lasts at most; NEVER where nothing limits it."""
+    if not latest:
+        return np.full(len(residency), NEVER)
+    ids, where = np.unique(residency, return_inverse=True)
+    found: Int64s = np.array([latest.get(int(item), int(NEVER)) for item in ids], np.int64)[where]
+    return found
+
+
+def read_models(connection: Connection, incarnation: int, as_of: AsOf | None = None) -> dict[int, str]:
+    """The model of every residency, from its leaf; residencies whose leaf names none are left out."""
+    column = residencies.c
+    query = (
+        select(column.residency, events.c.leaf)
+        .join(events, (events.c.log == column.log) & (events.c.idx == column.idx))
+        .where(column.incarnation == incarnation, column.part == 1, is_in(as_of, residencies))
+    )
+    found = {row.residency: orjson.loads(row.leaf).get("model", "") for row in connection.execute(query)}
+    return {residency: model for residency, model in found.items() if model}
+
+
+def _left(of: Int64s, residency: Int64s, at: Int64s, until: Int64s) -> tuple[Int64s, Int64s]:
+    """When each residency `of` was released, and until when it holds: the latest of its releases' leaves."""
+    ids, where = np.unique(residency, return_inverse=True)
+    released, hold = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+    np.maximum.at(released, where, at)
+    np.maximum.at(hold, where, until)
+    if not len(ids):
+        return np.full(len(of), NEVER), np.zeros(len(of), np.int64)
+    place = np.minimum(np.searchsorted(ids, of), len(ids) - 1)
+    known = ids[place] == of
+    return np.where(known, released[place], NEVER), np.where(known, hold[place], 0)
+
+
+def read_receipts(
+    connection: Connection, incarnation: int, ends: Evidence, as_of: AsOf | None = None
+) -> ReceiptCells:
+    """The receipts that name any of these generations, boot scrubs aside."""
+    column = receipts.c
+    found = read(
+        connection,
+        receipts,
+        (
+            column.log,
+            column.idx,
+            column.shard,
+            column.started_boot_us,
+            column.ended_boot_us,
+            column.level,
+            column.result,
+            column.bytes,
+            column.blocks,
+        ),
+        and_(
+            column.incarnation == incarnation,
+            column.high > 0,
+            _window(receipts, ends),
+            is_in(as_of, receipts),
+        ),
+        ordered=False,
+    )
+    rank = {name: number for number, name in enumerate(LEVELS)}
+    code, said = found.codes("level", "result")
+    level = np.array([rank.get(name, 0) for name, _ in said], np.int64)[code]
+    good = np.array([result == "ok" and name in rank for name, result in said], np.bool_)[code]
+    each = found.column("bytes") // np.maximum(1, found.column("blocks"))
+    of = found.owner
+    return ReceiptCells(
+        unit_keys_of(found),
+        found.pairs.blocks,
+        found.column("shard")[of],
+        found.column("started_boot_us")[of],
+        found.column("ended_boot_us")[of],
+        level[of],
+        good[of],
+        each[of],
+        places_of(found),
+    )
+
+
+class _LetGo(NamedTuple):
+    """Leaves of releases, which of them are of blocks let go of early, and by row: when, and held until when."""
+
+    leaves: Evidence
+    early: Flags
+    at: Int64s
+    hold: Int64s
+
+
+def _dropped(
+    gone: _LetGo, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
+) -> tuple[Int64s, Int64s]:
+    """A block that its residency let go of early was used until then, not until the end (U3)."""
+    owner = gone.leaves.owner
+    mine = gone.early[owner]
+    theirs, whose = unit_keys_of(gone.leaves)[mine], gone.leaves.column("residency")
+    early: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for key, number in zip(theirs.tolist(), owner[mine].tolist(), strict=True):
+        times = (int(gone.at[number]), int(gone.hold[number]))
+        early.setdefault((int(whose[number]), key), []).append(times)
+    released, hold = released.copy(), hold.copy()
+    for place in np.flatnonzero(np.isin(keys, theirs)).tolist():
+        found = early.get((int(residency[place]), int(keys[place])), ())
+        after = [times for times in found if times[0] >= since[place]]
+        if after:
+            released[place], hold[place] = (max(column) for column in zip(*after, strict=True))
+    return released, hold
+
+
+def _erased(connection: Connection, offset_us: int, opened: Evidence, as_of: AsOf | None) -> dict[int, int]:
+    """For each residency that an erasure selects, when its hold ended at the latest."""
+    made: dict[int, int] = {}
+    query = select(erasures).where(is_in(as_of, erasures)).order_by(erasures.c.at_us)
+    found = connection.execute(query).all()
+    if not found:
+        return made
+    before, residency = opened.column("opened_boot_us"), opened.column("residency")
+    whole = opened.column("part") == 1
+    who = {name: np.array(opened.texts(name), object) for name in ("tenant", "subject", "session")}
+    for erasure in found:
+        if erasure.selector not in who:
+            continue  # domains and models are not in a residency's leaf; their ends carry the cause
+        at_boot_us = erasure.at_us - offset_us
+        chosen = whole & (before < at_boot_us)
+        if erasure.tenant is not None:
+            chosen &= who["tenant"] == erasure.tenant
+        if erasure.selector != "tenant":
+            chosen &= who[erasure.selector] == getattr(erasure, erasure.selector)
+        for item in residency[chosen].tolist():
+            made.setdefault(item, at_boot_us)
+    return made
+
+
+def unit_keys_of(found: Evidence) -> Int64s:
+    """The (pool, generation) key of every flat entry."""
+    return unit_keys(found.pairs.pools, found.pairs.generations)
+
+
+def _window(table: Any, ends: Evidence) -> ColumnElement[bool]:
+    """Rows whose generations can meet those of the ends (others are not read)."""
+    generations = ends.pairs.generations
+    low, high = (int(generations.min()), int(generations.max())) if len(generations) else (0, -1)
+    return and_(table.c.high >= low, table.c.low <= high)

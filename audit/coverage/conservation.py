@@ -1,0 +1,102 @@
+"""Conservation: what came in equals what went out plus what is there, by counters nobody shares.
+
+N1 Each identity compares the ledger's rows with the pool's or the device's own counters. Removing any one
+recording step (residency opened, released, custody end, receipt, one shard's receipt) breaks at least one
+of them.
+N2 Counts are of one live incarnation at a quiet moment: nothing submitted that is not yet in the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, Table, and_, func, select
+
+from kvcustody.audit.events import PROCESS_DEATH
+from kvcustody.audit.query.evidence_columns import read, unit_keys
+from kvcustody.audit.schema.ledger import custody_ends, incarnations, receipts, releases, residencies
+from kvcustody.errors import LedgerError
+
+
+class PoolCounts(NamedTuple):
+    """The pool's own view.
+
+    A block counts once: in `live_blocks` until its CustodyEnded is submitted, then in `fenced`, `dirty` or
+    `quarantined` until every shard's receipt is. Memory never in custody (generation 0) counts nowhere.
+    """
+
+    allocated_total: int  # how often the generation counter moved
+    unreported: int  # blocks that open residencies were handed since admission: no leaf lists them yet
+    live_blocks: int
+    fenced: int
+    dirty: int
+    quarantined: int  # overwritten, and some shard did not verify
+    scrubbed: tuple[int, ...]  # per shard, kept on the device, boot scrubs and repeats included
+    open_residencies: int
+
+
+class Identity(NamedTuple):
+    """One equation with both of its sides."""
+
+    name: str
+    left: int
+    right: int
+
+    @property
+    def difference(self) -> int:
+        """Left minus right: 0 when it holds."""
+        return self.left - self.right
+
+
+_FAILED = and_(receipts.c.result == "failed", receipts.c.high > 0)
+
+
+def _of(table: Table, life: int) -> ColumnElement[bool]:
+    return table.c.incarnation == life
+
+
+def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -> tuple[Identity, ...]:
+    """Every identity of one incarnation."""
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
+    if life is None:
+        raise LedgerError(f"incarnation `{incarnation}` is not in the ledger", incarnation=incarnation)
+
+    def number(table: Any, what: Any, *where: Any) -> int:
+        return int(connection.scalar(select(what).where(_of(table, life), *where)) or 0)
+
+    written = number(residencies, func.sum(residencies.c.written_blocks))
+    written += number(releases, func.sum(releases.c.written_blocks))
+    opened = number(residencies, func.count(), residencies.c.part == 1)
+    released = number(releases, func.count(), releases.c.part == 1, releases.c.final)
+    ends = func.sum(custody_ends.c.blocks)
+    ended = number(custody_ends, ends)
+    unproven = number(custody_ends, ends, custody_ends.c.cause == PROCESS_DEATH)
+    pending = counts.fenced + counts.dirty
+    bad = read(connection, receipts, (receipts.c.shard,), and_(_of(receipts, life), _FAILED))
+    doubtful = len(np.unique(unit_keys(bad.pairs.pools, bad.pairs.generations)))
+    found = [
+        Identity(
+            "allocated = written, as openings and releases list + not yet listed by open residencies",
+            counts.allocated_total,
+            written + counts.unreported,
+        ),
+        Identity("allocated = custody ended + live", counts.allocated_total, ended + counts.live_blocks),
+        Identity("residencies opened = released + open", opened, released + counts.open_residencies),
+        Identity("blocks that failed to verify on any shard = quarantined", doubtful, counts.quarantined),
+    ]
+    scrubs = func.sum(receipts.c.blocks)
+    for shard, counter in enumerate(counts.scrubbed):
+        of_shard = receipts.c.shard == shard
+        proved = number(receipts, scrubs, of_shard, receipts.c.result == "ok", receipts.c.high > 0)
+        failed = number(receipts, scrubs, of_shard, _FAILED)
+        every = number(receipts, scrubs, of_shard)
+        found.append(
+            Identity(
+                f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven",
+                ended,
+                proved + failed + pending + unproven,
+            )
+        )
+        found.append(Identity(f"receipts of shard {shard} = its device's counter", every, counter))
+    return tuple(found)

@@ -1,0 +1,243 @@
+"""Units of custody with their verdicts, read from the ledger: what coverage counts and what a sample is drawn from.
+
+I1 A unit is (block, generation); it counts once a shard. Units that ended have one verdict each; units that are due and
+whose end nobody recorded are overdue.
+I2 A period takes a unit by its recomputed due time in UTC; by the recorded one where a use of it never ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select
+
+from kvcustody.audit.coverage.block_uses import (
+    NEVER,
+    Flags,
+    Places,
+    Uses,
+    places_of,
+    read_models,
+    read_receipts,
+    read_uses,
+    unit_keys_of,
+)
+from kvcustody.audit.coverage.erasure_due_times import read_asked
+from kvcustody.audit.coverage.verdicts import Units, assess
+from kvcustody.audit.database.snapshot import AsOf, is_in
+from kvcustody.audit.events.block_runs import Int64s
+from kvcustody.audit.query.evidence_columns import POOL_SHIFT, Evidence, distinct, is_among, read
+from kvcustody.audit.schema.ledger import custody_ends, events, incarnations
+from kvcustody.errors import LedgerError
+
+DEVICE_TIER = "device"  # the tier of all custody that leaves record today
+UNKNOWN = "unknown"
+
+_END_COLUMNS = (
+    custody_ends.c.log,
+    custody_ends.c.idx,
+    custody_ends.c.tenant,
+    custody_ends.c.classification,
+    custody_ends.c.cause,
+    custody_ends.c.due_boot_us,
+    custody_ends.c.ended_boot_us,
+    custody_ends.c.retired_boot_us,
+    custody_ends.c.ceiling_boot_us,
+    custody_ends.c.scrub_within_us,
+    events.c.sequence,
+    events.c.part,
+    case((events.c.incarnation == custody_ends.c.incarnation, 0), else_=1).label("by_successor"),
+)
+
+
+class Selection(NamedTuple):
+    """Custody due in [since, until) UTC microseconds, of one tenant, classification, model or tier; None is all.
+
+    `model` is what leaves name it, or "unknown" for custody whose leaves name none.
+    """
+
+    since_us: int | None = None
+    until_us: int | None = None
+    tenant: str | None = None
+    classification: str | None = None
+    model: str | None = None
+    tier: str | None = None
+
+
+class Life(NamedTuple):
+    """One incarnation; `shards` is 0 where its start was never recorded."""
+
+    id: int
+    uuid: str
+    offset_us: int
+    shards: int
+
+
+class Overdue(NamedTuple):
+    """Units that are due and whose end nobody recorded."""
+
+    keys: Int64s
+    blocks: Int64s
+    due: Int64s
+    writer: Int64s
+
+    def kept(self, which: Flags) -> Overdue:
+        """Those for which `which` is true."""
+        return Overdue(*(column[which] for column in self))
+
+
+class Account(NamedTuple):
+    """What the leaves of an incarnation add up to, whatever was selected; counts of (block, generation).
+
+    `reached`: the highest generation of each pool, added up.
+    """
+
+    handed_out: int
+    ended: int
+    unended: int
+    reached: int
+    pools: int
+
+
+class LifeUnits(NamedTuple):
+    """The selected units of one incarnation; `units.row` numbers the rows of `ends`."""
+
+    life: Life
+    ends: Evidence
+    units: Units
+    overdue: Overdue
+    account: Account
+    places: tuple[Places, ...]
+    tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
+
+
+def read_units(
+    connection: Connection, chosen: Selection, *, now_us: int, as_of: AsOf | None = None
+) -> Iterator[LifeUnits]:
+    """The selected units, incarnation by incarnation; overdue is what is due before `now_us` (UTC).
+
+    Raises `LedgerError` for a tier that no leaf records.
+    """
+    if chosen.tier not in (None, DEVICE_TIER):
+        raise LedgerError(
+            f"tier `{chosen.tier}` holds no custody in this ledger, only `{DEVICE_TIER}` does",
+            tier=chosen.tier,
+        )
+    whole = chosen.tenant is None and chosen.classification is None
+    for life in lives_of(connection):
+        ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
+        uses = read_uses(connection, life, as_of)
+        cells = read_receipts(connection, life.id, ends, as_of)
+        units = assess(ends, uses, cells, life.shards, read_asked(connection, life, as_of))
+        ended = distinct(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
+        overdue = _overdue(uses, ended, now_us - life.offset_us)
+        models = None if chosen.model is None else read_models(connection, life.id, as_of)
+        yield LifeUnits(
+            life,
+            ends,
+            _picked(life, ends, units, chosen, models),
+            _late(life, overdue, uses, chosen, models),
+            _account(uses, ended),
+            (places_of(ends), cells.places, *uses.places),
+            uses.tenants,
+        )
+
+
+def lives_of(connection: Connection) -> list[Life]:
+    """Every incarnation, by id."""
+    table = incarnations.c
+    query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
+    return [Life(row.id, row.uuid, row.offset_us, row.shards or 0) for row in connection.execute(query).all()]
+
+
+def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
+    """When the last leaf was written, UTC; 0 for an empty ledger."""
+    return connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events))) or 0
+
+
+def _of(life: Life, chosen: Selection, as_of: AsOf | None) -> ColumnElement[bool]:
+    column = custody_ends.c
+    found = [column.incarnation == life.id, is_in(as_of, custody_ends)]
+    if chosen.tenant is not None:
+        found.append(column.tenant == chosen.tenant)
+    if chosen.classification is not None:
+        found.append(column.classification == chosen.classification)
+    return and_(*found)
+
+
+def _picked(
+    life: Life, ends: Evidence, units: Units, chosen: Selection, models: dict[int, str] | None
+) -> Units:
+    """The units of the period (I2) and model."""
+    claimed = ends.column("due_boot_us")[units.row]
+    kept = _in_period(np.where(units.due < NEVER, units.due, claimed) + life.offset_us, chosen)
+    if models is not None:
+        kept &= _of_model(units.writer, models, chosen.model)
+    return units if kept.all() else units.kept(kept)
+
+
+def _late(
+    life: Life, overdue: Overdue, uses: Uses, chosen: Selection, models: dict[int, str] | None
+) -> Overdue:
+    kept = _in_period(overdue.due + life.offset_us, chosen)
+    if chosen.tenant is not None or chosen.classification is not None:
+        people = [uses.tenants.get(item, (UNKNOWN, UNKNOWN)) for item in overdue.writer.tolist()]
+        asked = (chosen.tenant, chosen.classification)
+        kept &= np.fromiter(
+            (all(want in (None, has) for want, has in zip(asked, who, strict=True)) for who in people),
+            np.bool_,
+            len(people),
+        )
+    if models is not None:
+        kept &= _of_model(overdue.writer, models, chosen.model)
+    return overdue.kept(kept)
+
+
+def _in_period(at_us: Int64s, chosen: Selection) -> Flags:
+    kept: Flags = np.ones(len(at_us), np.bool_)
+    if chosen.since_us is not None:
+        kept &= at_us >= chosen.since_us
+    if chosen.until_us is not None:
+        kept &= at_us < chosen.until_us
+    return kept
+
+
+def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Flags:
+    return np.fromiter(
+        (models.get(writer, UNKNOWN) == wanted for writer in writers.tolist()), np.bool_, len(writers)
+    )
+
+
+def ended_keys(connection: Connection, life: Life, as_of: AsOf | None = None) -> Int64s:
+    """The keys of everything that ended in an incarnation."""
+    column = custody_ends.c
+    here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
+    return distinct(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))
+
+
+def _account(uses: Uses, ended: Int64s) -> Account:
+    handed_out = distinct(uses.keys[uses.written])
+    every = np.concatenate((uses.keys, ended))
+    of = every >> POOL_SHIFT
+    pools = distinct(of).tolist()
+    reached = sum(int(every[of == pool].max()) - (pool << POOL_SHIFT) for pool in pools)
+    unended = int((~is_among(handed_out, ended)).sum())
+    return Account(len(handed_out), len(ended), unended, reached, len(pools))
+
+
+def _overdue(uses: Uses, ended: Int64s, now_boot_us: int) -> Overdue:
+    """Custody that was handed out, is due, and whose end nobody recorded."""
+    open_uses = ~is_among(uses.keys, ended)
+    written = np.flatnonzero(open_uses & uses.written)
+    written = written[np.lexsort((uses.residency[written], uses.keys[written]))]
+    keys, first = np.unique(uses.keys[written], return_index=True)
+    writers = written[first]  # of two that were handed one generation, the lower
+    due = np.zeros(len(keys), np.int64)
+    if len(keys):
+        place = np.minimum(np.searchsorted(keys, uses.keys), len(keys) - 1)
+        same = (keys[place] == uses.keys) & (uses.blocks == uses.blocks[writers][place])
+        np.maximum.at(due, place[same], uses.hold_end[same])
+    late = due < now_boot_us
+    return Overdue(keys[late], uses.blocks[writers][late], due[late], uses.residency[writers][late])

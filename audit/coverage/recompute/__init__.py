@@ -1,0 +1,34 @@
+"""Deletion coverage a second time: from the canonical leaves alone, one incarnation after the other.
+
+Leaves are read field by field (`reading`) into columns (`columns`, `history`); every generation that any names gets a
+place, and the entries at a place are folded into a verdict (`recount`, `verdict`).
+
+P1 Nothing here is shared with `audit.coverage`: not its tables, its arithmetic or its reading of runs. Leaves go in
+as bytes, from a database or an export; figures come out.
+P2 The definition is that of docs/coverage.md, and so are the names of the figures: the two must agree to the row.
+"""
+
+from __future__ import annotations
+
+from kvcustody.audit.coverage.recompute.completeness import Unaccounted, unaccounted
+from kvcustody.audit.coverage.recompute.figures import Figures, Judged, Recount, count_up
+from kvcustody.audit.coverage.recompute.history import History
+from kvcustody.audit.coverage.recompute.population_digest import recompute_digest
+from kvcustody.audit.coverage.recompute.read_leaves import read_history
+from kvcustody.audit.coverage.recompute.recount import EVERYTHING, Chosen, judge, recount
+
+__all__ = [
+    "EVERYTHING",
+    "Chosen",
+    "Figures",
+    "History",
+    "Judged",
+    "Recount",
+    "Unaccounted",
+    "count_up",
+    "judge",
+    "read_history",
+    "recompute_digest",
+    "recount",
+    "unaccounted",
+]

@@ -1,0 +1,219 @@
+"""Deletion coverage: of all custody due to end, how much has evidence of its end, in time.
+
+C1 The unit is (block, generation, shard). A custody of n shards is n units with one verdict: it is covered
+only when every shard has a receipt for that very block and generation, started after the last use, ended
+within `scrub_within` of `due_at` or, if later, of the fence's retirement.
+C2 `due_at = max(last release, min(ceiling, end of the last hold, erasure))`, recomputed from the
+residencies' own leaves. A hold ends at its deadline, at an erasure of its residency, or when custody did
+(eviction), whichever is first. A reader of another tenant holds blocks only where custody says so (a segment; through
+a grant it has references, not holds). The due time that the allocator claimed decides nothing; where the two
+differ the custody counts as disputed.
+C3 Every due unit gets exactly one verdict: in time, late, failed (receipts exist, none that counts),
+missing (a shard has no receipt), unproven (its process died, or nothing recorded that the block was ever
+written). Covered is what is in time and not disputed: a recorded due time that the holds do not give
+may be an error of either, and covers nothing.
+C4 Two figures, never mixed: custody ended (and by when), and bytes destroyed, by the weakest verification
+level of their shards. A sampled block is counted as sampled; only `reread_blocks` counts what was read
+back.
+C5 All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due
+time in UTC (`units`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import add
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import Connection
+
+from kvcustody.audit.coverage.block_uses import LEVELS, NEVER
+from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits, Selection, last_event_us, read_units
+from kvcustody.audit.coverage.verdicts import VERDICTS
+from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.events.block_runs import Int64s
+
+
+class CoverageRow(NamedTuple):
+    """Coverage of one tenant's custody of one classification; every count is of units (C1)."""
+
+    tenant: str
+    classification: str
+    due: int = 0
+    ended_in_time: int = 0
+    covered: int = 0
+    in_time: int = 0
+    late: int = 0
+    failed: int = 0
+    missing: int = 0
+    unproven: int = 0
+    overdue: int = 0
+    disputed: int = 0
+    launched_bytes: int = 0
+    retired_bytes: int = 0
+    sampled_bytes: int = 0
+    full_bytes: int = 0
+    reread_blocks: int = 0
+    fence_us_max: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Units whose custody ended; the rest of what was due is `overdue`."""
+        return self.due - self.overdue
+
+    @property
+    def coverage(self) -> float:
+        """The covered share of what was due; 1.0 when nothing was."""
+        return self.covered / self.due if self.due else 1.0
+
+
+class Coverage(NamedTuple):
+    """Coverage by tenant and classification, and the times from due (or retirement) to the last receipt."""
+
+    rows: tuple[CoverageRow, ...]
+    lag_us_p50: int
+    lag_us_p99: int
+    lag_us_max: int
+
+    @property
+    def total(self) -> CoverageRow:
+        """All rows added up (the fence time is the longest)."""
+        return add_rows(self.rows)
+
+
+def add_rows(rows: Iterable[CoverageRow], tenant: str = "*", classification: str = "*") -> CoverageRow:
+    """One row that adds up others; of fence times it keeps the longest."""
+    total = [0] * (len(CoverageRow._fields) - 2)
+    for row in rows:
+        *counts, fence = row[2:]
+        total = [*map(add, total, counts), max(total[-1], fence)]
+    return CoverageRow(tenant, classification, *total)
+
+
+def coverage(
+    connection: Connection,
+    *,
+    since_us: int | None = None,
+    until_us: int | None = None,
+    tenant: str | None = None,
+    classification: str | None = None,
+    model: str | None = None,
+    tier: str | None = None,
+    as_of_us: int | None = None,
+    as_of: AsOf | None = None,
+) -> Coverage:
+    """Coverage of custody due in [since, until) UTC, of one tenant, classification, model or tier.
+
+    Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
+    state of the ledger that is read. Raises `LedgerError` for a tier that no leaf records.
+    """
+    now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
+    chosen = Selection(since_us, until_us, tenant, classification, model, tier)
+    return summary(read_units(connection, chosen, now_us=now_us, as_of=as_of))
+
+
+def coverage_by_period(
+    connection: Connection,
+    since_us: int,
+    until_us: int,
+    period_us: int,
+    *,
+    tenant: str | None = None,
+    as_of_us: int | None = None,
+    as_of: AsOf | None = None,
+) -> tuple[tuple[int, CoverageRow], ...]:
+    """The total row of coverage for each period from `since_us` on, from one reading of the ledger."""
+    now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
+    chosen = Selection(since_us, until_us, tenant)
+    lives = list(read_units(connection, chosen, now_us=now_us, as_of=as_of))
+    return periods_of(lives, since_us, until_us, period_us)
+
+
+def periods_of(
+    lives: Iterable[LifeUnits], since_us: int, until_us: int, period_us: int
+) -> tuple[tuple[int, CoverageRow], ...]:
+    """The total row of units for each period from `since_us` on."""
+    starts = range(since_us, until_us, period_us)
+    found: dict[int, list[CoverageRow]] = {start: [] for start in starts}
+    for each in lives:
+        offset_us, claimed = each.life.offset_us, each.ends.column("due_boot_us")[each.units.row]
+        at_us = np.where(each.units.due < NEVER, each.units.due, claimed) + offset_us
+        which, late = (at_us - since_us) // period_us, (each.overdue.due + offset_us - since_us) // period_us
+        for number in sorted({*which.tolist(), *late.tolist()}):
+            part = each._replace(
+                units=each.units.kept(which == number), overdue=each.overdue.kept(late == number)
+            )
+            found[since_us + number * period_us] += rows_of(part)
+    return tuple((start, add_rows(found[start])) for start in starts)
+
+
+def summary(lives: Iterable[LifeUnits]) -> Coverage:
+    """Coverage of units that were read."""
+    found: dict[tuple[str, str], list[CoverageRow]] = {}
+    lags: list[Int64s] = [np.empty(0, np.int64)]
+    for each in lives:
+        lags.append(each.units.lag[each.units.lag >= 0])
+        for row in rows_of(each):
+            found.setdefault((row.tenant, row.classification), []).append(row)
+    rows = tuple(add_rows(found[key], *key) for key in sorted(found))
+    return Coverage(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
+
+
+def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:
+    """The lags that 50, 99 and 100 % of sorted ones do not exceed (nearest rank); 0 where there is none."""
+    if not len(lags):
+        return 0, 0, 0
+    p50, p99, most = (int(lags[-(-len(lags) * percent // 100) - 1]) for percent in (50, 99, 100))
+    return p50, p99, most
+
+
+def rows_of(each: LifeUnits) -> list[CoverageRow]:
+    """The coverage of one incarnation's units, by tenant and classification."""
+    return _summarise(each) + _overdue(each)
+
+
+def _summarise(each: LifeUnits) -> list[CoverageRow]:
+    life, ends, units = each.life, each.ends, each.units
+    if not len(units.keys):
+        return []
+    shards = life.shards or 1
+    of_row, everybody = ends.codes("tenant", "classification")
+    group = of_row[units.row]
+    width = len(everybody)
+
+    def total(mask: Any, weight: Any = None) -> Int64s:
+        weights = None if weight is None else weight[mask].astype(np.float64)
+        return np.bincount(group[mask], weights, width).astype(np.int64)
+
+    ended = ends.column("ended_boot_us")[units.row]
+    retired = ends.column("retired_boot_us")[units.row]
+    fence = np.zeros(width, np.int64)
+    np.maximum.at(fence, group, np.maximum(0, retired - ended))
+    in_time = units.verdict == VERDICTS.index("in_time")
+    columns = [
+        total(np.ones(len(group), np.bool_)) * shards,
+        total(ended <= units.due + ends.column("scrub_within_us")[units.row]) * shards,
+        total(in_time & ~units.disputed) * shards,
+        *(total(units.verdict == number) * shards for number in range(len(VERDICTS))),
+        np.zeros(width, np.int64),
+        total(units.disputed) * shards,
+        *(total(units.level == number, units.bytes) for number in range(len(LEVELS))),
+        total(units.level == LEVELS.index("full")) * shards,
+        fence,
+    ]
+    made = [
+        CoverageRow(tenant, classification, *(int(column[code]) for column in columns))
+        for code, (tenant, classification) in enumerate(everybody)
+    ]
+    return [row for row in made if row.due]
+
+
+def _overdue(each: LifeUnits) -> list[CoverageRow]:
+    """Custody that is due and whose end nobody recorded."""
+    counts: dict[tuple[str, str], int] = {}
+    residency, number = np.unique(each.overdue.writer, return_counts=True)
+    for item, blocks in zip(residency.tolist(), number.tolist(), strict=True):
+        who = each.tenants.get(item, (UNKNOWN, UNKNOWN))
+        counts[who] = counts.get(who, 0) + blocks * (each.life.shards or 1)
+    return [CoverageRow(*who, due=units, overdue=units) for who, units in counts.items()]

@@ -1,0 +1,105 @@
+"""Who may do what in a PostgreSQL ledger: separate roles, and rows by tenant as a second wall behind the queries.
+
+E1 The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
+`frontier`, the root log's frontier) and the life of an incarnation. It deletes nothing.
+E2 A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no row
+at all. The service that reads for people sets it for each transaction; it is no defence against somebody who may write
+SQL as that role.
+E3 An auditor reads everything, a signer reads and adds signed checkpoints, and retention alone deletes leaves, where
+the triggers let it.
+E4 `COPY` is refused to a role that row-level security applies to, so the writer bypasses it.
+Roles cannot log in: a login is granted one of them and takes it with `SET ROLE`, or `options=-c role=kvcustody_writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.database.engine import VERSION_TABLE, check_store, failure
+from kvcustody.audit.schema.all_tables import projections
+from kvcustody.errors import LedgerError
+
+WRITER, READER, AUDITOR = "kvcustody_writer", "kvcustody_reader", "kvcustody_auditor"
+SIGNER, RETENTION = "kvcustody_signer", "kvcustody_retention"
+_BYPASS = (WRITER, AUDITOR, SIGNER, RETENTION)
+_LIFE = 'shards, blocks, bytes_per_block, device, software, ended_us, "end"'
+_BY_LOG = ("events", "root_leaves", "tree_nodes")  # beside every projection
+_REGISTERS = ("workers", "incarnations", "tenants", "subjects")
+_SEALS = ("logs", "root_log", "root_leaves", "tree_nodes", "checkpoints", "signed_checkpoints")
+
+
+class RoleGrants(NamedTuple):
+    """What was set up: the roles, and the tables whose rows a reader sees by tenant."""
+
+    roles: tuple[str, ...]
+    by_tenant: tuple[str, ...]
+
+
+def set_up_roles(engine: Engine) -> RoleGrants:
+    """Create the roles, grants and policies, or bring them up to date; may be repeated.
+
+    Needs a superuser, or the owner with CREATEROLE and BYPASSRLS. Raises `LedgerError` where the database refuses, and
+    for SQLite, which has no roles: there the file's mode is the wall, and triggers keep leaves as they are.
+    """
+    if engine.dialect.name != "postgresql":
+        raise LedgerError(
+            "roles need PostgreSQL; a SQLite ledger is protected by its file's mode and by triggers"
+        )
+    check_store(engine)
+    try:
+        with engine.begin() as connection:
+            by_tenant = tuple(sorted({*_BY_LOG, *(table.name for table in projections())}))
+            for statement in _statements(connection, by_tenant):
+                connection.exec_driver_sql(statement)
+    except SQLAlchemyError as problem:
+        raise failure(engine, problem) from problem
+    return RoleGrants((WRITER, READER, AUDITOR, SIGNER, RETENTION), by_tenant)
+
+
+def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[str]:
+    known = set(connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars())
+    for role in (WRITER, READER, AUDITOR, SIGNER, RETENTION):
+        if role not in known:
+            yield f"CREATE ROLE {role} NOLOGIN"
+        yield f"ALTER ROLE {role} {'BYPASSRLS' if role in _BYPASS else 'NOBYPASSRLS'}"
+        yield f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {role}"
+        yield f"GRANT USAGE ON SCHEMA public TO {role}"
+        yield f"GRANT SELECT ON {VERSION_TABLE} TO {role}"
+    yield "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM PUBLIC"
+    derived = [name for name in by_tenant if name not in _BY_LOG]
+    inserted = ", ".join(("events", *derived, *_REGISTERS, *_SEALS))
+    yield f"GRANT SELECT, INSERT ON {inserted} TO {WRITER}"
+    yield f"GRANT SELECT ON subject_unlinkings TO {WRITER}"
+    yield f"REVOKE INSERT ON root_log, signed_checkpoints FROM {WRITER}"
+    yield f"GRANT UPDATE (size, frontier) ON logs TO {WRITER}"
+    yield f"GRANT UPDATE (frontier) ON root_log TO {WRITER}"
+    yield f"GRANT UPDATE ({_LIFE}) ON incarnations TO {WRITER}"
+    yield f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {WRITER}"
+    evidence = ", ".join(("events", *derived, "incarnations", "workers", "tenants", *_SEALS))
+    yield f"GRANT SELECT ON {evidence} TO {AUDITOR}, {SIGNER}, {RETENTION}"
+    yield f"GRANT INSERT ON signed_checkpoints TO {SIGNER}"
+    yield f"GRANT INSERT ON tree_nodes TO {RETENTION}"
+    yield f"GRANT DELETE ON {', '.join(('events', *derived))} TO {RETENTION}"
+    seen = ", ".join((*by_tenant, "logs", "checkpoints", "signed_checkpoints", "incarnations", "workers"))
+    yield f"GRANT SELECT ON {seen} TO {READER}"
+    yield from _policies(by_tenant)
+
+
+def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:
+    """A reader's rows: those of the log of the tenant that its connection names (E2)."""
+    yield (
+        "CREATE OR REPLACE FUNCTION kvcustody_log() RETURNS integer LANGUAGE sql STABLE SECURITY DEFINER "
+        "SET search_path = public, pg_temp AS $$ SELECT id FROM logs "
+        "WHERE name = 'tenant/' || nullif(current_setting('kvcustody.tenant', true), '') $$"
+    )
+    rules = dict.fromkeys(by_tenant, "log = (SELECT kvcustody_log())") | {
+        "logs": "id = (SELECT kvcustody_log())"
+    }
+    for table, rule in rules.items():
+        yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+        yield f"DROP POLICY IF EXISTS of_tenant ON {table}"
+        yield f"CREATE POLICY of_tenant ON {table} FOR SELECT TO {READER} USING ({rule})"

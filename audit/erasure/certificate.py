@@ -1,0 +1,204 @@
+"""The certificate of an erasure: what was asked, what every worker did, and the leaves that show it, signed.
+
+T1  It says nothing that its leaves do not show: every figure is computed from the leaves that it carries, here when it
+    is issued and again by whoever checks it (`certificate_check`).
+T2  It names no subject and no session: pseudonyms, and a commitment to the selector's text that the requester opens.
+T3  A block counts as destroyed only where every shard of its process has a receipt for that block and generation. What
+    has none is listed: kept for other holders, or unproven.
+T4  It is `complete` only where every worker that owes an answer has given it (audit.erasures, A2).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from sqlalchemy import Connection, and_, func, or_, select
+
+from kvcustody.audit.erasure.figures_from_leaves import Figures, figures_of
+from kvcustody.audit.erasure.requests_and_answers import Status, status
+from kvcustody.audit.query.evidence_columns import read
+from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
+from kvcustody.audit.schema.ledger import (
+    erasure_results,
+    erasures,
+    events,
+    logs,
+    receipts,
+    residencies,
+)
+from kvcustody.audit.subjects.subject_filter import of_subjects, of_tenant
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
+
+SCHEMA = "kvcustody/erasure-certificate@1"
+SALT_BYTES = 32
+LIMITS = (
+    "it covers memory and tiers that the named workers manage; not copies outside of them",
+    "`sampled` and `retired` blocks were overwritten and not all read back; only `full` ones were",
+    "custody of a process that died is unproven: its memory went back to the driver and was not re-read",
+)
+
+
+class Opening(NamedTuple):
+    """What opens the commitment: the salt and the selector's text. It belongs to the requester."""
+
+    salt: str
+    selector: str
+
+    def commitment(self) -> str:
+        """SHA-256 over salt and text."""
+        return hashlib.sha256(bytes.fromhex(self.salt) + self.selector.encode()).hexdigest()
+
+
+def new_opening(selector: str) -> Opening:
+    """An opening with a fresh random salt."""
+    return Opening(secrets.token_hex(SALT_BYTES), selector)
+
+
+def statement_text(key_name: str, body: bytes) -> str:
+    """What is signed: whose key, what it is, and the digest of the body."""
+    return f"{key_name}\nkvcustody erasure certificate\n{hashlib.sha256(body).hexdigest()}\n"
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    """The bytes of a body: sorted keys, no spaces, ASCII."""
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def issue(
+    connection: Connection, erasure: str, key: SigningKey, opening: Opening, *, now_us: int
+) -> dict[str, Any]:
+    """The certificate of an erasure as it stands at `now_us` (UTC), as one JSON document.
+
+    `key` is the ledger's own. Raises `LedgerError` for an unknown erasure and `ProofError` where a leaf is not under a
+    signed checkpoint yet: ask again after the next one.
+    """
+    found = status(connection, erasure, now_us)
+    places = _places(connection, erasure, found)
+    proofs = LedgerProofs(connection)
+    note = proofs.signed()
+    carried: list[dict[str, Any]] = []
+    heads: dict[str, str] = {}
+    for log, idx in sorted(places):
+        shown = proofs.inclusion(log, idx, as_of=note.size)
+        heads[log] = shown.head.to_bytes().decode()
+        leaf = proofs.leaf(log, idx)
+        path = [base64.b64encode(hash_).decode() for hash_ in shown.path]
+        carried.append({"log": log, "idx": idx, "leaf": leaf.decode(), "path": path})
+    figures = figures_of([orjson.loads(one["leaf"]) for one in carried], erasure)
+    body = {
+        "schema": SCHEMA,
+        "erasure": erasure,
+        "issued_us": now_us,
+        "outcome": found.outcome if figures.unproven == 0 else "partial",
+        "request": _request(found, opening),
+        "workers": [answer._asdict() for answer in found.answers],
+        "waiting": list(found.waiting),
+        "unreachable": list(found.unreachable),
+        "population": _population(connection, found, figures),
+        "figures": figures.as_dict(),
+        "ledger": {"checkpoint_size": note.size, "heads": heads},
+        "leaves": carried,
+        "limits": list(LIMITS),
+    }
+    signature = sign_statement(key, statement_text(key.name, canonical(body)))
+    signed = {
+        "name": signature.name,
+        "key_id": signature.key_id.hex(),
+        "data": base64.b64encode(signature.data).decode(),
+    }
+    return {"body": body, "signature": signed}
+
+
+def _request(found: Status, opening: Opening) -> dict[str, Any]:
+    asked = found.request._asdict()
+    asked["commitment"] = opening.commitment()
+    return asked
+
+
+def _population(connection: Connection, found: Status, figures: Figures) -> dict[str, Any]:
+    """How many residencies of the selector the ledger knows from before the request, by the query that says so."""
+    asked, column = found.request, residencies.c
+    where = [column.part == 1, column.opened_us <= asked.at_us]
+    text = "residencies with part = 1 and opened_us <= requested"
+    if asked.tenant is not None:
+        text += " and tenant = requested"
+    if asked.selector in ("subject", "session"):
+        text += f" and {asked.selector} = pseudonym"
+    if asked.selector == "subject" and asked.tenant is not None and asked.subject is not None:
+        where += of_subjects(connection, asked.tenant, [asked.subject])
+    else:
+        if asked.tenant is not None:
+            where.append(of_tenant(asked.tenant))
+        if asked.selector in ("subject", "session"):
+            where.append(column[asked.selector] == getattr(asked, asked.selector))
+    known = asked.selector in ("tenant", "subject", "session")
+    count = connection.scalar(select(func.count()).select_from(residencies).where(*where)) if known else None
+    return {
+        "residencies": count,
+        "query": text if known else "domains and models are in no residency's row",
+        "units": figures.units,
+    }
+
+
+def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
+    """Every leaf that the certificate carries: the request, what each process said, its start, and its receipts."""
+    made: set[tuple[str, int]] = set()
+    names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
+    for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
+        query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure)
+        made |= {(names[row.log], row.idx) for row in connection.execute(query)}
+    effect = read(
+        connection, erasure_effects, (erasure_effects.c.incarnation,), erasure_effects.c.erasure == erasure
+    )
+    life = effect.column("incarnation")[effect.owner]
+    for incarnation in np.unique(life).tolist():
+        generations = effect.pairs.generations[life == incarnation]
+        made |= _started(connection, incarnation, names)
+        made |= _receipts(connection, incarnation, np.unique(generations), names)
+    return made
+
+
+def _started(connection: Connection, incarnation: int, names: dict[int, str]) -> set[tuple[str, int]]:
+    query = (
+        select(events.c.log, events.c.idx)
+        .where(events.c.incarnation == incarnation, events.c.kind == "worker-started")
+        .order_by(events.c.sequence)
+        .limit(1)
+    )
+    return {(names[row.log], row.idx) for row in connection.execute(query)}
+
+
+def _receipts(
+    connection: Connection, incarnation: int, generations: Any, names: dict[int, str]
+) -> set[tuple[str, int]]:
+    """The receipts that name any of these generations."""
+    if not len(generations):
+        return set()
+    column = receipts.c
+    spans = _spans(generations)
+    made: set[tuple[str, int]] = set()
+    for start in range(0, len(spans), 50):
+        some = [and_(column.high >= low, column.low <= high) for low, high in spans[start : start + 50]]
+        where = and_(column.incarnation == incarnation, column.high > 0, or_(*some))
+        found = read(connection, receipts, (column.log, column.idx), where)
+        for place in np.unique(found.owner[np.isin(found.pairs.generations, generations)]).tolist():
+            made.add((names[int(found.column("log")[place])], int(found.column("idx")[place])))
+    return made
+
+
+def _spans(generations: Any) -> list[tuple[int, int]]:
+    """Consecutive generations as (first, last)."""
+    cuts = np.flatnonzero(np.diff(generations) > 1)
+    firsts = generations[np.concatenate(([0], cuts + 1))]
+    lasts = generations[np.concatenate((cuts, [len(generations) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+__all__ = ["SCHEMA", "Opening", "canonical", "issue", "new_opening", "statement_text"]

@@ -1,0 +1,107 @@
+"""The figures of an erasure from its leaves alone: what was covered, destroyed at which level, kept, and unproven.
+
+U1  A unit is (process, pool, generation). It is destroyed when every shard that its process announced has a receipt
+    without failure for it; its level is the weakest of them.
+U2  A unit that a process names as remaining is kept; one that is neither is unproven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from kvcustody.audit.events.block_runs import decode_flat
+
+LEVELS = ("unread", "launched", "retired", "sampled", "full")
+Unit = tuple[str, int, int]
+
+
+class Figures(NamedTuple):
+    """Counts of units, and of the processes and tier objects behind them."""
+
+    units: int
+    destroyed: int
+    by_level: tuple[tuple[str, int], ...]
+    bytes: int
+    kept: tuple[tuple[str, int], ...]
+    unproven: int
+    receipts: int
+    reread_blocks: int
+    reread_nonzero: int
+    tiers: tuple[tuple[str, int], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        made = self._asdict()
+        return {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
+
+
+def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> Figures:
+    """The figures of one erasure, from the bodies of its leaves."""
+    shards: dict[str, int] = {}
+    covered: set[Unit] = set()
+    kept: dict[Unit, str] = {}
+    proven: dict[Unit, dict[int, int]] = {}
+    tiers: dict[str, int] = {}
+    read = nonzero = count = size = 0
+    every = list(bodies)
+    for body in every:
+        kind, life = body["kind"], body["incarnation"]
+        if kind == "worker-started":
+            shards[life] = body["shards"]
+        if body.get("erasure") != erasure:
+            continue
+        if kind == "erasure-applied":
+            covered |= _units(body)
+            if body["part"] == 1:
+                for name, objects in zip(body["tiers"], body["objects"], strict=True):
+                    tiers[name] = tiers.get(name, 0) + objects
+        elif kind == "erasure-remaining":
+            kept.update(dict.fromkeys(_units(body), body["reason"]))
+        elif kind == "erasure-reread":
+            read, nonzero = read + body["checked"], nonzero + body["nonzero"]
+    for body in every:
+        if body["kind"] != "receipt" or body["result"] != "ok" or body["level"] not in LEVELS:
+            continue
+        named = _units(body)
+        mine = named & covered
+        count += bool(mine)
+        size += body["bytes"] * len(mine) // max(1, body["blocks"]) if mine else 0
+        level = LEVELS.index(body["level"])
+        for unit in mine:
+            by_shard = proven.setdefault(unit, {})
+            by_shard[body["shard"]] = max(level, by_shard.get(body["shard"], 0))
+    destroyed = {
+        unit: min(levels.values())
+        for unit, levels in proven.items()
+        if len(levels) >= shards.get(unit[0], 1 << 30)
+    }
+    still = {unit: reason for unit, reason in kept.items() if unit in covered and unit not in destroyed}
+    return Figures(
+        len(covered),
+        len(destroyed),
+        _counted(LEVELS[level] for level in destroyed.values()),
+        size,
+        _counted(still.values()),
+        len(covered - destroyed.keys() - still.keys()),
+        count,
+        read,
+        nonzero,
+        tuple(sorted(tiers.items())),
+    )
+
+
+def _units(body: Mapping[str, Any]) -> set[Unit]:
+    pairs, _ = decode_flat(body["runs"])
+    life = body["incarnation"]
+    return {
+        (life, pool, generation)
+        for pool, generation in zip(pairs.pools.tolist(), pairs.generations.tolist(), strict=True)
+    }
+
+
+def _counted(values: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return tuple(sorted(counts.items()))

@@ -1,0 +1,216 @@
+"""Erasures as the ledger has them: what was asked for, which workers owe an answer, and what each has said.
+
+A1  A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
+    same worker may give it: what the earlier one held is closed as unproven when it died.
+A2  An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
+    not answered by the deadline are named as unreachable.
+A3  Nothing here reads a clock: `now_us` is UTC, and passed in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, exists, or_, select
+
+from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
+from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, subjects, workers
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
+from kvcustody.errors import LedgerError
+
+
+class Requested(NamedTuple):
+    """One erasure's request. Times are UTC microseconds; `subject` and `session` are pseudonyms."""
+
+    erasure: str
+    tenant: str | None
+    selector: str
+    subject: str | None
+    session: str | None
+    actor: str
+    at_us: int
+    deadline_us: int
+    detail: str
+
+
+class Answer(NamedTuple):
+    """What one worker has said of an erasure; `outcome` is `complete`, `partial` or empty: nothing yet."""
+
+    worker: str
+    incarnation: str
+    outcome: str
+    at_us: int
+    residencies: int
+    blocks: int
+    remaining: int
+    reason: str
+    reread_blocks: int
+    reread_nonzero: int
+
+
+class Status(NamedTuple):
+    """An erasure over all workers."""
+
+    request: Requested
+    answers: tuple[Answer, ...]
+    waiting: tuple[str, ...]
+    unreachable: tuple[str, ...]
+
+    @property
+    def outcome(self) -> str:
+        """`complete` when every worker that owes an answer has said so (A2)."""
+        done = not (self.waiting or self.unreachable)
+        return (
+            "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
+        )
+
+
+class Names(NamedTuple):
+    """Who is behind the pseudonyms of a request, where the link is still there."""
+
+    subject: str | None
+    session: str | None
+
+
+_REQUEST = select(
+    erasures.c.erasure,
+    erasures.c.tenant,
+    erasures.c.selector,
+    erasures.c.subject,
+    erasures.c.session,
+    erasures.c.actor,
+    erasures.c.at_us,
+    (erasures.c.deadline_boot_us + incarnations.c.offset_us).label("deadline_us"),
+    erasures.c.detail,
+).join(incarnations, incarnations.c.id == erasures.c.incarnation)
+
+
+def requests(connection: Connection, *, tenant: str | None = None) -> tuple[Requested, ...]:
+    """Every erasure, newest first."""
+    query = _REQUEST.order_by(erasures.c.at_us.desc(), erasures.c.log, erasures.c.idx.desc())
+    if tenant is not None:
+        query = query.where(erasures.c.tenant == tenant)
+    return tuple(Requested(*row) for row in connection.execute(query))
+
+
+def request(connection: Connection, erasure: str) -> Requested:
+    """The request of one erasure; raises `LedgerError` where the ledger has none."""
+    row = connection.execute(_REQUEST.where(erasures.c.erasure == erasure)).first()
+    if row is None:
+        raise LedgerError(f"erasure `{erasure}` is not in the ledger", erasure=erasure)
+    return Requested(*row)
+
+
+def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
+    """Erasures that this worker has not answered as complete, oldest first: after a crash, those it must take up.
+
+    Only those that were requested since the worker's first process began.
+    """
+    mine = select(incarnations.c.id).join(workers, workers.c.id == incarnations.c.worker)
+    mine = mine.where(workers.c.name == worker)
+    first = (
+        select(incarnations.c.started_us)
+        .join(workers, workers.c.id == incarnations.c.worker)
+        .where(workers.c.name == worker)
+        .order_by(incarnations.c.started_us)
+        .limit(1)
+        .scalar_subquery()
+    )
+    answered = exists().where(
+        erasure_results.c.erasure == erasures.c.erasure,
+        erasure_results.c.outcome == "complete",
+        erasure_results.c.incarnation.in_(mine),
+    )
+    query = _REQUEST.where(~answered, erasures.c.at_us >= first).order_by(erasures.c.at_us)
+    return tuple(Requested(*row) for row in connection.execute(query))
+
+
+def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> Names | None:
+    """The subject and session of a request by name; None where their link was destroyed.
+
+    Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
+    """
+    found: list[str | None] = []
+    for pseudonym, column in ((asked.subject, subjects.c.subject), (asked.session, subjects.c.session)):
+        if pseudonym is None:
+            found.append(None)
+            continue
+        name = connection.scalar(select(column).where(subjects.c.pseudonym == pseudonym))
+        if name is not None and is_tag(name):
+            kept = None if keys is None else keys.named(pseudonym)
+            name = None if kept is None else kept[1 if column is subjects.c.subject else 2]
+        if name is None:
+            return None
+        found.append(name)
+    return Names(*found)
+
+
+def status(connection: Connection, erasure: str, now_us: int) -> Status:
+    """Who has answered, who has not, and who has not by the deadline (A2)."""
+    asked = request(connection, erasure)
+    answers = tuple(_answer(connection, erasure, worker) for worker in _owing(connection, asked))
+    silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
+    late = now_us > asked.deadline_us
+    return Status(asked, answers, () if late else silent, silent if late else ())
+
+
+def _owing(connection: Connection, asked: Requested) -> list[Any]:
+    """Workers with memory when the erasure was requested, by name (A1)."""
+    query = (
+        select(workers.c.id, workers.c.name)
+        .join(incarnations, workers.c.id == incarnations.c.worker)
+        .where(
+            incarnations.c.shards.is_not(None),
+            incarnations.c.started_us <= asked.at_us,
+            or_(incarnations.c.ended_us.is_(None), incarnations.c.ended_us >= asked.at_us),
+        )
+        .distinct()
+        .order_by(workers.c.name)
+    )
+    return list(connection.execute(query).all())
+
+
+def _answer(connection: Connection, erasure: str, worker: Any) -> Answer:
+    result, life = erasure_results.c, incarnations.c
+    query = (
+        select(erasure_results, life.uuid)
+        .join(incarnations, life.id == result.incarnation)
+        .where(result.erasure == erasure, life.worker == worker.id)
+        .order_by(result.outcome == "complete", result.at_us, result.idx)
+    )
+    rows = connection.execute(query).all()
+    if not rows:
+        return Answer(worker.name, "", "", 0, 0, 0, 0, "", 0, 0)
+    row = rows[-1]
+    read = connection.execute(
+        select(erasure_rereads.c.checked, erasure_rereads.c.nonzero).where(
+            and_(erasure_rereads.c.erasure == erasure, erasure_rereads.c.incarnation == row.incarnation)
+        )
+    ).all()
+    return Answer(
+        worker.name,
+        row.uuid,
+        row.outcome,
+        row.at_us,
+        row.residencies,
+        row.blocks,
+        row.remaining,
+        row.reason,
+        sum(one.checked for one in read),
+        sum(one.nonzero for one in read),
+    )
+
+
+__all__ = [
+    "Answer",
+    "Names",
+    "Requested",
+    "Status",
+    "erasure_effects",
+    "erasure_remains",
+    "names",
+    "pending",
+    "request",
+    "requests",
+    "status",
+]

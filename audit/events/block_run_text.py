@@ -1,0 +1,105 @@
+"""Run lists of many events as canonical text, all at once.
+
+T1 `texts[i]` is byte for byte the JSON of `[encode(run) for run in lists[i] if len(run.blocks)]`.
+T2 What only the one-by-one form can write (numpy scalars, generations from 2^53 on) is refused, never altered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from kvcustody.audit.events.block_runs import EXACT, Runs
+
+_BLOCKS_AT_ONCE = 1 << 18  # 2 MiB of indices
+_NEIGHBOURS = b"[%d,[%d,1],[1,%d]]"
+
+
+class Extents(NamedTuple):
+    """Per run list: its blocks, lowest and highest generation (0, 0, -1 where it has none)."""
+
+    blocks: list[int]
+    low: list[int]
+    high: list[int]
+
+
+class NotPlainError(Exception):
+    """A value is right but not of the exact type that the bulk form takes; write its event by itself."""
+
+
+def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
+    """The JSON text of every run list, and its extent; raises `NotPlainError` (T2)."""
+    runs = list(chain.from_iterable(lists))
+    if not runs:
+        return [b"[]"] * len(lists), Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))
+    blocks, firsts, pools = zip(*runs, strict=True)
+    lengths = list(map(len, blocks))
+    if 0 in lengths:
+        return run_texts([[run for run in some if len(run.blocks)] for some in lists])
+    if len(lists) > 1 and sum(lengths) > _BLOCKS_AT_ONCE:
+        half = len(lists) // 2
+        (texts, extents), (more, others) = run_texts(lists[:half]), run_texts(lists[half:])
+        return texts + more, Extents(*map(list.__add__, extents, others))
+    _check_plain(firsts, pools)
+    items = _items(blocks, firsts, pools, lengths)
+    if len(runs) == len(lists) and all(lists):  # the rule: one run a list
+        highs = [low + length - 1 if low else 0 for low, length in zip(firsts, lengths, strict=True)]
+        return [b"[%b]" % item for item in items], Extents(lengths, list(firsts), highs)
+    return [b"[%b]" % b",".join(islice(items, len(some))) for some in lists], _extents(lists)
+
+
+def _check_plain(firsts: Sequence[int], pools: Sequence[int]) -> None:
+    if {*map(type, firsts), *map(type, pools)} != {int}:
+        raise NotPlainError
+    if max(firsts) >= EXACT or min(firsts) < 0 or max(pools) >= EXACT or min(pools) < 0:
+        raise NotPlainError
+
+
+def _items(
+    blocks: Sequence[NDArray[np.int64]],
+    firsts: Sequence[int],
+    pools: Sequence[int],
+    lengths: Sequence[int],
+) -> Iterator[bytes]:
+    """The text of every run: run-length tokens of the differences, each run's first from 0."""
+    try:
+        flat: NDArray[np.int64] = np.concatenate(blocks, dtype=np.int64, casting="safe")
+    except (TypeError, ValueError):
+        raise NotPlainError from None
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    steps = np.empty_like(flat)
+    np.subtract(flat[1:], flat[:-1], out=steps[1:])
+    steps[starts] = flat[starts]
+    begins = np.empty(len(flat), np.bool_)
+    np.not_equal(steps[1:], steps[:-1], out=begins[1:])
+    begins[starts] = True
+    places = begins.nonzero()[0]
+    deltas = steps[places].tolist()
+    counts = np.diff(places, append=len(flat)).tolist()
+    lows = np.searchsorted(places, starts).tolist()
+    highs = [*lows[1:], len(places)]
+    for first, pool, length, low, high in zip(firsts, pools, lengths, lows, highs, strict=True):
+        if high - low == 2 and length > 2 and not pool and deltas[low + 1] == counts[low] == 1:
+            yield _NEIGHBOURS % (first, deltas[low], length - 1)  # in order, what a pool gives first
+            continue
+        item = [first, deltas[low:high], counts[low:high] if high - low != length else []]
+        if pool:
+            item.append(pool)
+        yield orjson.dumps(item)
+
+
+def _extents(lists: Sequence[Runs]) -> Extents:
+    made = Extents([], [], [])
+    for runs in lists:
+        made.blocks.append(sum(len(run.blocks) for run in runs))
+        made.low.append(min((run.generation for run in runs), default=0))
+        made.high.append(
+            max((run.generation + len(run.blocks) - 1 if run.generation else 0 for run in runs), default=-1)
+        )
+    return made

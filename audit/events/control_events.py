@@ -1,0 +1,245 @@
+"""Events of the control plane: who read the ledger, and who may ask at all.
+
+Events of a policy's release: every step of it, what a worker stages, and what it takes back.
+
+Events of how long the ledger's own content is kept, and for whom it no longer means anybody.
+
+Events of the keys that sign the ledger's checkpoints; data keys have events of their own.
+
+Events of processes, policies, keys and recorded decisions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class AccessRecorded(NamedTuple):
+    """Somebody with a role that sees others' custody read the ledger or took something out of it (class A).
+
+    `operation` is the operation's name in the API. `of_tenant` is whom the question was about, empty for everybody.
+    `filters` are the names of the filters that were used, never their values: one could be a subject's name.
+    """
+
+    at_us: int
+    actor: str
+    roles: tuple[str, ...]
+    operation: str
+    of_tenant: str = ""
+    filters: tuple[str, ...] = ()
+    trace: str = ""
+
+
+class PrincipalChanged(NamedTuple):
+    """A principal was enrolled or disabled, or a key of theirs issued, replaced or revoked (class A).
+
+    `detail` is a key's public prefix. Never the key.
+    """
+
+    at_us: int
+    principal: str
+    action: str
+    roles: tuple[str, ...]
+    of_tenant: str
+    actor: str
+    detail: str = ""
+    trace: str = ""
+
+
+class ReleaseStep(NamedTuple):
+    """One step of the release workflow, about to be taken (class A).
+
+    `step` is its number in the release; `record` the digest of the signed record, which holds the rest.
+    """
+
+    at_us: int
+    step: int
+    action: str
+    revision: int
+    digest: str
+    record: str
+    actor: str
+    detail: str = ""
+    trace: str = ""
+
+
+class PolicyStaged(NamedTuple):
+    """A revision took effect for some tenants of a worker (class A). `stage` names them, or their share."""
+
+    at_us: int
+    revision: int
+    name: str
+    digest: str
+    stage: str
+    actor: str
+    previous: int = 0
+
+
+class GrantsRevoked(NamedTuple):
+    """A worker took grants, segments or sharing groups back: in effect before it is recorded (class B)."""
+
+    at_us: int
+    ids: tuple[str, ...]
+    revision: int
+    actor: str
+
+
+class RetentionPurged(NamedTuple):
+    """The content of a log's leaves below `below` is about to be dropped; their hashes stay (class A).
+
+    `first` is the first of them that still had content. `size` and `digest` name what was exported before: the
+    checkpoint by its root leaves, and SHA-256 of the export's manifest. `approver` is another person than `actor`.
+    """
+
+    at_us: int
+    of_log: str
+    first: int
+    below: int
+    size: int
+    digest: str
+    actor: str
+    approver: str
+    reason: str
+
+
+class LegalHoldChanged(NamedTuple):
+    """A legal hold on ledger content was placed or lifted (class A). `tenant` None: on all of it.
+
+    It binds the ledger's retention, and no deadline of any block.
+    """
+
+    at_us: int
+    hold: str
+    tenant: str | None
+    action: str
+    reason: str
+    actor: str
+
+
+class SubjectUnlinked(NamedTuple):
+    """A subject's names and key are about to be destroyed: its pseudonyms mean nobody from then on (class A)."""
+
+    at_us: int
+    tenant: str
+    pseudonyms: int
+    actor: str
+    reason: str
+
+
+class SinkChanged(NamedTuple):
+    """A sink of leaves (a webhook, a collector's file) is about to be attached, detached, or sent its dead batches
+    again (class A). It is on record here and not in the sink, which may be the one that is dead."""
+
+    at_us: int
+    sink: str
+    action: str
+    actor: str
+    reason: str
+    trace: str = ""
+
+
+class SigningKeyRecorded(NamedTuple):
+    """A key that signs checkpoints was made, or took over from another (class A).
+
+    `vkey` is the public key (C2SP). `record` is the handover that both keys signed, in base64 (none: the first key).
+    """
+
+    at_us: int
+    action: str
+    vkey: str
+    record: str
+    actor: str
+
+
+PROCESS_DEATH = "unproven: process death"  # the cause of every end that a successor recorded
+
+
+class WorkerStarted(NamedTuple):
+    """A process began to hold custody; `generation` is where its pool's counter starts (class B)."""
+
+    at_us: int
+    worker: str
+    blocks: int
+    shards: int
+    bytes_per_block: int
+    device: str
+    software: str
+    revision: int = 0
+    generation: int = 0
+
+
+class WorkerStopped(NamedTuple):
+    """A process ended in order, with its pool's own counters (class B)."""
+
+    at_us: int
+    worker: str
+    cause: str
+    allocated: int
+    scrubbed: tuple[int, ...]
+
+
+class WorkerDied(NamedTuple):
+    """An incarnation ended without saying so; its successor closed its custody as unproven (class B)."""
+
+    at_us: int
+    worker: str
+    incarnation: str
+    teardown: str
+    residencies: int
+    blocks: int
+
+
+class PolicyActivated(NamedTuple):
+    """A policy revision took effect (class A). `digest` is of the policy document."""
+
+    at_us: int
+    revision: int
+    name: str
+    profile: str
+    digest: str
+    actor: str
+    previous: int = 0
+
+
+class KeyEvent(NamedTuple):
+    """A key epoch was made, rotated, revoked or destroyed (class A). Never the key."""
+
+    at_us: int
+    tenant: str | None
+    action: str
+    epoch: int
+    actor: str
+    trace: str = ""
+
+
+class KeysOrdered(NamedTuple):
+    """Every worker is to rotate, or to destroy, a tenant's key epochs from before this moment (class A).
+
+    A leaf of the system log: it has to outlast the tenant's own content. What workers do is a `KeyEvent` each.
+    """
+
+    at_us: int
+    of_tenant: str
+    action: str
+    actor: str
+    reason: str
+    trace: str = ""
+
+
+class DecisionRecorded(NamedTuple):
+    """A decision worth its own leaf: a reader's first use of a grant or segment under a revision (class A).
+
+    Written in the reader's log and, when another tenant owns the blocks, in the owner's, without the reader's trace.
+    """
+
+    at_us: int
+    action: str
+    effect: str
+    reader: str
+    owner: str
+    classification: str
+    reasons: tuple[str, ...]
+    revision: int
+    via: str = ""
+    residency: int = 0
+    trace: str = ""

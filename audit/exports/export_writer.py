@@ -1,0 +1,284 @@
+"""Writes an export of the ledger: streaming, resumable, and under its name whole or not at all.
+
+E1 Memory does not grow with the ledger: one chunk of leaves is held at a time.
+E2 Files are written beside the export's place (`.NAME.partial`), each fsynced before it is noted as done. What was
+interrupted goes on after its last whole file, at the same checkpoint, when it is asked for again.
+E3 Leaves that do not give the signed head are not exported: the export stops with `ExportError`.
+E4 The folder is renamed into place at the end. An export never replaces another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcustody.audit.exports import verify_standalone as verify_kvcustody
+from kvcustody.audit.exports.enclosures import handover_files, stamp_files
+from kvcustody.audit.exports.file_formats import Format, encode, leaves_of
+from kvcustody.audit.exports.manifest import (
+    MANIFEST,
+    OPENINGS,
+    VERIFIER,
+    ExportedLog,
+    ExportFile,
+    Manifest,
+    root_line,
+)
+from kvcustody.audit.exports.range_proof import RangeProof, range_proof
+from kvcustody.audit.exports.source import ExportSource, RootLeaf, SubLog
+from kvcustody.audit.tlog.checkpoint import parse_checkpoint
+from kvcustody.audit.tlog.merkle import Frontier, leaf_hashes
+from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.audit.tlog.signed_note import parse_note
+from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
+
+CHUNK_LEAVES = 1 << 15
+_STATE = ".state.json"
+_ROOT_LINES = 1 << 12
+
+Progress = Callable[[str, int, int], None]  # log, leaves done, leaves in all
+
+
+class Selection(NamedTuple):
+    """Which leaves to export: of these logs (empty: all), between these times (None: no bound)."""
+
+    logs: tuple[str, ...] = ()
+    since_us: int | None = None
+    until_us: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Everything under the checkpoint."""
+        return self == Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What was asked for; an interrupted export is continued only when it is asked for again."""
+
+    origin: str
+    root_size: int
+    form: str
+    logs: list[str]
+    since_us: int | None
+    until_us: int | None
+
+
+def write_export(
+    folder: Path,
+    source: ExportSource,
+    selection: Selection = Selection(),  # noqa: B008 - a value
+    *,
+    form: Format = Format.NDJSON,
+    made_at_us: int,
+    progress: Progress | None = None,
+    chunk_leaves: int = CHUNK_LEAVES,
+) -> Manifest:
+    """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try (E2)."""
+    if os.path.lexists(folder):
+        raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        made = _Export(partial, source, selection, form, progress or _silent, chunk_leaves).write(made_at_us)
+        _sync_folders(partial)
+        partial.rename(folder)
+        _sync(folder.parent)
+    except OSError as problem:
+        raise ExportError(f"export `{folder}`: {problem.strerror}", path=folder) from problem
+    return made
+
+
+def pinned_size(folder: Path) -> int | None:
+    """The checkpoint of an interrupted export to this folder, by size, so that it can go on at the same one."""
+    state = folder.with_name(f".{folder.name}.partial") / _STATE
+    try:
+        size = json.loads(state.read_bytes())["ask"]["root_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return int(size)
+
+
+class _Export:
+    def __init__(
+        self,
+        partial: Path,
+        source: ExportSource,
+        selection: Selection,
+        form: Format,
+        progress: Progress,
+        chunk_leaves: int,
+    ) -> None:
+        note = parse_note(source.note)
+        self._checkpoint = parse_checkpoint(note.text)
+        names = tuple(line.name for line in note.signatures if line.name != self._checkpoint.origin)
+        self._witnesses = tuple(dict.fromkeys(names))
+        self._partial = partial
+        self._source = source
+        self._selection = selection
+        self._form = form
+        self._progress = progress
+        self._chunk_leaves = chunk_leaves
+        self._done: dict[str, list[dict[str, Any]]] = {}
+
+    def write(self, made_at_us: int) -> Manifest:
+        logs = self._chosen()
+        self._open()
+        _write(self._partial / CHECKPOINT, self._source.note)
+        exported = tuple(self._log(log, f"logs/{number:06d}") for number, log in enumerate(logs, 1))
+        if self._selection.whole:
+            _write_lines(self._partial / OPENINGS, self._source.root_leaves())
+        handovers, key_files = handover_files(self._source.handovers())
+        stamps, stamped = stamp_files(self._source.stamps())
+        for path, data in (key_files | stamped).items():
+            (self._partial / path).parent.mkdir(exist_ok=True)
+            _write(self._partial / path, data)
+        manifest = Manifest(
+            self._checkpoint.origin,
+            self._checkpoint.head,
+            self._form,
+            made_at_us,
+            self._witnesses,
+            self._selection.whole,
+            exported,
+            handovers,
+            stamps,
+        )
+        _write(self._partial / VERIFIER, Path(verify_kvcustody.__file__).read_bytes())
+        _write(self._partial / MANIFEST, manifest.to_bytes())
+        (self._partial / _STATE).unlink()
+        return manifest
+
+    def _chosen(self) -> Sequence[SubLog]:
+        wanted, found = self._selection.logs, self._source.logs()
+        missing = sorted(set(wanted) - {log.name for log in found})
+        if missing:
+            raise ExportError(
+                f"log `{missing[0]}` is not under the checkpoint of size `{self._checkpoint.size}`",
+                log=missing[0],
+            )
+        return [log for log in found if not wanted or log.name in wanted]
+
+    def _open(self) -> None:
+        """Start, or take up what an earlier try at the very same export left."""
+        ask = asdict(
+            _Ask(
+                self._checkpoint.origin,
+                self._checkpoint.size,
+                self._form,
+                sorted(self._selection.logs),
+                self._selection.since_us,
+                self._selection.until_us,
+            )
+        )
+        state = self._partial / _STATE
+        if state.is_file():
+            kept = json.loads(state.read_bytes())
+            if kept["ask"] == ask:
+                self._done = kept["done"]
+                return
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+        self._save(ask)
+
+    def _save(self, ask: dict[str, Any] | None = None) -> None:
+        path = self._partial / _STATE
+        ask = ask or json.loads(path.read_bytes())["ask"]
+        fresh = path.with_suffix(".new")
+        _write(fresh, json.dumps({"ask": ask, "done": self._done}).encode())
+        fresh.rename(path)
+
+    def _log(self, log: SubLog, folder: str) -> ExportedLog:
+        (self._partial / folder).mkdir(parents=True, exist_ok=True)
+        first, end = self._range(log)
+        proof = range_proof(self._source.tiles(log.name), first, end, log.head.size)
+        digest = hashlib.sha256()
+        files: list[ExportFile] = []
+        frontier = proof.before
+        for kept in self._done.get(log.name, []):
+            made = ExportFile(**kept)
+            again = leaves_of(self._form, self._partial / made.path)
+            frontier = _take(frontier, list(again), digest)
+            files.append(made)
+        at = frontier.size
+        leaves = self._source.leaves(log.name, at, end)
+        while chunk := list(islice(leaves, self._chunk_leaves)):
+            files.append(self._chunk(log.name, folder, at, chunk))
+            frontier = _take(frontier, chunk, digest)
+            at = frontier.size
+            self._progress(log.name, at - first, end - first)
+        self._check(log, proof, frontier)
+        _write(self._partial / folder / HEAD_PROOF, log.proof.to_bytes())
+        return ExportedLog(
+            log.name, folder, log.head, proof, log.purged_below, digest.hexdigest(), tuple(files)
+        )
+
+    def _range(self, log: SubLog) -> tuple[int, int]:
+        first, end = log.purged_below, log.head.size
+        if self._selection.since_us is not None or self._selection.until_us is not None:
+            low, high = self._source.span(log.name, self._selection.since_us, self._selection.until_us)
+            first, end = max(first, low), min(end, high)
+        return (first, end) if first < end else (end, end)
+
+    def _chunk(self, name: str, folder: str, first: int, leaves: list[bytes]) -> ExportFile:
+        path = f"{folder}/{first:012d}.{self._form}"
+        data = encode(self._form, name, first, leaves)
+        _write(self._partial / path, data)
+        made = ExportFile(path, first, len(leaves), len(data), hashlib.sha256(data).hexdigest())
+        self._done.setdefault(name, []).append(asdict(made))
+        self._save()
+        return made
+
+    def _check(self, log: SubLog, proof: RangeProof, frontier: Frontier) -> None:
+        try:
+            proof.check(frontier, log.head)
+        except ProofError as problem:
+            shutil.rmtree(self._partial, ignore_errors=True)  # a bad file of an earlier try must not stay
+            raise ExportError(
+                f"log `{log.name}` does not give its own signed head ({problem.message}); run `kvcustody audit fsck`",
+                log=log.name,
+            ) from problem
+
+
+def _take(frontier: Frontier, leaves: list[bytes], digest: Any) -> Frontier:
+    digest.update(b"".join(leaf + b"\n" for leaf in leaves))
+    return frontier.extend(leaf_hashes(leaves)).frontier
+
+
+def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
+    """The root log: each leaf, and what opens it, in hexadecimal."""
+    with path.open("wb") as file:
+        while some := list(islice(root_leaves, _ROOT_LINES)):
+            for leaf in some:
+                file.write(root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb", buffering=0) as file:
+        file.write(data)
+        os.fsync(file.fileno())
+
+
+def _sync_folders(folder: Path) -> None:
+    for parent, _, _ in os.walk(folder):
+        _sync(Path(parent))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _silent(log: str, done: int, total: int) -> None:
+    """No progress is shown."""

@@ -1,0 +1,148 @@
+"""The three forms of an export's files: leaves as lines, as a table for spreadsheets, as a table for analysis.
+
+C1 Every form holds the canonical bytes of each leaf unchanged; what else it holds is derived from them, and a
+verifier reads the bytes alone.
+C2 A text cell that a spreadsheet would take for a formula is written behind an apostrophe.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvcustody.audit.tlog.tiles import ExportError
+
+COLUMNS = (
+    "log", "idx", "at_us", "kind", "outage", "incarnation", "sequence", "part", "parts", "tenant", "reader", "owner",
+    "action", "effect", "outcome", "cause", "actor", "classification", "revision", "residency", "blocks", "reasons",
+    "trace", "leaf",
+)  # fmt: skip
+_EARLIER = tuple(name for name in COLUMNS if name != "trace")  # of exports that were made before traces
+_NUMBERS = frozenset(
+    {"idx", "at_us", "sequence", "part", "parts", "revision", "residency", "blocks"},
+)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_LINE_BYTES_MAX = 1 << 16
+
+
+class Format(StrEnum):
+    """How the leaves of an export are written."""
+
+    NDJSON = "ndjson"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+def encode(form: Format, log: str, first: int, leaves: Sequence[bytes]) -> bytes:
+    """A file with these leaves, the first of which is leaf `first` of the log; raises `ExportError`."""
+    if form is Format.NDJSON:
+        return b"".join(leaf + b"\n" for leaf in leaves)
+    return _ENCODERS[form](_rows(log, first, leaves))
+
+
+def leaves_of(form: Format, path: Path) -> Iterator[bytes]:
+    """The leaves in a file, in order; raises `ExportError` where it is not of this form."""
+    return _READERS[form](path)
+
+
+def _rows(log: str, first: int, leaves: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    for idx, leaf in enumerate(leaves, first):
+        body = orjson.loads(leaf)
+        row = {name: body.get(name) for name in COLUMNS}
+        row |= {"log": log, "idx": idx, "leaf": leaf, "reasons": " ".join(body.get("reasons", ())) or None}
+        yield row
+
+
+def _csv(rows: Iterator[dict[str, Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([_cell(row[name]) for name in COLUMNS])
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return "'" + value
+    return value
+
+
+def _csv_leaves(path: Path) -> Iterator[bytes]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            if next(reader, None) not in (list(COLUMNS), list(_EARLIER)):
+                raise ExportError(f"`{path.name}` does not have the columns of an export", path=path)
+            for row in reader:
+                yield row[-1].encode()
+        except (csv.Error, UnicodeError, IndexError) as problem:
+            raise ExportError(f"`{path.name}` is not a CSV file: {problem}", path=path) from None
+
+
+def _ndjson_leaves(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while line := file.readline(_LINE_BYTES_MAX):
+            if line[-1:] != b"\n":
+                raise ExportError(f"`{path.name}` has a line that is too long or cut off", path=path)
+            yield line[:-1]
+
+
+def _parquet(rows: Iterator[dict[str, Any]]) -> bytes:
+    arrow, parquet = _arrow()
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for row in rows:
+        for name in COLUMNS:
+            columns[name].append(row[name])
+    types = {name: arrow.int64() if name in _NUMBERS else arrow.string() for name in COLUMNS}
+    types["leaf"] = arrow.binary()
+    arrays = [
+        arrow.array([_whole(name, value) for value in columns[name]], type=types[name]) for name in COLUMNS
+    ]
+    out = io.BytesIO()
+    parquet.write_table(arrow.Table.from_arrays(arrays, names=list(COLUMNS)), out, compression="zstd")
+    return out.getvalue()
+
+
+def _whole(name: str, value: Any) -> Any:
+    """Numbers of 2^53 and more are decimal strings in a leaf."""
+    return int(value) if name in _NUMBERS and isinstance(value, str) else value
+
+
+def _parquet_leaves(path: Path) -> Iterator[bytes]:
+    arrow, parquet = _arrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["leaf"], batch_size=4096):
+                yield from batch.column(0).to_pylist()
+    except (arrow.ArrowException, KeyError, OSError) as problem:
+        reason = str(problem).split("\n", 1)[0]
+        raise ExportError(f"`{path.name}` is not a Parquet file of an export: {reason}", path=path) from None
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ExportError("Parquet needs pyarrow: install `kvcustody[parquet]`") from None
+    return pyarrow, pyarrow.parquet
+
+
+_ENCODERS: dict[Format, Callable[[Iterator[dict[str, Any]]], bytes]] = {
+    Format.CSV: _csv,
+    Format.PARQUET: _parquet,
+}
+_READERS: dict[Format, Callable[[Path], Iterator[bytes]]] = {
+    Format.NDJSON: _ndjson_leaves,
+    Format.CSV: _csv_leaves,
+    Format.PARQUET: _parquet_leaves,
+}

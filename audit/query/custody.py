@@ -1,0 +1,305 @@
+"""What reports ask of the ledger: totals, a subject's custody, a block's history, denials, findings, gaps.
+
+Q1 Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
+Q2 A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
+
+from kvcustody.audit.events.block_runs import decode
+from kvcustody.audit.query.recorded_sequences import recorded_sequences
+from kvcustody.audit.schema.ledger import (
+    attachments,
+    custody_ends,
+    decisions,
+    events,
+    hit_counters,
+    incarnations,
+    logs,
+    orphan_findings,
+    outages,
+    receipts,
+    releases,
+    residencies,
+)
+from kvcustody.audit.subjects.subject_filter import of_tenant
+
+
+class TenantTotals(NamedTuple):
+    """What the ledger holds about one tenant."""
+
+    tenant: str
+    residencies: int
+    released: int
+    attached_blocks: int
+    written_blocks: int
+    ended_blocks: int
+    leaves: int
+
+
+class Custody(NamedTuple):
+    """One residency of a subject: what was held, why it ended, until when it is held."""
+
+    incarnation: str
+    residency: int
+    tenant: str
+    classification: str
+    session: str | None
+    revision: int
+    opened_us: int
+    absolute_us: int
+    released_us: int | None
+    cause: str | None
+    hold_us: int | None
+    attached_blocks: int
+    written_blocks: int
+
+
+class BlockEvent(NamedTuple):
+    """One leaf in the history of a (block, generation)."""
+
+    at_us: int
+    kind: str
+    log: str
+    idx: int
+    body: dict[str, Any]
+
+
+class Denials(NamedTuple):
+    """Denied requests of one reader by one rule under one policy revision."""
+
+    reader: str
+    owner: str
+    rule: str
+    revision: int
+    requests: int
+
+
+class Finding(NamedTuple):
+    """One orphan finding."""
+
+    orphan: str
+    cause: str
+    tenant: str | None
+    age_us: int
+    blocks: int
+    action: str
+    outcome: str
+    at_us: int
+
+
+class Gap(NamedTuple):
+    """Evidence that is missing and known to be: an incomplete leaf set, or a recorded loss."""
+
+    incarnation: str
+    first_sequence: int
+    last_sequence: int
+    cause: str
+
+
+def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
+    """Totals by tenant, in name order."""
+    opened = _grouped(
+        connection,
+        residencies,
+        func.count().filter(residencies.c.part == 1),
+        func.sum(residencies.c.attached_blocks),
+        func.sum(residencies.c.written_blocks),
+    )
+    joined = _grouped(connection, attachments, func.sum(attachments.c.attached_blocks))
+    released = _grouped(
+        connection,
+        releases,
+        func.count().filter(releases.c.part == 1, releases.c.final),
+        func.sum(releases.c.written_blocks),
+    )
+    ended = _grouped(connection, custody_ends, func.sum(custody_ends.c.blocks))
+    names = select(logs.c.name, logs.c.size).where(logs.c.name.like("tenant/%"))
+    leaves = {row.name.removeprefix("tenant/"): row.size for row in connection.execute(names)}
+    made = []
+    for tenant in sorted(leaves):
+        residency, attached, handed = opened.get(tenant, (0, 0, 0))
+        left, later = released.get(tenant, (0, 0))
+        made.append(
+            TenantTotals(
+                tenant,
+                residency,
+                left,
+                attached + joined.get(tenant, (0,))[0],
+                handed + later,
+                ended.get(tenant, (0,))[0],
+                leaves[tenant],
+            )
+        )
+    return tuple(made)
+
+
+def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tuple[Custody, ...]:
+    """Every residency of a subject or session, oldest first."""
+    into, out, life = residencies.c, releases.c, incarnations.c
+    query = (
+        select(
+            life.uuid,
+            life.offset_us,
+            into.residency,
+            into.classification,
+            into.session,
+            into.revision,
+            into.opened_us,
+            into.absolute_boot_us,
+            _over_parts(residencies, "attached_blocks").label("attached_blocks"),
+            _over_parts(attachments, "attached_blocks").label("joined_blocks"),
+            _over_parts(residencies, "written_blocks").label("handed_blocks"),
+            _over_parts(releases, "written_blocks").label("later_blocks"),
+            out.released_us,
+            out.cause,
+            out.hold_boot_us,
+        )
+        .join(incarnations, life.id == into.incarnation)
+        .outerjoin(
+            releases,
+            and_(
+                out.incarnation == into.incarnation, out.residency == into.residency, out.final, out.part == 1
+            ),
+        )
+        .where(of_tenant(tenant), into.part == 1)
+        .where(or_(into.subject.in_(pseudonyms), into.session.in_(pseudonyms)))
+        .order_by(into.opened_us, into.log, into.idx)
+    )
+    return tuple(
+        Custody(
+            incarnation=row.uuid,
+            residency=row.residency,
+            tenant=tenant,
+            classification=row.classification,
+            session=row.session,
+            revision=row.revision,
+            opened_us=row.opened_us,
+            absolute_us=row.absolute_boot_us + row.offset_us,
+            released_us=row.released_us,
+            cause=row.cause,
+            hold_us=row.hold_boot_us + row.offset_us if row.hold_boot_us else None,
+            attached_blocks=int(row.attached_blocks) + int(row.joined_blocks or 0),
+            written_blocks=int(row.handed_blocks) + int(row.later_blocks or 0),
+        )
+        for row in connection.execute(query)
+    )
+
+
+def block_history(
+    connection: Connection, incarnation: str, block: int, generation: int, pool: int = 0
+) -> tuple[BlockEvent, ...]:
+    """Everything recorded about one (block, generation), in time order, from the runs in the leaves."""
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
+    found = []
+    for table in (residencies, attachments, releases, custody_ends, receipts):
+        query = (
+            select(events.c.at_us, events.c.kind, logs.c.name, events.c.idx, events.c.leaf)
+            .join(table, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
+            .join(logs, logs.c.id == events.c.log)
+            .where(table.c.incarnation == life, table.c.low <= generation, table.c.high >= generation)
+        )
+        for row in connection.execute(query):
+            body = orjson.loads(row.leaf)
+            if _names(body["runs"] + body.get("written", []), block, generation, pool):
+                found.append(BlockEvent(row.at_us, row.kind, row.name, row.idx, body))
+    return tuple(sorted(found, key=lambda item: (item.at_us, item.body["sequence"], item.body["part"])))
+
+
+def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tuple[Denials, ...]:
+    """Denied requests by reader, owner, rule and revision: counted ones and recorded ones together."""
+    totals: dict[tuple[str, str, str, int], int] = {}
+    counters, single = hit_counters.c, decisions.c
+    queries = (
+        select(
+            counters.tenant.label("reader"),
+            counters.owner,
+            counters.rule,
+            counters.revision,
+            counters.requests,
+        ).where(counters.effect == "deny"),
+        select(single.reader, single.owner, single.rule, single.revision, literal(1).label("requests")).where(
+            single.effect == "deny"
+        ),
+    )
+    for query in queries:
+        for row in connection.execute(query):
+            if tenant in (None, row.reader):
+                key = (row.reader, row.owner, row.rule, row.revision)
+                totals[key] = totals.get(key, 0) + row.requests
+    return tuple(Denials(*key, totals[key]) for key in sorted(totals))
+
+
+def findings(connection: Connection, *, tenant: str | None = None) -> tuple[Finding, ...]:
+    """Orphan findings, oldest first."""
+    column = orphan_findings.c
+    query = select(*(column[name] for name in Finding._fields)).order_by(column.at_us, column.log, column.idx)
+    if tenant is not None:
+        query = query.where(column.tenant == tenant)
+    return tuple(Finding(*row) for row in connection.execute(query))
+
+
+def gaps(connection: Connection) -> tuple[Gap, ...]:
+    """Leaf sets that lack a part, sequences that are nowhere, and losses that the writer recorded."""
+    column = events.c
+    torn = (
+        select(incarnations.c.uuid, column.sequence)
+        .join(incarnations, incarnations.c.id == column.incarnation)
+        .where(column.parts > 1)
+        .group_by(incarnations.c.uuid, column.sequence, column.log, column.parts)
+        .having(func.count() != column.parts)
+    )
+    found = [
+        Gap(row.uuid, row.sequence, row.sequence, "a continuation leaf is missing")
+        for row in connection.execute(torn)
+    ]
+    lost = (
+        select(incarnations.c.uuid, outages.c.first_sequence, outages.c.last_sequence, outages.c.cause)
+        .join(incarnations, incarnations.c.id == outages.c.incarnation)
+        .where(outages.c.kind.in_(("gap", "withdrawn")))
+    )
+    known = [Gap(*row) for row in connection.execute(lost)]
+    found += [gap for gap in known if gap.cause != "refused"]
+    found += _holes(connection, known)
+    return tuple(sorted(found))
+
+
+def _holes(connection: Connection, known: list[Gap]) -> list[Gap]:
+    """Ranges of sequences below an incarnation's highest that no leaf and no recorded loss accounts for."""
+    made = []
+    query = select(incarnations.c.id, incarnations.c.uuid).order_by(incarnations.c.id)
+    for life in connection.execute(query).all():
+        spans = recorded_sequences(connection, life.id)
+        spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == life.uuid]
+        reached = 0
+        for first, last in sorted(spans):
+            if first > reached + 1:
+                made.append(Gap(life.uuid, reached + 1, first - 1, "no leaf has these sequences"))
+            reached = max(reached, last)
+    return made
+
+
+def _grouped(connection: Connection, table: Table, *what: ColumnElement[Any]) -> dict[str, tuple[int, ...]]:
+    query = select(table.c.tenant, *what).group_by(table.c.tenant)
+    return {row[0]: tuple(int(value or 0) for value in row[1:]) for row in connection.execute(query)}
+
+
+def _over_parts(table: Table, column: str) -> ColumnElement[Any]:
+    """The sum over all leaves that `table` has of a residency (a long run list continues)."""
+    of = table.alias()
+    same = and_(of.c.incarnation == residencies.c.incarnation, of.c.residency == residencies.c.residency)
+    return select(func.sum(of.c[column])).where(same).correlate(residencies).scalar_subquery()
+
+
+def _names(runs: list[Any], block: int, generation: int, pool: int) -> bool:
+    for item in runs:
+        run = decode(item)
+        place = generation - run.generation
+        if run.pool == pool and 0 <= place < len(run.blocks) and run.blocks[place] == block:
+            return True
+    return False

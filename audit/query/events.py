@@ -1,0 +1,423 @@
+"""Pages of leaves by what they say: filters, a stable order, cursors, and the ledger as it was at a checkpoint.
+
+Q1 The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
+checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's log.
+Q2 A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
+leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
+against the leaves.
+Q3 One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
+
+from kvcustody.audit.database.engine import ask
+from kvcustody.audit.events import log_of
+from kvcustody.audit.events.block_runs import decode
+from kvcustody.audit.schema.ledger import (
+    attachments,
+    custody_ends,
+    events,
+    incarnations,
+    logs,
+    receipts,
+    releases,
+    residencies,
+)
+from kvcustody.audit.schema.traces import event_traces
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.errors import LedgerError
+
+_WINDOW = 20_000
+_ONE_LOG = "SELECT id, name FROM logs WHERE name = ?"
+_OUTCOMES = ("outcome", "effect", "result")
+_RULES = ("rule", "reasons")
+_GRANTS = ("grant", "via", "ids", "reasons")
+
+
+class BlockRef(NamedTuple):
+    """One block of one incarnation's pool, at one generation."""
+
+    incarnation: str
+    block: int
+    generation: int
+    pool: int = 0
+
+
+class EventFilter(NamedTuple):
+    """Which leaves; None and empty mean any. Times are UTC µs, `until_us` is exclusive.
+
+    `logs` restricts what can be seen at all (a tenant's own log); `tenant` is that tenant's log. `rule` and `grant`
+    are ids among what determined a decision; `outcome` is an outcome, effect or result; `trace` is a W3C trace id.
+    """
+
+    logs: tuple[str, ...] | None = None
+    tenant: str | None = None
+    since_us: int | None = None
+    until_us: int | None = None
+    kinds: tuple[str, ...] = ()
+    outcome: str | None = None
+    actor: str | None = None
+    rule: str | None = None
+    grant: str | None = None
+    revision: int | None = None
+    residency: int | None = None
+    incarnation: str | None = None
+    block: BlockRef | None = None
+    trace: str | None = None
+
+
+class Cursor(NamedTuple):
+    """After this leaf: of the log with this id, at this time and idx."""
+
+    log: int
+    at_us: int
+    idx: int
+
+    def to_text(self) -> str:
+        """The cursor as text; not signed."""
+        return base64.urlsafe_b64encode(b"%d.%d.%d" % self).decode().rstrip("=")
+
+    @classmethod
+    def from_text(cls, text: str) -> Cursor:
+        """What `to_text` made; raises `LedgerError` for anything else."""
+        try:
+            padded = text + "=" * (-len(text) % 4)
+            log, at_us, idx = (int(part) for part in base64.urlsafe_b64decode(padded).split(b"."))
+        except ValueError:
+            raise LedgerError(f"cursor `{text[:40]}` is not one; start again without it") from None
+        return cls(log, at_us, idx)
+
+
+@dataclass(slots=True)
+class EventRow:
+    """One leaf as it stands; `decoded` None: it is when somebody looks, for a page of the API gives the bytes alone."""
+
+    log: str
+    idx: int
+    at_us: int
+    kind: str
+    decoded: dict[str, Any] | None = field(compare=False, repr=False)
+    leaf: bytes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The leaf decoded."""
+        if self.decoded is None:
+            self.decoded = orjson.loads(self.leaf)
+        return self.decoded
+
+
+class EventPage(NamedTuple):
+    """Some leaves, and where the next page begins (None: there is none)."""
+
+    rows: tuple[EventRow, ...]
+    next: Cursor | None
+    scanned: int
+
+
+def find_events(
+    connection: Connection,
+    wanted: EventFilter,
+    *,
+    after: Cursor | None = None,
+    limit: int = 100,
+    as_of: int | None = None,
+    scan_max: int = 1_000_000,
+) -> EventPage:
+    """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves."""
+    sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
+    rows: list[EventRow] = []
+    scanned = 0
+    for log, name in _logs(connection, wanted, after):
+        place = after if after is not None and after.log == log else None
+        below = None if sizes is None else sizes.get(name, 0)
+        conditions = _matching(connection, wanted)
+        if (
+            not conditions and wanted.trace is None
+        ):  # every leaf of the period: nothing to search for, so no window
+            plain = [
+                _row(name, row) for row in _next(connection, log, wanted, below, place, limit - len(rows))
+            ]
+            rows += plain
+            scanned += len(plain)
+            if len(rows) == limit:
+                return EventPage(tuple(rows), Cursor(log, rows[-1].at_us, rows[-1].idx), scanned)
+            continue
+        while True:
+            window = _Window(connection, log, wanted, below, place)
+            for row in window.rows(conditions, limit - len(rows)):
+                found = _row(name, row)
+                if _says(found.body, wanted):
+                    rows.append(found)
+                place = Cursor(log, row.at_us, row.idx)
+                if len(rows) == limit:
+                    return EventPage(tuple(rows), place, scanned)
+            if window.is_clipped:
+                continue  # more matches in this window than were asked for, and some did not hold
+            scanned += window.size
+            if window.end is None:
+                break
+            place = window.end
+            if scanned >= scan_max:
+                return EventPage(tuple(rows), place, scanned)
+    return EventPage(tuple(rows), None, scanned)
+
+
+def every_event(
+    connection: Connection, wanted: EventFilter, *, as_of: int | None = None, page: int = 1000
+) -> Iterator[EventRow]:
+    """All leaves of a filter, page by page, with bounded memory."""
+    after: Cursor | None = None
+    while True:
+        found = find_events(connection, wanted, after=after, limit=page, as_of=as_of)
+        yield from found.rows
+        if found.next is None:
+            return
+        after = found.next
+
+
+def newest_events(connection: Connection, wanted: EventFilter, *, limit: int = 20) -> tuple[EventRow, ...]:
+    """The last leaves of a filter over all its logs, oldest first."""
+    found: list[EventRow] = []
+    conditions = _matching(connection, wanted)
+    for log, name in _logs(connection, wanted, None):
+        column = _ordered(wanted)
+        query = (
+            _leaves(wanted)
+            .where(*_inside(log, wanted, None, None), *conditions)
+            .order_by(column.at_us.desc(), column.idx.desc())
+        )
+        kept = 0
+        for row in connection.execution_options(stream_results=True).execute(query):
+            made = _row(name, row)
+            if _says(made.body, wanted):
+                found.append(made)
+                kept += 1
+            if kept == limit:
+                break
+    return tuple(sorted(found, key=lambda row: (row.at_us, row.log, row.idx))[-limit:])
+
+
+def _next(
+    connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None, limit: int
+) -> Sequence[Any]:
+    """The next leaves of a log in a period, whatever they say."""
+    at_us, idx = (None, None) if place is None else (place.at_us, place.idx)
+    asked = {"log": log, "since": wanted.since_us, "until": wanted.until_us, "below": below}
+    asked |= {"at_us": at_us, "idx": idx, "limit": limit}
+    given = {name: value for name, value in asked.items() if value is not None}
+    return connection.execute(_statement(frozenset(given)), given).all()
+
+
+@cache
+def _statement(given: frozenset[str]) -> Select[Any]:
+    """The query of `_next` with these parameters; building it anew takes as long as running it."""
+    column = events.c
+    made: list[ColumnElement[bool]] = [column.log == bindparam("log")]
+    if "since" in given:
+        made.append(column.at_us >= bindparam("since"))
+    if "until" in given:
+        made.append(column.at_us < bindparam("until"))
+    if "below" in given:
+        made.append(column.idx < bindparam("below"))
+    if "at_us" in given:
+        past = or_(column.at_us > bindparam("at_us"), column.idx > bindparam("idx"))
+        made += [column.at_us >= bindparam("at_us"), past]
+    query = select(column.at_us, column.idx, column.kind, column.leaf).where(*made)
+    return query.order_by(column.at_us, column.idx).limit(bindparam("limit"))
+
+
+def _inside(
+    log: int, wanted: EventFilter, below: int | None, place: Cursor | None
+) -> list[ColumnElement[bool]]:
+    """What keeps to a log, a trace, a period, a checkpoint, and behind a place."""
+    column = _ordered(wanted)
+    made = [column.log == log, *_times(wanted)]
+    if wanted.trace is not None:
+        made.append(event_traces.c.trace == wanted.trace)
+    if below is not None:
+        made.append(column.idx < below)
+    if place is not None:
+        past = or_(column.at_us > place.at_us, column.idx > place.idx)
+        made += [column.at_us >= place.at_us, past]
+    return made
+
+
+def _ordered(wanted: EventFilter) -> Any:
+    """The columns that pages are in the order of: those of a trace's own table have an index for it."""
+    return events.c if wanted.trace is None else event_traces.c
+
+
+def _leaves(wanted: EventFilter) -> Select[Any]:
+    """Leaves as they are shown; conditions are on the columns of `_ordered`."""
+    query = select(events.c.at_us, events.c.idx, events.c.kind, events.c.leaf)
+    if wanted.trace is None:
+        return query
+    same = (getattr(events.c, name) == getattr(event_traces.c, name) for name in ("log", "idx", "at_us"))
+    return query.join(event_traces, and_(*same))
+
+
+class _Window:
+    """The next so many leaves of a log in order, or of a trace in it, whatever they say."""
+
+    def __init__(
+        self, connection: Connection, log: int, wanted: EventFilter, below: int | None, place: Cursor | None
+    ) -> None:
+        self._connection = connection
+        self._wanted = wanted
+        column = _ordered(wanted)
+        inside = _inside(log, wanted, below, place)
+        ordered = (
+            select(column.at_us, column.idx).where(*inside).order_by(column.at_us, column.idx).limit(_WINDOW)
+        )
+        edge = ordered.subquery()
+        self.size, last = connection.execute(
+            select(func.count(), func.max(edge.c.at_us)).select_from(edge)
+        ).one()
+        self.end: Cursor | None = None
+        self._inside = inside
+        if self.size == _WINDOW:
+            idx = connection.scalar(select(func.max(edge.c.idx)).where(edge.c.at_us == last))
+            self.end = Cursor(log, last, idx)
+            self._inside.append(or_(column.at_us < last, and_(column.at_us == last, column.idx <= idx)))
+        self._taken = 0
+        self._asked = 0
+
+    def rows(self, conditions: Sequence[ColumnElement[bool]], limit: int) -> Iterator[Any]:
+        """At most `limit` leaves of the window whose bytes match."""
+        column = _ordered(self._wanted)
+        query = (
+            _leaves(self._wanted)
+            .where(*self._inside, *conditions)
+            .order_by(column.at_us, column.idx)
+            .limit(limit)
+        )
+        self._asked = limit
+        for row in self._connection.execute(query):
+            self._taken += 1
+            yield row
+
+    @property
+    def is_clipped(self) -> bool:
+        """The window may hold more matches than it was asked for."""
+        return self._taken == self._asked
+
+
+def _only_log(wanted: EventFilter) -> str | None:
+    """The log that a filter names, where it names just one and nothing else that chooses among logs."""
+    if wanted.trace is not None:
+        return None
+    if wanted.logs is None:
+        return None if wanted.tenant is None else log_of(wanted.tenant)
+    return wanted.logs[0] if wanted.tenant is None and len(wanted.logs) == 1 else None
+
+
+def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> list[tuple[int, str]]:
+    first = 0 if after is None else after.log
+    only = _only_log(wanted)
+    if only is not None:
+        found = ask(connection, _ONE_LOG, (only,))
+        return [(log, name) for log, name in found if log >= first]
+    query = select(logs.c.id, logs.c.name).order_by(logs.c.id)
+    if wanted.logs is not None:
+        query = query.where(logs.c.name.in_(wanted.logs))
+    if wanted.tenant is not None:
+        query = query.where(logs.c.name == log_of(wanted.tenant))
+    if wanted.trace is not None:
+        query = query.where(
+            exists().where(event_traces.c.trace == wanted.trace, event_traces.c.log == logs.c.id)
+        )
+    query = query.where(logs.c.id >= first)
+    return [(row.id, row.name) for row in connection.execute(query)]
+
+
+def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
+    made: list[ColumnElement[bool]] = []
+    column = _ordered(wanted)
+    if wanted.since_us is not None:
+        made.append(column.at_us >= wanted.since_us)
+    if wanted.until_us is not None:
+        made.append(column.at_us < wanted.until_us)
+    return made
+
+
+def _matching(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
+    """Conditions on what leaves say: necessary, and checked again by `_says` (Q2)."""
+    made: list[ColumnElement[bool]] = []
+    if wanted.kinds:
+        made.append(events.c.kind.in_(wanted.kinds))
+    if wanted.incarnation is not None:
+        life = select(incarnations.c.id).where(incarnations.c.uuid == wanted.incarnation).scalar_subquery()
+        made.append(events.c.incarnation == life)
+    texts = (wanted.outcome, wanted.actor, wanted.rule, wanted.grant)
+    made += [_holds(connection, orjson.dumps(text)) for text in texts if text is not None]
+    for key, number in (("revision", wanted.revision), ("residency", wanted.residency)):
+        if number is not None:
+            made.append(_holds(connection, b'"%s":%d' % (key.encode(), number)))
+    if wanted.block is not None:
+        made.append(_touching(wanted.block.generation))
+    return made
+
+
+def _holds(connection: Connection, part: bytes) -> ColumnElement[bool]:
+    """The leaf's bytes contain these."""
+    if connection.dialect.name == "sqlite":
+        return func.instr(events.c.leaf, literal(part)) > 0
+    return func.pg_catalog.position(events.c.leaf, literal(part)) > 0
+
+
+def _touching(generation: int) -> ColumnElement[bool]:
+    return or_(
+        *(
+            exists().where(
+                table.c.log == events.c.log,
+                table.c.idx == events.c.idx,
+                table.c.low <= generation,
+                table.c.high >= generation,
+            )
+            for table in (residencies, attachments, releases, custody_ends, receipts)
+        )
+    )
+
+
+def _says(body: dict[str, Any], wanted: EventFilter) -> bool:
+    checks: tuple[tuple[Any, Callable[[Any], bool]], ...] = (
+        (wanted.outcome, lambda value: any(body.get(key) == value for key in _OUTCOMES)),
+        (wanted.actor, lambda value: body.get("actor") == value),
+        (wanted.rule, lambda value: _among(body, _RULES, value)),
+        (wanted.grant, lambda value: _among(body, _GRANTS, value)),
+        (wanted.revision, lambda value: body.get("revision") == value),
+        (wanted.residency, lambda value: body.get("residency") == value),
+        (wanted.block, lambda value: _names(body, value)),
+        (wanted.trace, lambda value: body.get("trace") == value),
+    )
+    return all(value is None or check(value) for value, check in checks)
+
+
+def _among(body: dict[str, Any], keys: Sequence[str], value: str) -> bool:
+    return any(value == body.get(key) or value in (body.get(key) or ()) for key in keys if key in body)
+
+
+def _names(body: dict[str, Any], block: BlockRef) -> bool:
+    if block.incarnation not in (body["incarnation"], body.get("of_incarnation")):
+        return False
+    for item in body.get("runs", []) + body.get("written", []):
+        run = decode(item)
+        place = block.generation - run.generation
+        if run.pool == block.pool and 0 <= place < len(run.blocks) and run.blocks[place] == block.block:
+            return True
+    return False
+
+
+def _row(name: str, row: Any) -> EventRow:
+    at_us, idx, kind, leaf = row
+    return EventRow(name, idx, at_us, kind, None, bytes(leaf))

@@ -1,0 +1,195 @@
+"""Evidence read back: the rows of a projection beside the runs in their leaves, laid flat for arithmetic.
+
+V1 Runs come from the leaves, never from a column; the rest of a row is a projection of the same leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, select
+
+from kvcustody.audit.database.gc_pause import collector_off
+from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
+from kvcustody.audit.schema.ledger import events, residencies
+from kvcustody.errors import LedgerError
+
+
+class Evidence(NamedTuple):
+    """Rows column by column, and one flat entry per (pool, block, generation) with the number of its row."""
+
+    size: int  # rows
+    columns: dict[str, Int64s | list[Any]]
+    owner: Int64s
+    pairs: Pairs
+
+    def column(self, name: str) -> Int64s:
+        """An integer column of the rows, as an array over rows."""
+        found = self.columns[name]
+        assert isinstance(found, np.ndarray), name
+        return found
+
+    def texts(self, name: str) -> list[Any]:
+        """A column of anything else."""
+        found = self.columns[name]
+        assert isinstance(found, list), name
+        return found
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row by column name."""
+        return {
+            name: int(column[number]) if isinstance(column, np.ndarray) else column[number]
+            for name, column in self.columns.items()
+        }
+
+    def codes(self, *names: str) -> tuple[Int64s, list[tuple[Any, ...]]]:
+        """Of each row the number of what these text columns say, and what each number stands for."""
+        columns = [self.texts(name) for name in names]
+        said = list(dict.fromkeys(zip(*columns, strict=True)))
+        numbers = {each: number for number, each in enumerate(said)}
+        codes = map(numbers.__getitem__, zip(*columns, strict=True))
+        return np.fromiter(codes, np.int64, self.size), said
+
+
+def read(
+    connection: Connection,
+    table: Table,
+    columns: Sequence[ColumnElement[Any]],
+    where: ColumnElement[bool],
+    *,
+    ordered: bool = True,
+) -> Evidence:
+    """Rows of a projection with the runs of their leaves, in ledger order unless that is said not to matter."""
+    return _read(connection, table, columns, where, ("runs",), ordered)[0]
+
+
+def read_opened(
+    connection: Connection,
+    columns: Sequence[ColumnElement[Any]],
+    where: ColumnElement[bool],
+    *,
+    ordered: bool = True,
+) -> tuple[Evidence, Evidence]:
+    """Openings of residencies with the runs that they attached, and with those that they were handed."""
+    attached, written = _read(connection, residencies, columns, where, ("runs", "written"), ordered)
+    return attached, written
+
+
+def _read(
+    connection: Connection,
+    table: Table,
+    columns: Sequence[ColumnElement[Any]],
+    where: ColumnElement[bool],
+    lists: tuple[str, ...],
+    ordered: bool,
+) -> list[Evidence]:
+    query = (
+        select(*columns, events.c.leaf)
+        .join(events, (events.c.log == table.c.log) & (events.c.idx == table.c.idx))
+        .where(where)
+    )
+    if ordered:
+        query = query.order_by(table.c.log, table.c.idx)
+    numbers = [isinstance(column.type, Integer | Boolean) for column in columns]
+    size = 0
+    parts: list[list[Any]] = [[] for _ in columns]
+    flat: list[list[tuple[Int64s, Pairs]]] = [[] for _ in lists]
+    with collector_off():
+        for rows in _some_at_once(connection, query):
+            *values, leaves = zip(*rows, strict=True)
+            for part, column, is_number in zip(parts, values, numbers, strict=True):
+                part.append(np.array(column, np.int64) if is_number else column)
+            for each, key in zip(flat, lists, strict=True):
+                each.append(_flat(leaves, key, size))
+            size += len(leaves)
+    held = {
+        str(column.key): _together(part, is_number)
+        for column, part, is_number in zip(columns, parts, numbers, strict=True)
+    }
+    return [Evidence(size, held, *_joined(each)) for each in flat]
+
+
+def _some_at_once(connection: Connection, query: Select[Any]) -> Iterator[Sequence[Sequence[Any]]]:
+    """The rows of a query, `_ROWS_AT_ONCE` at a time."""
+    if connection.dialect.name != "sqlite":
+        yield from connection.execute(query, execution_options={"yield_per": _ROWS_AT_ONCE}).partitions()
+        return
+    # From the driver's own cursor, which reads row by row: numbers, texts and leaves are as it gives them, and a row
+    # object more for each costs a quarter of the reading.
+    result = connection.execute(query)
+    cursor: Any = result.cursor
+    while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+        yield rows
+    result.close()
+
+
+def _flat(leaves: Sequence[bytes], key: str, first_row: int) -> tuple[Int64s, Pairs]:
+    """Owners and pairs of the run lists of some rows."""
+    each = run_lists(leaves, key)
+    pairs, lengths = decode_flat(list(chain.from_iterable(each)))
+    runs = np.fromiter(map(len, each), np.int64, len(each))
+    rows = np.arange(first_row, first_row + len(each))
+    return np.repeat(np.repeat(rows, runs), lengths), pairs
+
+
+def _together(parts: Sequence[Any], is_number: bool) -> Int64s | list[Any]:
+    if is_number:
+        return np.concatenate([np.empty(0, np.int64), *parts])
+    return list(chain.from_iterable(parts))
+
+
+def _joined(parts: Sequence[tuple[Int64s, Pairs]]) -> tuple[Int64s, Pairs]:
+    nothing = np.empty(0, np.int64)
+    owner = np.concatenate([nothing, *(owner for owner, _ in parts)])
+    columns = zip(*(pairs for _, pairs in parts), strict=True)
+    pairs = Pairs(*map(np.concatenate, columns)) if parts else Pairs(nothing, nothing, nothing)
+    return owner, pairs
+
+
+def run_lists(leaves: Sequence[bytes], key: str) -> list[Any]:
+    """The run list under `key` of each leaf (empty where it has none); raises `LedgerError` for bytes that are no leaf.
+
+    Canonical leaves have their keys in order and no space, so the list is cut out and parsed without the rest: its text
+    ends at the first `]],"`, as the name of the next key follows it.
+    """
+    start = f'"{key}":'.encode()
+    rests = [data.partition(start)[2] for data in leaves]
+    texts = [b"[]" if rest[:2] in _NONE else rest[: rest.find(b']],"') + 2] for rest in rests]
+    try:
+        found: list[Any] = orjson.loads(b"[" + b",".join(texts) + b"]")
+    except ValueError as problem:
+        raise LedgerError(f"the list `{key}` of a leaf cannot be read: {problem}") from problem
+    return found
+
+
+_NONE = (b"", b"[]")
+_ROWS_AT_ONCE = 20_000  # so many leaves are held at once, beside what is kept of all
+POOL_SHIFT = 48  # 2^48 generations a pool, 2^15 pools
+
+
+def distinct(values: Int64s) -> Int64s:
+    """The values in order, each once: by sorting, which beats the table of `np.unique` where most are different."""
+    ordered = np.sort(values)
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_first]
+
+
+def is_among(values: Int64s, ordered: Int64s) -> NDArray[np.bool_]:
+    """Whether each value is one of those that are given in order."""
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    found: NDArray[np.bool_] = (
+        ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
+    )
+    return found
+
+
+def unit_keys(pools: Int64s, generations: Int64s) -> Int64s:
+    """(pool, generation) as one sortable number: what names a custody inside an incarnation."""
+    return (pools << POOL_SHIFT) | generations

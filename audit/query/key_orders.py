@@ -1,0 +1,45 @@
+"""Orders of key custodians on tenants' keys, as the ledger has them: what every worker is to follow.
+
+K1 An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
+   the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
+K2 Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.ledger import events, logs
+
+ROTATE, DESTROY = "rotate", "destroy"
+_KIND = "keys-ordered"
+
+
+class KeyOrder(NamedTuple):
+    """A tenant's key epochs from before `at_us` (UTC µs) get a successor (`rotate`) or end, with one (`destroy`)."""
+
+    order: int
+    at_us: int
+    tenant: str
+    action: str
+    actor: str
+    reason: str
+
+
+def key_orders(connection: Connection) -> list[KeyOrder]:
+    """Every order, oldest first; `order` is its place in the system log."""
+    query = (
+        select(events.c.idx, events.c.at_us, events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(events.c.kind == _KIND, logs.c.name == SYSTEM)
+        .order_by(events.c.idx)
+    )
+    return [_order(row.idx, row.at_us, orjson.loads(bytes(row.leaf))) for row in connection.execute(query)]
+
+
+def _order(idx: int, at_us: int, body: dict[str, str]) -> KeyOrder:
+    return KeyOrder(idx, at_us, body["of_tenant"], body["action"], body["actor"], body["reason"])

@@ -1,0 +1,84 @@
+"""Holds that a narrowing act made end earlier than their releases say, from the leaves of such acts.
+
+W1 A leaf lists every hold of a tenant that stands after the act. A hold lasts until the earliest deadline that names
+it; one that was released before an act and is not listed was over by then (replaced by an extension, evicted, erased).
+W2 Before and after are those of the process that wrote both leaves: its own order, not its clock. A release that a
+successor wrote is after all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection
+from typing import NamedTuple
+
+import orjson
+from sqlalchemy import Connection, and_, select
+
+from kvcustody.audit.database.snapshot import AsOf, is_in
+from kvcustody.audit.schema.ledger import events, releases
+
+
+class _Act(NamedTuple):
+    sequence: int
+    at_us: int  # boot time
+    holds: dict[int, int]
+
+
+def read_narrowed(
+    connection: Connection,
+    incarnation: int,
+    as_of: AsOf | None = None,
+    *,
+    among: Collection[int] | None = None,
+) -> dict[int, int]:
+    """By residency: when its hold ended at the latest, in boot time; those that no act concerns are left out.
+
+    `among`: of these residencies alone, at most a few thousand.
+    """
+    acts = _acts(connection, incarnation, as_of)
+    if not acts:
+        return {}
+    column = releases.c
+    query = (
+        select(column.residency, column.tenant, events.c.sequence)
+        .join(
+            events,
+            and_(
+                events.c.log == column.log,
+                events.c.idx == column.idx,
+                events.c.incarnation == column.incarnation,
+            ),
+        )
+        .where(column.incarnation == incarnation, column.final, column.part == 1, is_in(as_of, releases))
+        .order_by(events.c.sequence)
+    )
+    if among is not None:
+        query = query.where(column.residency.in_(among))
+    released = {residency: (tenant, sequence) for residency, tenant, sequence in connection.execute(query)}
+    order = {tenant: [act.sequence for act in every] for tenant, every in acts.items()}
+    latest: dict[int, int] = {}
+    for residency, (tenant, sequence) in released.items():
+        for act in acts.get(tenant, [])[bisect_left(order.get(tenant, []), sequence) :]:
+            until = act.holds.get(residency)
+            latest[residency] = min(latest.get(residency, 1 << 62), act.at_us if until is None else until)
+            if until is None:
+                break
+    return latest
+
+
+def _acts(connection: Connection, incarnation: int, as_of: AsOf | None) -> dict[str, list[_Act]]:
+    """The narrowing acts of a process by tenant, in their order; the parts of each together."""
+    query = (
+        select(events.c.leaf)
+        .where(events.c.kind == "holds-narrowed", events.c.incarnation == incarnation, is_in(as_of, events))
+        .order_by(events.c.sequence, events.c.part)
+    )
+    acts: dict[str, list[_Act]] = {}
+    for leaf in connection.scalars(query):
+        body = orjson.loads(leaf)
+        every = acts.setdefault(body["tenant"], [])
+        if not every or every[-1].sequence != body["sequence"]:
+            every.append(_Act(body["sequence"], body["boot_us"], {}))
+        every[-1].holds.update(zip(body["holds"], body["until_boot_us"], strict=True))
+    return acts

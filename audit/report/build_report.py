@@ -1,0 +1,228 @@
+"""Makes a report: one reading of the ledger as a checkpoint left it, every section from that reading.
+
+U1 Nothing of another tenant is in a tenant's own report: its custody, its log, counts of its own, and of what all
+share (workers, policies, the root log) only what names nobody.
+U2 Every section is made in a fixed order from sorted facts, so that SQLite and PostgreSQL give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from sqlalchemy import Connection, func, select
+
+import kvcustody
+from kvcustody.audit.coverage.block_uses import NEVER
+from kvcustody.audit.coverage.compare_recount import differences
+from kvcustody.audit.coverage.custody_units import LifeUnits, Selection, read_units
+from kvcustody.audit.coverage.recompute import Chosen
+from kvcustody.audit.coverage.recount_process import Recounting, recounting
+from kvcustody.audit.coverage.summary import Coverage, summary
+from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
+from kvcustody.audit.report.activity import read_activity
+from kvcustody.audit.report.exceptions import exceptions
+from kvcustody.audit.report.framework import load_framework
+from kvcustody.audit.report.gaps_and_spills import read_losses
+from kvcustody.audit.report.leaf_counts import look_over
+from kvcustody.audit.report.limitations import limitations
+from kvcustody.audit.report.model import (
+    Asked,
+    Bin,
+    Lag,
+    PolicyProof,
+    PopulationFacts,
+    Recounted,
+    Report,
+    Timeliness,
+    utc_text,
+)
+from kvcustody.audit.report.population import Population, is_covered
+from kvcustody.audit.report.reconciliation import balances
+from kvcustody.audit.report.sample import draw_sample
+from kvcustody.audit.report.system_boundary import read_boundary
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.schema.trees import checkpoints
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.errors import ConfigError
+
+Progress = Callable[[str], None]
+LAG_LIMITS_US = (1_000, 10_000, 100_000, 250_000, 1_000_000, 5_000_000, 30_000_000, 300_000_000)
+_BINS_MAX = 32
+_BIN_SECONDS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
+QUERY = """\
+custody = for each (incarnation, pool, generation) that a custody-ended leaf names, its first end;
+          and each that a leaf lists as handed out, that is due, and that no custody-ended leaf names
+due_at  = max(last release, min(ceiling, end of the last hold, erasure)), from the residencies' own leaves
+taken   = leaves with idx < size of their log under the checkpoint
+where   {since} <= due_at < {until}{tenant}
+order   incarnation, ended before overdue, pool, generation
+again   kvcustody coverage recompute --as-of {checkpoint} --since {since} --until {until}{option}"""
+
+
+def newest_checkpoint(connection: Connection) -> int:
+    """The newest signed checkpoint; raises `ProofError` where none is signed."""
+    return LedgerProofs(connection).signed().size
+
+
+def period(
+    connection: Connection, checkpoint: int, since_us: int | None, until_us: int | None
+) -> tuple[int, int]:
+    """A period's bounds: by default from the first leaf to the last under the checkpoint, whole seconds outwards."""
+    state = as_of_sizes(connection, LedgerProofs(connection).sizes(checkpoint))
+    if since_us is None:
+        first = select(func.min(events.c.at_us)).where(events.c.idx == 0, state.has(events))
+        since_us = (connection.scalar(first) or 0) // 1_000_000 * 1_000_000
+    if until_us is None:
+        until_us = (_last_us(connection, checkpoint) // 1_000_000 + 1) * 1_000_000
+    if since_us >= until_us:
+        raise ConfigError("the period is empty: it must begin before it ends", since_us=since_us)
+    return since_us, until_us
+
+
+def _last_us(connection: Connection, checkpoint: int) -> int:
+    """When the last leaf under a checkpoint was written."""
+    return (
+        connection.scalar(select(func.max(checkpoints.c.at_us)).where(checkpoints.c.size <= checkpoint)) or 0
+    )
+
+
+def build_report(
+    connection: Connection,
+    asked: Asked,
+    *,
+    proof: PolicyProof | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """The report that was asked for.
+
+    Raises `ConfigError` for an unknown framework, `ProofError` where the checkpoint is not signed.
+    """
+    tell = progress or (lambda _: None)
+    state = as_of_sizes(connection, LedgerProofs(connection).sizes(asked.checkpoint))
+    if not asked.recount:
+        return _build(connection, asked, state, proof, tell, None)
+    chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
+    with recounting(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
+        return _build(connection, asked, state, proof, tell, recount)
+
+
+def _build(
+    connection: Connection,
+    asked: Asked,
+    state: AsOf,
+    proof: PolicyProof | None,
+    tell: Progress,
+    recount: Recounting | None,
+) -> Report:
+    framework = load_framework(asked.framework)
+    tell("boundary")
+    overview = look_over(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
+    boundary = read_boundary(
+        connection, asked.checkpoint, overview, tenant=asked.tenant, extends=asked.extends
+    )
+    now_us = _last_us(connection, asked.checkpoint)
+    tell("custody")
+    chosen = Selection(asked.since_us, asked.until_us, asked.tenant)
+    lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
+    found, population = summary(lives), Population(lives)
+    digest = population.digest()
+    tell("sample and proofs")
+    sample = draw_sample(
+        connection,
+        population,
+        seed=asked.seed,
+        size=asked.sample,
+        checkpoint=asked.checkpoint,
+        tenant=asked.tenant,
+    )
+    tell("activity and losses")
+    listed, left_out = exceptions(lives)
+    facts = PopulationFacts(
+        _query(asked),
+        population.custodies,
+        population.units,
+        digest,
+        balances(connection, lives, boundary, found.total, population.units, state, tenant=asked.tenant),
+    )
+    made = Report(
+        version=kvcustody.__version__,
+        asked=asked,
+        framework=framework,
+        boundary=boundary,
+        proof=_checked(proof, boundary.policies),
+        population=facts,
+        coverage=found.rows,
+        total=found.total,
+        timeline=_timeline(lives, asked),
+        timeliness=_timeliness(lives, found),
+        recount=None,
+        sample=sample,
+        exceptions=listed,
+        exceptions_left_out=left_out,
+        activity=read_activity(
+            connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
+        ),
+        losses=read_losses(connection, state, overview, tenant=asked.tenant),
+        limitations=(),
+    )
+    if recount is not None:
+        tell("recount from leaves")
+        made = made._replace(recount=_recounted(connection, asked, recount, found))
+    return made._replace(limitations=limitations(made))
+
+
+def _query(asked: Asked) -> str:
+    tenant = f" and owner = {asked.tenant}" if asked.tenant else ""
+    option = f" --tenant {asked.tenant}" if asked.tenant else ""
+    return QUERY.format(
+        since=utc_text(asked.since_us),
+        until=utc_text(asked.until_us),
+        tenant=tenant,
+        checkpoint=asked.checkpoint,
+        option=option,
+    )
+
+
+def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyProof | None:
+    if proof is None:
+        return None
+    return proof._replace(is_active=any(getattr(item, "digest", "") == proof.digest for item in policies))
+
+
+def _recounted(connection: Connection, asked: Asked, recount: Recounting, found: Coverage) -> Recounted:
+    """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
+    again = recount.answer()
+    if asked.tenant is None:
+        return Recounted(again.leaves, again.digest, *again.missing, differences(found, again.figures))
+    # How much others recorded is theirs to know.
+    leaves = LedgerProofs(connection).sizes(asked.checkpoint).get(f"tenant/{asked.tenant}", 0)
+    return Recounted(leaves, again.digest, 0, 0, 0, differences(found, again.figures))
+
+
+def _timeline(lives: Sequence[LifeUnits], asked: Asked) -> tuple[Bin, ...]:
+    span = asked.until_us - asked.since_us
+    width = next((s for s in _BIN_SECONDS if s * 1_000_000 * _BINS_MAX >= span), _BIN_SECONDS[-1]) * 1_000_000
+    due = np.zeros(-(-span // width), np.int64)
+    covered = np.zeros_like(due)
+    for each in lives:
+        units, shards = each.units, each.life.shards or 1
+        claimed = each.ends.column("due_boot_us")[units.row]
+        offset_us = each.life.offset_us - asked.since_us
+        ended = (np.where(units.due < NEVER, units.due, claimed) + offset_us) // width
+        overdue = (each.overdue.due + offset_us) // width
+        due += np.bincount(np.concatenate((ended, overdue)), minlength=len(due)) * shards
+        covered += np.bincount(ended[is_covered(each) == 1], minlength=len(due)) * shards
+    starts = range(asked.since_us, asked.until_us, width)
+    return tuple(
+        Bin(start, each_due, each_covered, each_due - each_covered)
+        for start, each_due, each_covered in zip(starts, due.tolist(), covered.tolist(), strict=True)
+    )
+
+
+def _timeliness(lives: Sequence[LifeUnits], found: Coverage) -> Timeliness:
+    lags = np.concatenate([np.empty(0, np.int64), *(each.units.lag[each.units.lag >= 0] for each in lives)])
+    places = np.searchsorted(np.array(LAG_LIMITS_US), lags, side="left")
+    counts = np.bincount(places, minlength=len(LAG_LIMITS_US) + 1).tolist()
+    bins = tuple(Lag(limit, count) for limit, count in zip((*LAG_LIMITS_US, 0), counts, strict=True))
+    return Timeliness(found.lag_us_p50, found.lag_us_p99, found.lag_us_max, bins)

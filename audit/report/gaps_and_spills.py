@@ -1,0 +1,117 @@
+"""What is known to be missing from the ledger, and what went round by a spill, in the state of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.database.snapshot import AsOf
+from kvcustody.audit.report.leaf_counts import Overview
+from kvcustody.audit.schema.ledger import events, incarnations
+
+LISTED_MAX = 200
+
+
+class Loss(NamedTuple):
+    """Sequences of one incarnation that no leaf has."""
+
+    incarnation: str
+    first_sequence: int
+    last_sequence: int
+    cause: str
+
+
+class Spill(NamedTuple):
+    """Events that went to a worker's local spill, or came back from it."""
+
+    incarnation: str
+    at_us: int
+    kind: str
+    detail: str
+
+
+class Losses(NamedTuple):
+    """Counts of all of them, and the first `LISTED_MAX` of each."""
+
+    gaps: int
+    spills: int
+    listed_gaps: tuple[Loss, ...]
+    listed_spills: tuple[Spill, ...]
+
+
+def read_losses(connection: Connection, as_of: AsOf, overview: Overview, *, tenant: str | None) -> Losses:
+    """Gaps and spills in the state; of one tenant only their counts: sequences are shared by all."""
+    known = _recorded(overview)
+    gaps = [gap for gap in known if gap.cause != "refused"]
+    if any(item.continued for item in overview.counted):
+        gaps += _torn(connection, as_of)
+    gaps += _holes(connection, as_of, overview, known)
+    spills = _spills(overview)
+    if tenant is not None:
+        return Losses(len(gaps), len(spills), (), ())
+    return Losses(len(gaps), len(spills), tuple(sorted(gaps)[:LISTED_MAX]), tuple(spills[:LISTED_MAX]))
+
+
+def _recorded(overview: Overview) -> list[Loss]:
+    """Losses that the writer recorded, and refused acts, whose sequence is not used either."""
+    made = []
+    for body in overview.of_kind("gap", "withdrawn"):
+        first = int(body.get("first_sequence") or body.get("of_sequence") or 0)
+        last = int(body.get("last_sequence") or first)
+        cause = "refused" if body["kind"] == "withdrawn" else body["cause"]
+        made.append(Loss(body["incarnation"], first, last, cause))
+    return made
+
+
+def _torn(connection: Connection, as_of: AsOf) -> list[Loss]:
+    column = events.c
+    query = (
+        select(incarnations.c.uuid, column.sequence)
+        .join(incarnations, incarnations.c.id == column.incarnation)
+        .where(column.parts > 1, as_of.has(events))
+        .group_by(incarnations.c.uuid, column.sequence, column.log, column.parts)
+        .having(func.count() != column.parts)
+    )
+    return [
+        Loss(row.uuid, row.sequence, row.sequence, "a continuation leaf is missing")
+        for row in connection.execute(query)
+    ]
+
+
+def _holes(connection: Connection, as_of: AsOf, overview: Overview, known: Sequence[Loss]) -> list[Loss]:
+    held: dict[str, int] = {}
+    for item in overview.counted:
+        held[item.incarnation] = held.get(item.incarnation, 0) + item.sequences
+    made: list[Loss] = []
+    for uuid, number in sorted(held.items()):
+        if number < overview.highest[uuid]:  # rarely: only then are sequences looked at one by one
+            made += _holes_of(connection, as_of, uuid, known)
+    return made
+
+
+def _holes_of(connection: Connection, as_of: AsOf, uuid: str, known: Sequence[Loss]) -> list[Loss]:
+    life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == uuid))
+    here = select(events.c.sequence).where(events.c.incarnation == life, as_of.has(events)).distinct()
+    spans = [(number, number) for number in connection.scalars(here)]
+    spans += [(gap.first_sequence, gap.last_sequence) for gap in known if gap.incarnation == uuid]
+    made, reached = [], 0
+    for first, last in sorted(spans):
+        if first > reached + 1:
+            made.append(
+                Loss(uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences")
+            )
+        reached = max(reached, last)
+    return made
+
+
+def _spills(overview: Overview) -> list[Spill]:
+    made = []
+    for body in overview.of_kind("spill-started", "replay-completed"):
+        if body["kind"] == "spill-started":
+            detail = f"{body['cause']}, from sequence {body['first_sequence']} on"
+        else:
+            detail = f"{body['added']} leaves added, {body['duplicates']} were there, {body['torn_bytes']} torn bytes"
+        made.append(Spill(body["incarnation"], int(body["at_us"]), body["kind"], detail))
+    return made

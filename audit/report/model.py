@@ -1,0 +1,216 @@
+"""The contents of a report: plain facts, section by section, and their canonical JSON.
+
+O1 The JSON has keys in order and no floats; its SHA-256 is what a re-run must give.
+O2 Times are UTC microseconds unless a name says `boot`; a unit is (block, generation, shard).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from kvcustody.audit.coverage.compare_recount import Difference
+from kvcustody.audit.coverage.summary import CoverageRow
+from kvcustody.audit.report.activity import Activity
+from kvcustody.audit.report.framework import Framework
+from kvcustody.audit.report.gaps_and_spills import Losses
+from kvcustody.audit.report.sample import SampleItem
+from kvcustody.audit.report.system_boundary import Boundary
+
+SCHEMA = "kvcustody/report@1"
+
+
+class Asked(NamedTuple):
+    """Everything that a report depends on besides the ledger: the same again gives the same bytes."""
+
+    framework: str
+    checkpoint: int
+    since_us: int
+    until_us: int
+    seed: str = "kvcustody"
+    sample: int = 25
+    tenant: str | None = None
+    extends: int | None = None
+    recount: bool = True
+
+    def command(self) -> str:
+        """The command that makes the report again; where the ledger is, `--db` says."""
+        parts = [f"kvcustody report make --framework {self.framework} --as-of {self.checkpoint}"]
+        parts.append(f"--since {utc_text(self.since_us)} --until {utc_text(self.until_us)}")
+        parts.append(f"--seed {self.seed} --sample {self.sample}")
+        if self.tenant is not None:
+            parts.append(f"--tenant {self.tenant}")
+        if self.extends is not None:
+            parts.append(f"--extends {self.extends}")
+        if not self.recount:
+            parts.append("--no-recount")
+        return " ".join(parts)
+
+
+class Property(NamedTuple):
+    """One property of a policy proof, and over how many cells it was looked at."""
+
+    id: str
+    title: str
+    holds: bool
+    cells: int
+
+
+class PolicyProof(NamedTuple):
+    """A proof of the policy that was supplied; `is_active`: the ledger activated a policy of this digest."""
+
+    policy: str
+    digest: str
+    holds: bool
+    is_active: bool
+    proof_digest: str
+    properties: tuple[Property, ...]
+
+
+class Balance(NamedTuple):
+    """An identity with both of its sides, and where each comes from."""
+
+    name: str
+    left: int
+    right: int
+    left_source: str
+    right_source: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether the sides are equal."""
+        return self.left == self.right
+
+
+class PopulationFacts(NamedTuple):
+    """What was counted, by which query, and how it can be reconciled."""
+
+    query: str
+    custodies: int
+    units: int
+    digest: str
+    balances: tuple[Balance, ...]
+
+
+class Bin(NamedTuple):
+    """Units due in one part of the period."""
+
+    start_us: int
+    due: int
+    covered: int
+    uncovered: int
+
+
+class Lag(NamedTuple):
+    """Custodies whose destruction ended within `up_to_us` of when it was due (0: more than any limit)."""
+
+    up_to_us: int
+    custodies: int
+
+
+class Timeliness(NamedTuple):
+    """The time from due (or the fence's retirement, if later) to the last receipt."""
+
+    p50_us: int
+    p99_us: int
+    max_us: int
+    lags: tuple[Lag, ...]
+
+
+class Exceptional(NamedTuple):
+    """Custodies of one kind that are not covered: how many, of whom, and why."""
+
+    verdict: str
+    disputed: bool
+    tenant: str
+    classification: str
+    cause: str
+    incarnation: str
+    custodies: int
+    units: int
+    first_due_us: int
+    last_due_us: int
+    meaning: str
+
+
+class Recounted(NamedTuple):
+    """The second implementation's answer, from leaf bytes alone."""
+
+    leaves: int
+    digest: str
+    unaccounted_residencies: int
+    unaccounted_generations: int
+    unaccounted_receipts: int
+    differences: tuple[Difference, ...]
+
+
+class Report(NamedTuple):
+    """The whole report."""
+
+    version: str
+    asked: Asked
+    framework: Framework
+    boundary: Boundary
+    proof: PolicyProof | None
+    population: PopulationFacts
+    coverage: tuple[CoverageRow, ...]
+    total: CoverageRow
+    timeline: tuple[Bin, ...]
+    timeliness: Timeliness
+    recount: Recounted | None
+    sample: tuple[SampleItem, ...]
+    exceptions: tuple[Exceptional, ...]
+    exceptions_left_out: int
+    activity: Activity
+    losses: Losses
+    limitations: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with the statement about every control spelled out."""
+        made: dict[str, Any] = _plain(self)
+        made["schema"] = SCHEMA
+        made["rerun"] = self.rerun()
+        made["statements"] = [
+            {"control": control.id, "statement": self.statement(control.id)}
+            for control in self.framework.controls
+        ]
+        return made
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON."""
+        return orjson.dumps(self.to_json(), option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER) + b"\n"
+
+    def rerun(self) -> str:
+        """The command that makes this report again."""
+        proved = "" if self.proof is None else f" --policy {self.proof.policy}.yaml"
+        return self.asked.command() + proved
+
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes`, hexadecimal."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def statement(self, control: str) -> str:
+        """What may be said of a control."""
+        scope = f"tenant {self.asked.tenant}" if self.asked.tenant else "all tenants of the boundary"
+        return (
+            f"Evidence supporting {control}, for {scope}, from {utc_text(self.asked.since_us)} to "
+            f"{utc_text(self.asked.until_us)}, under the limitations listed."
+        )
+
+
+def utc_text(at_us: int) -> str:
+    """UTC microseconds as ISO 8601, without a fraction where there is none."""
+    moment = datetime.fromtimestamp(at_us // 1_000_000, UTC).replace(microsecond=at_us % 1_000_000)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as objects, other tuples as lists."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,183 @@
+"""The system boundary: which checkpoint, logs, workers, versions, policies and witnesses a report is about.
+
+Y1 Everything is read from leaves and checkpoints in the state, so that what happens later changes nothing.
+Y2 Of witnesses, only what they had signed when this checkpoint was: later signatures are not part of the report.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.report.leaf_counts import Overview
+from kvcustody.audit.schema.retention import cosignatures
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signed_note import parse_note
+from kvcustody.audit.witness.status import UNWITNESSED
+
+
+class Checkpoint(NamedTuple):
+    """The root log's head, its note as text, and when it was signed; `root` is hexadecimal, times are UTC."""
+
+    origin: str
+    size: int
+    root: str
+    at_us: int
+    signed_us: int
+    note: str
+
+
+class LogHead(NamedTuple):
+    """One sub-log under the checkpoint; `root` is hexadecimal."""
+
+    name: str
+    size: int
+    root: str
+
+
+class Worker(NamedTuple):
+    """One incarnation, as its own leaves describe it; `end` is empty while it runs as far as the state says."""
+
+    name: str
+    incarnation: str
+    started_us: int
+    software: str
+    device: str
+    shards: int
+    blocks: int
+    bytes_per_block: int
+    generation: int
+    end: str
+    allocated: int | None
+    scrubbed: tuple[int, ...]
+
+
+class Policy(NamedTuple):
+    """A policy revision that took effect."""
+
+    revision: int
+    name: str
+    profile: str
+    digest: str
+    actor: str
+    at_us: int
+
+
+class Witnessed(NamedTuple):
+    """What witnesses had signed when the checkpoint was; `age_us` is None where none had signed anything."""
+
+    witnesses: tuple[str, ...]
+    size: int
+    age_us: int | None
+    warning: str
+
+
+class Boundary(NamedTuple):
+    """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix."""
+
+    checkpoint: Checkpoint
+    logs: tuple[LogHead, ...]
+    workers: tuple[Worker, ...]
+    policies: tuple[Policy, ...]
+    witnessed: Witnessed
+    extends: int | None
+    consistency: tuple[str, ...]
+
+
+def read_boundary(
+    connection: Connection, checkpoint: int, overview: Overview, *, tenant: str | None, extends: int | None
+) -> Boundary:
+    """The boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
+
+    Raises `ProofError` where the checkpoint is not signed, or `extends` is later than it.
+    """
+    proofs = LedgerProofs(connection)
+    head, note = proofs.checkpoint(checkpoint), proofs.signed(checkpoint)
+    parsed = parse_note(note.note)
+    path = [] if extends is None else proofs.root_consistency(extends, checkpoint)
+    heads = [log for log in proofs.logs(as_of=checkpoint) if tenant is None or log.name == f"tenant/{tenant}"]
+    return Boundary(
+        Checkpoint(
+            parsed.text.splitlines()[0],
+            head.size,
+            head.root.hex(),
+            head.at_us,
+            note.at_us,
+            note.note.decode(),
+        ),
+        tuple(LogHead(log.name, log.head.size, log.head.root.hex()) for log in heads),
+        tuple(_without_counters(item) if tenant else item for item in _workers(overview)),
+        tuple(_policies(overview)),
+        _witnessed(connection, checkpoint, note.at_us),
+        extends,
+        tuple(item.hex() for item in path),
+    )
+
+
+def _workers(overview: Overview) -> list[Worker]:
+    made: dict[str, Worker] = {}
+    for body in overview.of_kind("worker-started", "worker-stopped", "worker-died"):
+        uuid = body.get("of_incarnation") or body["incarnation"]
+        if body["kind"] == "worker-started":
+            made[uuid] = Worker(
+                body["worker"],
+                uuid,
+                int(body["at_us"]),
+                body["software"],
+                body["device"],
+                int(body["shards"] or 0),
+                int(body["blocks"] or 0),
+                int(body["bytes_per_block"] or 0),
+                int(body.get("generation") or 0),
+                "",
+                None,
+                (),
+            )
+        elif uuid in made and body["kind"] == "worker-stopped":
+            counters = tuple(int(number) for number in body["scrubbed"])
+            made[uuid] = made[uuid]._replace(
+                end=body["cause"], allocated=int(body["allocated"]), scrubbed=counters
+            )
+        elif uuid in made:
+            made[uuid] = made[uuid]._replace(end=f"died: {body['teardown']}")
+    return list(made.values())
+
+
+def _without_counters(worker: Worker) -> Worker:
+    """A worker's counters are of all its tenants together."""
+    return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=())
+
+
+def _policies(overview: Overview) -> list[Policy]:
+    return [
+        Policy(
+            int(body["revision"]),
+            body["name"],
+            body["profile"],
+            body["digest"],
+            body["actor"],
+            int(body["at_us"]),
+        )
+        for body in overview.of_kind("policy-activated")
+    ]
+
+
+def _witnessed(connection: Connection, checkpoint: int, signed_us: int) -> Witnessed:
+    table = cosignatures.c
+    before = (table.size <= checkpoint, table.at_us <= signed_us)
+    rows = connection.execute(
+        select(table.witness, func.max(table.size), func.max(table.at_us))
+        .where(*before)
+        .group_by(table.witness)
+    ).all()
+    if not rows:
+        return Witnessed((), 0, None, UNWITNESSED)
+    names = tuple(sorted(row[0] for row in rows))
+    newest, at_us = max(row[1] for row in rows), max(row[2] for row in rows)
+    return Witnessed(
+        names,
+        newest,
+        signed_us - at_us,
+        "what was written after the last witnessed checkpoint is unwitnessed",
+    )

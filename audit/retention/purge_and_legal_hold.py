@@ -1,0 +1,257 @@
+"""How long the ledger keeps the content of its leaves, and legal holds, which win.
+
+R1 Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
+before it, under a signed checkpoint. Their hashes stay, so every proof of what remains, and the roots, stay what they
+were. The system log (policies, keys, workers, holds, purges) is kept whole.
+R2 Before that it was exported, and the export was verified here by the keys that were given: an export that does not
+hold every leaf that would go is refused.
+R3 `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after it
+is finished by asking again.
+R4 An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
+in the transaction that deletes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine, delete, func, insert, or_, select
+
+from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
+from kvcustody.audit.exports.manifest import MANIFEST
+from kvcustody.audit.retention.truncate_month import Going, empty_old_months
+from kvcustody.audit.schema.all_tables import projections
+from kvcustody.audit.schema.ledger import events, incarnations, logs
+from kvcustody.audit.schema.retention import legal_holds
+from kvcustody.audit.schema.trees import tree_nodes
+from kvcustody.audit.subjects.subject_key_store import empty_wal
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.merkle import leaf_hash
+from kvcustody.audit.verify.verify_export import Verdict, verify_export
+from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError
+
+PLACED, LIFTED = "placed", "lifted"
+_STEP = 2000
+
+
+class RetentionError(LedgerError):
+    """Content of the ledger may not be dropped, or not yet."""
+
+    code = "KVC650"
+
+
+class Hold(NamedTuple):
+    """An active legal hold; `tenant` None is on everything."""
+
+    hold: str
+    tenant: str | None
+    reason: str
+    actor: str
+    at_us: int
+
+
+class LogPlan(NamedTuple):
+    """What would go from one log: leaves `first` up to and without `below`; `kept_by` says what stops it there."""
+
+    log: str
+    first: int
+    below: int
+    kept_by: str
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves would lose their content."""
+        return self.below - self.first
+
+
+def active_holds(connection: Connection) -> tuple[Hold, ...]:
+    """Holds that were placed and not lifted, oldest first."""
+    column = legal_holds.c
+    found: dict[str, Hold] = {}
+    for row in connection.execute(select(legal_holds).order_by(column.at_us, column.log, column.idx)):
+        if row.action == PLACED:
+            found[row.hold] = Hold(row.hold, row.tenant, row.reason, row.actor, row.at_us)
+        else:
+            found.pop(row.hold, None)
+    return tuple(found.values())
+
+
+def check_no_hold(connection: Connection, tenant: str | None) -> None:
+    """Raise `RetentionError` under a hold on this tenant, or on everything."""
+    for hold in active_holds(connection):
+        if hold.tenant in (None, tenant):
+            raise RetentionError(f"legal hold `{hold.hold}` ({hold.reason}) forbids it", hold=hold.hold)
+
+
+def place_hold(
+    engine: Engine, hold: str, tenant: str | None, *, actor: str, reason: str, clock: Clock | None = None
+) -> None:
+    """Put a hold on a tenant's ledger content, or on all of it; durable on return."""
+    with engine.connect() as connection:
+        if any(each.hold == hold for each in active_holds(connection)):
+            raise RetentionError(f"a legal hold `{hold}` is active already; lift it first", hold=hold)
+    record(engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, PLACED, reason, actor), clock=clock)
+
+
+def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Clock | None = None) -> None:
+    """Lift a hold; raises `RetentionError` where none of this name is active."""
+    with engine.connect() as connection:
+        found = next((each for each in active_holds(connection) if each.hold == hold), None)
+    if found is None:
+        raise RetentionError(f"no legal hold `{hold}` is active", hold=hold)
+    tenant = found.tenant
+    record(engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, LIFTED, reason, actor), clock=clock)
+
+
+def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
+    """What could be dropped of every tenant's log: leaves from before `before_us` (UTC), within R1."""
+    signed = LedgerProofs(connection).signed_or_none()
+    sizes = LedgerProofs(connection).sizes(signed.size) if signed else {}
+    holds = active_holds(connection)
+    made = []
+    tenants = select(logs.c.id, logs.c.name).where(logs.c.name != SYSTEM).order_by(logs.c.name)
+    for log in connection.execute(tenants).all():
+        first = connection.scalar(select(func.min(events.c.idx)).where(events.c.log == log.id))
+        if first is None:
+            continue
+        holding = next(
+            (each for each in holds if each.tenant is None or log_of(each.tenant) == log.name), None
+        )
+        below, kept_by = _oldest_kept(connection, log.id, before_us, sizes.get(log.name, 0))
+        if holding is not None:
+            below, kept_by = first, f"legal hold {holding.hold}"
+        made.append(LogPlan(log.name, first, max(first, below), kept_by))
+    return tuple(made)
+
+
+def purge(
+    engine: Engine,
+    before_us: int,
+    export: Path,
+    keys: Sequence[str],
+    *,
+    actor: str,
+    approver: str,
+    reason: str,
+    progress: Callable[[str, int, int], None] | None = None,
+    clock: Clock | None = None,
+) -> tuple[LogPlan, ...]:
+    """Drop the content of old leaves that a verified export holds (R1-R4); what went, log by log.
+
+    Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
+    """
+    if not approver or actor == approver:
+        raise RetentionError("a purge needs an approver who is not the actor", actor=actor, approver=approver)
+    verdict = verify_export(export, keys)
+    if not verdict.ok:
+        raise RetentionError(f"export `{export}` is not sound: {verdict.problems[0]}", path=export)
+    digest = hashlib.sha256((export / MANIFEST).read_bytes()).hexdigest()
+    with engine.connect() as connection:
+        plans = [plan for plan in plan_purge(connection, before_us) if plan.leaves]
+    for plan in plans:
+        _check_exported(plan, verdict)
+    for plan in plans:
+        facts = (verdict.root.size, digest, actor, approver, reason)
+        _record(engine, plan, facts, clock)
+    _purge_months(engine, plans, before_us)
+    for plan in plans:
+        _purge_log(engine, plan, progress)
+    empty_wal(engine)
+    return tuple(plans)
+
+
+def _record(
+    engine: Engine, plan: LogPlan, facts: tuple[int, str, str, str, str], clock: Clock | None
+) -> None:
+    record(
+        engine, lambda at_us: RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts), clock=clock
+    )
+
+
+def _purge_months(engine: Engine, plans: Sequence[LogPlan], before_us: int) -> None:
+    """Whole months of a partitioned ledger, of all logs at once."""
+    with engine.connect() as connection:
+        ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
+    going = [Going(ids[plan.log], plan.first, plan.below) for plan in plans]
+
+    def allowed(connection: Connection) -> None:
+        for plan in plans:
+            check_no_hold(connection, _tenant(plan.log))
+
+    empty_old_months(engine, going, before_us, allowed)
+
+
+def _purge_log(engine: Engine, plan: LogPlan, progress: Callable[[str, int, int], None] | None) -> None:
+    """What is there of a log's part that goes, some at a time."""
+    at = plan.first
+    while (found := _next_there(engine, plan, at)) is not None:
+        at = found
+        end = min(plan.below, at + _STEP)
+        with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            check_no_hold(connection, _tenant(plan.log))
+            _drop(connection, plan.log, at, end)
+        if progress is not None:
+            progress(plan.log, end - plan.first, plan.leaves)
+        at = end
+
+
+def _next_there(engine: Engine, plan: LogPlan, at: int) -> int | None:
+    with engine.connect() as connection:
+        log = select(logs.c.id).where(logs.c.name == plan.log).scalar_subquery()
+        column = events.c.idx
+        first = select(func.min(column)).where(events.c.log == log, column >= at, column < plan.below)
+        found: int | None = connection.scalar(first)
+    return found
+
+
+def _tenant(log: str) -> str:
+    return log.removeprefix("tenant/")
+
+
+def _drop(connection: Connection, name: str, first: int, end: int) -> None:
+    """Keep the hashes, drop leaves and what was derived from them, in one transaction."""
+    log = connection.scalar(select(logs.c.id).where(logs.c.name == name))
+    inside = (events.c.log == log, events.c.idx >= first, events.c.idx < end)
+    rows = connection.execute(select(events.c.idx, events.c.leaf).where(*inside)).all()
+    if rows:
+        hashes = [
+            {"log": log, "level": 0, "idx": row.idx, "hash": leaf_hash(bytes(row.leaf))} for row in rows
+        ]
+        connection.execute(insert(tree_nodes), hashes)
+    for table in projections():
+        connection.execute(delete(table).where(table.c.log == log, table.c.idx >= first, table.c.idx < end))
+    with lifted(connection):
+        connection.execute(delete(events).where(*inside))
+
+
+def _oldest_kept(connection: Connection, log: int, before_us: int, signed: int) -> tuple[int, str]:
+    """The first leaf of a log that has to stay, and why."""
+    younger = select(func.min(events.c.idx)).where(events.c.log == log, events.c.at_us >= before_us)
+    running = (
+        select(func.min(events.c.idx))
+        .join(incarnations, incarnations.c.id == events.c.incarnation)
+        .where(events.c.log == log, events.c.at_us < before_us)
+        .where(or_(incarnations.c.ended_us.is_(None), incarnations.c.ended_us >= before_us))
+    )
+    limits = [
+        (connection.scalar(younger), "the limit"),
+        (connection.scalar(running), "a process that had not ended"),
+    ]
+    limits.append((signed, "the signed checkpoint"))
+    return min((idx, why) for idx, why in limits if idx is not None)
+
+
+def _check_exported(plan: LogPlan, verdict: Verdict) -> None:
+    held = next((log for log in verdict.logs if log.name == plan.log), None)
+    if held is None or held.first > plan.first or held.end < plan.below:
+        raise RetentionError(
+            f"the export does not hold leaves `{plan.first}` to `{plan.below}` of `{plan.log}`; export them first",
+            log=plan.log,
+        )

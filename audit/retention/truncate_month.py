@@ -1,0 +1,88 @@
+"""A month of leaves emptied at once, on PostgreSQL: what retention drops there goes by TRUNCATE, not row by row.
+
+O1 One transaction hashes what goes (in the database), deletes what was derived from it, and empties the partition; the
+leaves that stay (the system log's, those under a hold, of processes that go on) are put back unchanged.
+O2 Other months are written and read meanwhile. The month itself takes no leaf until the end, and is closed to readers
+for the moment in which it is emptied; where a reader stays in the way, nothing has happened.
+O3 A snapshot from before sees the month empty afterwards: an export that spans it stops with an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.database.monthly_partitions import REST, owned, partitions
+from kvcustody.audit.schema.all_tables import projections
+
+
+class Going(NamedTuple):
+    """Leaves of a log from `first` up to and without `below`, which may lose their content."""
+
+    log: int
+    first: int
+    below: int
+
+
+def empty_old_months(
+    engine: Engine, going: Sequence[Going], before_us: int, allowed: Callable[[Connection], None]
+) -> int:
+    """Empty every month that lies before an instant and mostly goes; how many leaves lost their content.
+
+    `allowed` is asked in each transaction and raises where something must stay after all. What is left of `going`
+    (other months, months that mostly stay or that somebody reads) is the caller's to delete row by row.
+    """
+    with engine.connect() as connection:
+        months = [
+            part.name
+            for part in partitions(connection)
+            if part.name != REST and part.below_us is not None and part.below_us <= before_us
+        ]
+        if not months or not going or not owned(connection):
+            return 0
+    gone = 0
+    for month in months:
+        try:
+            with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                gone += _empty(connection, month, going, allowed)
+        except OperationalError:  # a reader is in the way (O2)
+            continue
+    return gone
+
+
+def _empty(
+    connection: Connection, month: str, going: Sequence[Going], allowed: Callable[[Connection], None]
+) -> int:
+    run = connection.exec_driver_sql
+    run("SET LOCAL statement_timeout = 0")
+    run(f"LOCK TABLE {month} IN SHARE ROW EXCLUSIVE MODE")
+    allowed(connection)
+    plan = f"(VALUES {', '.join(str(tuple(each)) for each in going)}) AS plan (log, first, below)"
+    inside = "plan.log = leaf.log AND leaf.idx >= plan.first AND leaf.idx < plan.below"
+    dropped = f"FROM {month} AS leaf JOIN {plan} ON {inside}"
+    leaves = int(run(f"SELECT count(*) FROM {month}").scalar() or 0)  # noqa: S608 - our own names and numbers
+    gone = int(run(f"SELECT count(*) {dropped}").scalar() or 0)
+    if not gone or 2 * gone < leaves:
+        return 0
+    run(
+        "INSERT INTO tree_nodes (log, level, idx, hash)"
+        f" SELECT leaf.log, 0, leaf.idx, sha256('\\x00'::bytea || leaf.leaf) {dropped}"
+    )
+    for table in projections():
+        run(
+            f"DELETE FROM {table.name} AS derived USING (SELECT leaf.log, leaf.idx {dropped}) AS gone"  # noqa: S608 - our own names
+            " WHERE derived.log = gone.log AND derived.idx = gone.idx"
+        )
+    run(
+        f"CREATE TEMP TABLE staying ON COMMIT DROP AS SELECT leaf.* FROM {month} AS leaf"  # noqa: S608 - our own names
+        f" WHERE NOT EXISTS (SELECT 1 FROM {plan} WHERE {inside})"
+    )
+    with lifted(connection):
+        run(f"TRUNCATE {month}")
+    run(f"INSERT INTO {month} SELECT * FROM staying")  # noqa: S608 - our own names
+    return gone

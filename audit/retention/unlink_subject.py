@@ -1,0 +1,75 @@
+"""Makes a subject's pseudonyms mean nobody, while every leaf, hash and proof stays as it is.
+
+D1 It is on record before it happens (`SubjectUnlinked`, class A), without the name and without the pseudonyms.
+D2 Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,
+older or newer, tells who a pseudonym was; without subject keys this holds for copies made later alone.
+D3 A legal hold on the tenant refuses it: the hold is on ledger content, and who it is about is part of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlalchemy import Engine
+
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.events import SubjectUnlinked
+from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, empty_wal
+from kvcustody.audit.subjects.subject_table import names_of, unlink
+from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.clock import Clock, SystemClock
+
+NO_KEYS = "names stood in the ledger's database itself: backups and archived logs from before still hold them"
+BUSY = "a reader kept the write-ahead log from being emptied: run `kvcustody audit redact` again"
+SERVER_LOG = "PostgreSQL keeps deleted rows until VACUUM, and archived WAL for as long as you keep it"
+
+
+class Unlinked(NamedTuple):
+    """What was destroyed, and what remains in which copies (`remains`: sentences for a report)."""
+
+    pseudonyms: int
+    keys: int
+    remains: tuple[str, ...]
+
+
+def unlink_subject(
+    engine: Engine,
+    tenant: str,
+    subject: str,
+    *,
+    keys: SubjectKeys | None,
+    actor: str,
+    reason: str,
+    clock: Clock | None = None,
+    put: Callable[[SubjectUnlinked], object] | None = None,
+) -> Unlinked:
+    """Destroy the link between a subject and its pseudonyms (D1-D3); safe to call again.
+
+    `put` makes the event durable or raises; without it a writer is opened for it.
+    Raises `LedgerError` under a legal hold, `LedgerUnavailable` where it cannot be put on record.
+    """
+    with engine.connect() as connection:
+        check_no_hold(connection, tenant)
+        count = len(names_of(connection, tenant, subject, keys))
+    clock = clock or SystemClock()
+    if put is None:
+        record(engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock)
+    else:
+        put(SubjectUnlinked(clock.now_us(), tenant, count, actor, reason))
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        gone = unlink(connection, tenant, subject, keys)
+    destroyed = 0 if keys is None else keys.destroy(tenant, subject)
+    return Unlinked(count if gone else 0, destroyed, _remains(engine, destroyed))
+
+
+def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:
+    made = []
+    if not destroyed:
+        made.append(NO_KEYS)
+    if not empty_wal(engine):
+        made.append(BUSY)
+    if engine.dialect.name == "postgresql" and not destroyed:
+        made.append(SERVER_LOG)
+    return tuple(made)

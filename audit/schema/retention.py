@@ -1,0 +1,62 @@
+"""Tables of what others hold about the ledger (signatures, timestamps), and of how long its content is kept.
+
+`cosignatures` and `timestamps` are evidence that came from outside: they are in no leaf, are checked when they are
+stored and again by whoever reads them, and are only inserted. The other two are projections of leaves (S2).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, PrimaryKeyConstraint, Table, Text
+
+from kvcustody.audit.schema.ledger import metadata
+
+cosignatures = Table(
+    "cosignatures",
+    metadata,
+    Column("size", BigInteger, nullable=False),  # root leaves of the signed checkpoint
+    Column("witness", Text, nullable=False),
+    Column("line", LargeBinary, nullable=False),
+    Column("at_us", BigInteger, nullable=False),  # as the witness states it
+    PrimaryKeyConstraint("size", "witness"),
+)
+
+timestamps = Table(
+    "timestamps",
+    metadata,
+    Column("size", BigInteger, nullable=False),
+    Column("authority", Text, nullable=False),
+    Column("token", LargeBinary, nullable=False),  # an RFC 3161 TimeStampResp over the checkpoint's text
+    Column("at_us", BigInteger, nullable=False),  # as the authority states it
+    PrimaryKeyConstraint("size", "authority"),
+)
+
+retention_purges = Table(
+    "retention_purges",
+    metadata,
+    Column("log", Integer, nullable=False),
+    Column("idx", BigInteger, nullable=False),
+    Column("of_log", Text, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("below", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("approver", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    PrimaryKeyConstraint("log", "idx"),
+)
+
+legal_holds = Table(
+    "legal_holds",
+    metadata,
+    Column("log", Integer, nullable=False),
+    Column("idx", BigInteger, nullable=False),
+    Column("hold", Text, nullable=False),
+    Column("tenant", Text, nullable=True),
+    Column("action", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+    PrimaryKeyConstraint("log", "idx"),
+)

@@ -1,0 +1,62 @@
+"""The tables of the ledger's trees: what makes proofs from stored hashes, and the checkpoints that seal them.
+
+V1 Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again.
+V2 But for the one row of `root_log`, which is the root log's place to lock and its frontier, rows are only inserted.
+V3 `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
+`idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof reads 16
+of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the leaves;
+where retention dropped the leaves, their hashes are here as level 0. The root log has the log id 0.
+V4 A root leaf's columns open it: name by `log`, size, root and salt give the commitment.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, PrimaryKeyConstraint, Table
+
+from kvcustody.audit.schema.ledger import metadata
+
+ROOT = 0  # the root log's id in `tree_nodes`
+
+tree_nodes = Table(
+    "tree_nodes",
+    metadata,
+    Column("log", Integer, nullable=False),
+    Column("level", Integer, nullable=False),
+    Column("idx", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("log", "level", "idx"),
+)
+
+root_log = Table(
+    "root_log",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("frontier", LargeBinary, nullable=False),
+)
+
+root_leaves = Table(
+    "root_leaves",
+    metadata,
+    Column("idx", BigInteger, primary_key=True, autoincrement=False),
+    Column("log", Integer, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("root", LargeBinary, nullable=False),
+    Column("salt", LargeBinary, nullable=False),
+    Index("ix_root_leaves_log", "log", "size", unique=True),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("size", BigInteger, primary_key=True, autoincrement=False),
+    Column("root", LargeBinary, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+)
+
+signed_checkpoints = Table(
+    "signed_checkpoints",
+    metadata,
+    Column("size", BigInteger, primary_key=True, autoincrement=False),
+    Column("note", LargeBinary, nullable=False),
+    Column("at_us", BigInteger, nullable=False),
+)

@@ -1,0 +1,91 @@
+"""Leaves in the order in which they were committed, resumable from a position of two numbers.
+
+F1 The order is the root log's: its leaves say, one after the other, which sub-log grew and to what size. It never
+   changes, so a position always means the same, and nothing that commits late is overtaken.
+F2 A position is (root leaf, idx): the next root leaf to read, and from which idx of its sub-log. It has the same size
+   however many tenants there are.
+F3 Every leaf is given once for a sequence of positions; leaves that retention dropped are left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.trees import root_leaves
+
+_SEALS_MAX = 2_000  # root leaves that one call looks at
+
+
+class Position(NamedTuple):
+    """Where a follower is: everything below has been given to it (F2)."""
+
+    seal: int
+    idx: int
+
+
+START = Position(0, 0)
+
+
+class Followed(NamedTuple):
+    """Some leaves, where to go on, and whether there is more now."""
+
+    rows: tuple[EventRow, ...]
+    position: Position
+    more: bool
+
+
+def follow(
+    connection: Connection, position: Position = START, *, log: str | None = None, limit: int = 1000
+) -> Followed:
+    """At most `limit` leaves from a position on, of all logs or of one."""
+    column = root_leaves.c
+    query = select(column.idx, column.log, column.size, logs.c.name).join(logs, logs.c.id == column.log)
+    query = query.where(column.idx >= position.seal).order_by(column.idx).limit(_SEALS_MAX)
+    if log is not None:
+        query = query.where(logs.c.name == log)
+    seals = connection.execute(query).all()
+    rows: list[EventRow] = []
+    at = position
+    for seal in seals:
+        if len(rows) == limit:
+            return Followed(tuple(rows), at, True)
+        start = _before(connection, seal.log, seal.idx)
+        first = max(start, at.idx) if at.seal == seal.idx else start
+        some = _between(connection, seal.log, seal.name, first, seal.size, limit - len(rows))
+        rows += some
+        if len(rows) == limit and some[-1].idx + 1 < seal.size:
+            return Followed(tuple(rows), Position(seal.idx, some[-1].idx + 1), True)
+        at = Position(seal.idx + 1, 0)
+    return Followed(tuple(rows), at, len(seals) == _SEALS_MAX)
+
+
+def newest(connection: Connection) -> Position:
+    """The position after everything that is there: for a follower who wants only what comes."""
+    last = connection.scalar(select(func.max(root_leaves.c.idx)))
+    return START if last is None else Position(last + 1, 0)
+
+
+def _before(connection: Connection, log: int, seal: int) -> int:
+    """The size of a log before a root leaf of it."""
+    column = root_leaves.c
+    query = select(func.max(column.size)).where(column.log == log, column.idx < seal)
+    return connection.scalar(query) or 0
+
+
+def _between(connection: Connection, log: int, name: str, first: int, end: int, limit: int) -> list[EventRow]:
+    column = events.c
+    query = (
+        select(column.idx, column.at_us, column.kind, column.leaf)
+        .where(column.log == log, column.idx >= first, column.idx < end)
+        .order_by(column.idx)
+        .limit(limit)
+    )
+    return [
+        EventRow(name, row.idx, row.at_us, row.kind, orjson.loads(bytes(row.leaf)), bytes(row.leaf))
+        for row in connection.execute(query)
+    ]

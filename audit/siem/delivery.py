@@ -1,0 +1,175 @@
+"""Carries leaves to one sink: at least once, in order, behind everything else, and never for another sink.
+
+U1 Nothing here is waited for: commits, admission and scrubbing go on whatever a sink does. A sink that fails is tried
+again after a wait that doubles, up to a limit.
+U2 A batch that the receiver refuses for good, or that could not be delivered for `give_up_seconds`, goes to the folder
+`dead` with its reason, durably, and what comes after it goes on. `status()` counts the dead; `retry_dead` sends them.
+U3 A detached sink stays detached over restarts until it is attached again; its position stays. That it was detached is
+for the caller to put on record (`SinkChanged`), not for the sink.
+U4 The identity of a batch is its positions, so a receiver knows a repetition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.database.engine import describe
+from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.siem.cursor_reader import Batch, pull, read_positions, write_positions
+from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
+from kvcustody.errors import LedgerError
+
+_DETACHED = "detached"
+_POSITIONS = "positions.json"
+_WAIT_SECONDS_MAX = 300.0
+
+Encode = Callable[[Sequence[EventRow]], bytes]
+
+
+class PumpStatus(NamedTuple):
+    """Where a sink is: leaves delivered by this process, batches dead, and why it does not go on (empty: it does)."""
+
+    name: str
+    attached: bool
+    delivered: int
+    dead: int
+    failures: int
+    problem: str
+
+
+class Pump:
+    """One sink with its folder of positions and dead batches; `start` and `close` run it on a thread of its own."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        sink: Sink,
+        folder: Path,
+        encode: Encode,
+        *,
+        batch: int = 500,
+        interval_seconds: float = 1.0,
+        give_up_seconds: float = 86_400.0,
+    ) -> None:
+        self._engine = engine
+        self._sink = sink
+        self._folder = folder
+        self._encode = encode
+        self._batch = batch
+        self._interval_seconds = interval_seconds
+        self._give_up_seconds = give_up_seconds
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failing_since: float | None = None
+        self._failures = 0
+        self._problem = ""
+        self._delivered = 0
+        try:
+            (folder / "dead").mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as problem:
+            raise SinkError(f"sink `{sink.name}`: `{folder}`: {problem.strerror}", name=sink.name) from None
+        self._positions = read_positions(folder / _POSITIONS)
+
+    @property
+    def attached(self) -> bool:
+        """The sink gets leaves (U3)."""
+        return not (self._folder / _DETACHED).exists()
+
+    def detach(self) -> None:
+        """Give it nothing more, from now on and after a restart."""
+        (self._folder / _DETACHED).touch()
+
+    def attach(self) -> None:
+        """Go on where it was."""
+        (self._folder / _DETACHED).unlink(missing_ok=True)
+
+    def status(self) -> PumpStatus:
+        """A snapshot for health."""
+        dead = len(self.dead())
+        return PumpStatus(
+            self._sink.name, self.attached, self._delivered, dead, self._failures, self._problem
+        )
+
+    def dead(self) -> list[Path]:
+        """Batches that were given up, oldest first."""
+        return sorted((self._folder / "dead").glob("*.json"))
+
+    def step(self) -> int:
+        """Deliver the next batch; how many leaves went (0: nothing new, or detached). Raises `SinkError`."""
+        if not self.attached:
+            return 0
+        with self._engine.connect() as connection:
+            found = pull(connection, self._positions, limit=self._batch)
+        if not found.rows:
+            return 0
+        body, identity = self._encode(found.rows), _identity(found)
+        try:
+            self._sink.deliver(identity, body)
+        except RejectedError as problem:
+            self._bury(identity, body, problem.message)
+        except SinkError as problem:
+            self._failing_since = self._failing_since or time.monotonic()
+            if time.monotonic() - self._failing_since < self._give_up_seconds:
+                raise
+            self._bury(identity, body, problem.message)
+        else:
+            self._delivered += len(found.rows)
+        self._failing_since = None
+        write_positions(self._folder / _POSITIONS, found.positions)
+        self._positions = found.positions
+        return len(found.rows)
+
+    def retry_dead(self) -> int:
+        """Send the dead batches again, oldest first; how many went. Raises `SinkError` at the first that does not."""
+        sent = 0
+        for path in self.dead():
+            value = orjson.loads(path.read_bytes())
+            self._sink.deliver(value["identity"], value["body"].encode())
+            path.unlink()
+            sent += 1
+        return sent
+
+    def start(self) -> None:
+        """Deliver on a thread until `close`."""
+        name = f"kvcustody-sink-{self._sink.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_seconds: float = 15.0) -> None:
+        """Stop after the batch under way."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._stop.wait(pause):
+            try:
+                pause = 0.0 if self.step() else self._interval_seconds
+                self._failures, self._problem = 0, ""
+            except (LedgerError, SQLAlchemyError) as problem:
+                self._failures += 1
+                self._problem = problem.message if isinstance(problem, LedgerError) else describe(problem)
+                pause = min(_WAIT_SECONDS_MAX, self._interval_seconds * 2.0 ** min(self._failures, 16))
+
+    def _bury(self, identity: str, body: bytes, reason: str) -> None:
+        path = self._folder / "dead" / f"{time.time_ns():020d}-{identity[:16]}.json"
+        value: dict[str, Any] = {"identity": identity, "reason": reason, "body": body.decode()}
+        with path.open("xb", buffering=0) as file:
+            file.write(orjson.dumps(value))
+            os.fsync(file.fileno())
+        self._problem = reason
+
+
+def _identity(batch: Batch) -> str:
+    return hashlib.sha256(orjson.dumps(batch.positions, option=orjson.OPT_SORT_KEYS)).hexdigest()

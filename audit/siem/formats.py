@@ -1,0 +1,32 @@
+"""How leaves are told to security monitoring: OCSF, CloudEvents, or the leaf itself."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
+from kvcustody.audit.siem.ocsf import ocsf
+
+
+class Shape(StrEnum):
+    """How leaves are told to others."""
+
+    OCSF = "ocsf"
+    CLOUDEVENTS = "cloudevents"
+    LEAF = "leaf"
+
+
+def told(row: EventRow, shape: Shape) -> dict[str, Any]:
+    """A leaf in a shape."""
+    if shape is Shape.OCSF:
+        return ocsf(row)
+    if shape is Shape.CLOUDEVENTS:
+        return cloud_event(row)
+    return {"log": row.log, "idx": row.idx, "event": row.body}
+
+
+def media_of(shape: Shape) -> str:
+    """The media type of an array in a shape."""
+    return BATCH_TYPE if shape is Shape.CLOUDEVENTS else "application/json"

@@ -1,0 +1,218 @@
+"""Names that mean nothing for subjects and sessions; `subject_rows` has the table that alone links them.
+
+P1 A subject's pseudonym is random. A session's is an HMAC under a random secret of its subject: nothing can be computed
+from either, and destroying the subject's row, which holds the secret, unlinks both.
+P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction, batch or spill.
+P3 A session has a row of its own where it has no subject, where its subject's row has no secret (one from before there
+were secrets), and where an erasure is about it.
+P4 With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere. A
+process that names people without asking a database has secrets of its own; what takes its rows seals them.
+P5 A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads those
+that are left anew: who comes back has another pseudonym.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from sqlalchemy import Connection
+
+from kvcustody.audit.database.engine import marked
+from kvcustody.audit.events import KINDS, ErasureRequested, Event
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_sealed, owner_of
+from kvcustody.audit.subjects.subject_table import (
+    LOOKUP_ROWS,
+    NAME_BYTES,
+    Row,
+    Who,
+    session_name,
+    tags_of,
+    unlinkings,
+)
+from kvcustody.errors import LedgerError
+
+_SECRET_BYTES = 16
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CACHED_MAX = 1 << 18
+_WANTED = ", ".join(["(?, ?, ?)"] * LOOKUP_ROWS)
+# A join, because `(…) IN (VALUES …)` reads the whole table on SQLite.
+_LOOKUP = (
+    "SELECT s.pseudonym, s.secret, s.tenant, s.subject, s.session"  # noqa: S608 - our own marks
+    f" FROM (VALUES {_WANTED}) AS wanted JOIN subjects AS s ON s.tenant = wanted.column1"
+    " AND s.subject = wanted.column2 AND s.session = wanted.column3"
+)
+
+
+class SubjectDirectory:
+    """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes when told.
+
+    In memory people go by their names; in rows, where there are subject keys, by tags (P4).
+    """
+
+    def __init__(self, keys: SubjectKeys | None = None) -> None:
+        self._keys = keys
+        self._known: dict[Who, str] = {}
+        self._fresh: dict[Who, str] = {}
+        self._secrets: dict[tuple[str, str], str] = {}  # by tenant and subject
+        self._unlinkings = -1  # how many there were when names were last read; -1: none was
+
+    def __call__(self, tenant: str, subject: str, session: str = "") -> str:
+        """The pseudonym of a subject or session; a new random one when none is known."""
+        who = (tenant, subject, session)
+        return self._known.get(who) or self._derived(who) or self._invented(who)
+
+    def prefetch(self, connection: Connection, events: Iterable[Event]) -> None:
+        """Have the names that these events need: read where they are known, new ones where they are not."""
+        count = unlinkings(connection)
+        stale = count != self._unlinkings
+        self._unlinkings = count
+        if self._keys is not None and self._keys.refresh():
+            stale = True
+        if stale or len(self._known) > _CACHED_MAX:
+            self._forget()
+        named, listed = _named(events)
+        wanted = [who for who in named if who not in self._known]
+        if not _storable(chain.from_iterable(wanted)):  # one of them; `__call__` will name it
+            wanted = [who for who in wanted if _storable(who)]
+        if self._keys is not None and wanted:
+            self._keys.prepare(owner_of(*who) for who in wanted)
+        self._have(connection, [who for who in wanted if not (who[1] and who[2])])
+        sessions = [who for who in wanted if who[1] and who[2]]
+        self._have(connection, [who for who in sessions if who in listed or self._secret_of(who) is None])
+        if self._keys is not None:
+            self._keys.keep_names((self._known[who], who) for who in listed if who in self._known)
+
+    def list_erased(self, events: Iterable[Event]) -> None:
+        """Rows for those that erasures are about (P3), where no database is asked."""
+        for who in _named(event for event in events if event.__class__ is ErasureRequested)[1]:
+            if who not in self._known:
+                self._known[who] = self._fresh[who] = self(*who)
+
+    def trim(self) -> None:
+        """Forget what is durable once that is much, where no database is asked: who returns has another pseudonym."""
+        if len(self._known) > _CACHED_MAX:
+            self._forget()
+
+    def fresh(self) -> list[Row]:
+        """Rows (pseudonym, tenant, subject, session, secret) not known to be durable yet."""
+        return [(name, *self._stored(who), self._row_secret(who)) for who, name in self._fresh.items()]
+
+    def settle(self, rows: Iterable[Sequence[Any]]) -> None:
+        """These rows are durable."""
+        if self._keys is None:
+            for row in rows:
+                self._fresh.pop((row[1], row[2], row[3]), None)
+            return
+        durable = {row[0] for row in rows}
+        for who in [who for who, name in self._fresh.items() if name in durable]:
+            del self._fresh[who]
+
+    def durable(self) -> list[str]:
+        """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (P5)."""
+        return [name for who, name in self._known.items() if who not in self._fresh]
+
+    def drop(self, gone: Iterable[str]) -> None:
+        """Forget these pseudonyms: their rows are there no more."""
+        names = frozenset(gone)
+        for who in [who for who, name in self._known.items() if name in names]:
+            del self._known[who]
+            if not who[2]:
+                self._secrets.pop(who[:2], None)
+
+    def _forget(self) -> None:
+        """Everything but what is not durable yet."""
+        self._known = dict(self._fresh)
+        fresh = {who[:2] for who in self._fresh}
+        kept = fresh if self._keys is None else set()
+        self._secrets = {who: secret for who, secret in self._secrets.items() if who in kept}
+
+    def _have(self, connection: Connection, wanted: list[Who]) -> None:
+        """Read the rows of these, and invent those that there are none of."""
+        stored = {self._stored(who): who for who in wanted}
+        places = list(stored)
+        for start in range(0, len(places), LOOKUP_ROWS):
+            chunk = places[start : start + LOOKUP_ROWS]
+            chunk += chunk[-1:] * (LOOKUP_ROWS - len(chunk))  # one statement, prepared once
+            values = tuple(chain.from_iterable(chunk))
+            for name, secret, *place in connection.exec_driver_sql(marked(connection, _LOOKUP), values):
+                who = stored[(place[0], place[1], place[2])]
+                self._known[who] = name
+                if secret and not is_sealed(secret):
+                    self._secrets[who[:2]] = secret
+        missing = [who for who in wanted if who not in self._known]
+        chance = secrets.token_hex((NAME_BYTES + _SECRET_BYTES) * len(missing))
+        drawn = map("".join, zip(*[iter(chance)] * (2 * (NAME_BYTES + _SECRET_BYTES)), strict=True))
+        for who, both in zip(missing, drawn, strict=True):
+            if who[1] and not who[2] and self._keys is None:
+                self._secrets[who[:2]] = both[2 * NAME_BYTES :]
+            self._known[who] = self._fresh[who] = self._derived(who) or both[: 2 * NAME_BYTES]
+
+    def _invented(self, who: Who) -> str:
+        """A new pseudonym of somebody whom no database was asked for."""
+        if not _storable(who):
+            raise LedgerError("a subject or session holds characters that no database stores")
+        tenant, subject, session = who
+        if subject and session and (tenant, subject, "") not in self._known:
+            self(tenant, subject)  # and with it the secret that the session's comes from
+            return self(tenant, subject, session)
+        if subject and not session and self._keys is None:
+            self._secrets[tenant, subject] = secrets.token_hex(_SECRET_BYTES)
+        name = self._known[who] = self._fresh[who] = secrets.token_hex(NAME_BYTES)
+        return name
+
+    def _derived(self, who: Who) -> str | None:
+        """The pseudonym of a session whose subject has a secret (P1)."""
+        _, subject, session = who
+        if not (subject and session):
+            return None
+        secret = self._secret_of(who)
+        return None if secret is None else session_name(secret, session)
+
+    def _secret_of(self, who: Who) -> bytes | None:
+        secret = self._secrets.get(who[:2])
+        if secret is None and self._keys is not None:
+            secret = self._secrets[who[:2]] = self._keys.tag(owner_of(*who), "sessions", "")
+        return None if secret is None else secret.encode()
+
+    def _row_secret(self, who: Who) -> str | None:
+        """The secret that a subject's own row holds: none where there are subject keys."""
+        return None if who[2] or self._keys is not None else self._secrets.get(who[:2])
+
+    def _stored(self, who: Who) -> Who:
+        """How a row names somebody."""
+        return who if self._keys is None else tags_of(self._keys, who)
+
+
+def _storable(texts: Iterable[str]) -> bool:
+    """No NUL (PostgreSQL refuses it) and no lone surrogate (UTF-8 has none)."""
+    text = "".join(texts)
+    return "\0" not in text and (text.isascii() or _SURROGATE.search(text) is None)
+
+
+_NAMED = frozenset(kind for kind in KINDS if "subject" in kind._fields)  # type: ignore[attr-defined]
+
+
+def names_anybody(events: Iterable[Event]) -> bool:
+    """Whether any of the events is of a kind that names a subject or a session."""
+    return not _NAMED.isdisjoint(map(type, events))
+
+
+def _named(events: Iterable[Event]) -> tuple[set[Who], set[Who]]:
+    """The subjects and sessions that events name, and those that erasures are about: their sessions need a row each."""
+    naming: Iterable[Any] = [event for event in events if event.__class__ in _NAMED]
+    wanted, listed = set(), set()
+    for event in naming:
+        tenant, subject, session = event.tenant or "", event.subject, event.session
+        who = []
+        if subject is not None:
+            who.append((tenant, subject, ""))
+        if session is not None:
+            who.append((tenant, subject or "", session))
+        wanted.update(who)
+        if event.__class__ is ErasureRequested:
+            listed.update(who)
+    return wanted, listed

@@ -1,0 +1,192 @@
+"""Checkpoints of logs, checked against keys that the reader trusts (C2SP tlog-checkpoint and tlog-cosignature).
+
+C1 The reader's keys decide, never the note. A line by a key that the reader does not know is ignored; a line
+by one that it knows and that does not verify refuses the whole note; without a good line by a log's key there
+is no checkpoint.
+C2 A log's key carries the log's origin as its name, so a key of one log signs for no other.
+C3 An ML-DSA-44 line covers origin, size and root alone: it never vouches for a checkpoint that has extension
+lines.
+C4 A checkpoint has one spelling: no leading zeros, no empty lines, the empty tree only with its own root.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HASH_BYTES, SIZE_MAX, TreeHead
+from kvcustody.audit.tlog.signed_note import (
+    NAME_BYTES_MAX,
+    KeyKind,
+    NoteError,
+    Signature,
+    VerifierKey,
+    decode_base64,
+    parse_note,
+)
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+TIME_MAX = (1 << 63) - 1
+_TIME_BYTES = 8
+
+
+class Checkpoint(NamedTuple):
+    """What a log states about its tree."""
+
+    origin: str
+    size: int
+    root: bytes
+    extensions: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> TreeHead:
+        """Size and root."""
+        return TreeHead(self.size, self.root)
+
+    def text(self) -> str:
+        """The text to be signed."""
+        lines = (self.origin, str(self.size), base64.b64encode(self.root).decode(), *self.extensions)
+        return "\n".join(lines) + "\n"
+
+
+class Verified(NamedTuple):
+    """A line that verified; `at_seconds` is the POSIX time it states (0: none)."""
+
+    key: VerifierKey
+    at_seconds: int
+
+
+class SignedCheckpoint(NamedTuple):
+    """A checkpoint that trusted keys vouch for: the log's own, and witnesses."""
+
+    checkpoint: Checkpoint
+    log: tuple[Verified, ...]
+    witnesses: tuple[Verified, ...]
+
+
+def parse_checkpoint(text: str) -> Checkpoint:
+    """The checkpoint in a note's text; raises `NoteError`."""
+    lines = text.split("\n")
+    if len(lines) < 4 or lines.pop() or not all(lines):
+        raise NoteError("a checkpoint is not three or more lines, none of them empty")
+    origin, size, root, *extensions = lines
+    if len(origin.encode()) > NAME_BYTES_MAX:
+        raise NoteError(f"the origin of a checkpoint is longer than {NAME_BYTES_MAX} bytes")
+    if not _NUMBER.fullmatch(size) or int(size) > SIZE_MAX:
+        raise NoteError(f"the size of a checkpoint of `{origin}` is not a number", origin=origin)
+    hash_ = decode_base64(root, "root")
+    if len(hash_) != HASH_BYTES or (size == "0" and hash_ != EMPTY_ROOT):
+        raise NoteError(f"the root of a checkpoint of `{origin}` is not one", origin=origin)
+    return Checkpoint(origin, int(size), hash_, tuple(extensions))
+
+
+def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[Verified, ...]]:
+    """The text of a note and the trusted lines under it; raises `NoteError` when there is none (C1)."""
+    note = parse_note(data)
+    known = {(key.name, key.key_id): key for key in keys}
+    verified = []
+    for signature in note.signatures:
+        key = known.get((signature.name, signature.key_id))
+        if key is not None:
+            verified.append(verify(key, note.text, signature))
+    if not verified:
+        raise NoteError("the note is not signed by a key that is trusted here")
+    return note.text, tuple(verified)
+
+
+def open_checkpoint(
+    data: bytes,
+    keys: Sequence[VerifierKey],
+    *,
+    witnesses: Sequence[VerifierKey] = (),
+    log_threshold: int = 1,
+    witness_threshold: int = 0,
+) -> SignedCheckpoint:
+    """The checkpoint in a note that so many distinct keys of its log, and of witnesses, have signed.
+
+    Raises `NoteError`. `keys` are keys of the log: each counts only under the origin that is its name (C2).
+    """
+    text, verified = open_note(data, (*keys, *witnesses))
+    checkpoint = parse_checkpoint(text)
+    by_log = tuple(line for line in verified if line.key in keys and line.key.name == checkpoint.origin)
+    by_witness = tuple(line for line in verified if line.key in witnesses)
+    origin = checkpoint.origin
+    if len({line.key for line in by_log}) < max(1, log_threshold):
+        raise NoteError(f"the checkpoint of `{origin}` is not signed by its log's key", origin=origin)
+    signed = len({line.key for line in by_witness})
+    if signed < witness_threshold:
+        problem = f"`{signed}` trusted witnesses signed the checkpoint of `{origin}`, not {witness_threshold}"
+        raise NoteError(problem, origin=origin, witnesses=signed)
+    return SignedCheckpoint(checkpoint, by_log, by_witness)
+
+
+def check_witness_time(signed: SignedCheckpoint, *, now_seconds: int, age_seconds_max: int) -> None:
+    """Raise `NoteError` unless some trusted witness saw this checkpoint lately, and none of them in the future."""
+    times = [line.at_seconds for line in signed.witnesses]
+    if not times or max(times) > now_seconds or now_seconds - max(times) > age_seconds_max:
+        origin = signed.checkpoint.origin
+        raise NoteError(
+            f"no witness saw `{origin}` within {age_seconds_max} seconds", origin=origin, times=times
+        )
+
+
+def verify(key: VerifierKey, text: str, signature: Signature) -> Verified:
+    """Check one line by a known key; raises `NoteError`."""
+    data, at_seconds = signature.data, 0
+    if key.kind is not KeyKind.ED25519:
+        at_seconds, data = int.from_bytes(data[:_TIME_BYTES], "big"), data[_TIME_BYTES:]
+    try:
+        message = signed_message(key.name, key.kind, text, at_seconds)
+        if key.kind is KeyKind.ML_DSA_44:
+            verify_ml_dsa(key.public, data, message)
+        else:
+            Ed25519PublicKey.from_public_bytes(key.public).verify(data, message)
+    except (InvalidSignature, ValueError):
+        problem = f"the signature of `{key.name}` ({key.kind.name.lower()}) does not verify"
+        raise NoteError(problem, name=key.name, kind=key.kind.name) from None
+    return Verified(key, at_seconds)
+
+
+def signed_message(name: str, kind: KeyKind, text: str, at_seconds: int) -> bytes:
+    """The bytes that a signature of this type covers; raises `NoteError` where it cannot cover the text."""
+    if not 0 <= at_seconds <= TIME_MAX:
+        raise NoteError(f"the time `{at_seconds}` of a cosignature is out of range", at_seconds=at_seconds)
+    if kind is KeyKind.ED25519:
+        return text.encode()
+    checkpoint = parse_checkpoint(text)
+    if kind is KeyKind.COSIGNATURE:
+        return f"cosignature/v1\ntime {at_seconds}\n{text}".encode()
+    if checkpoint.extensions:
+        raise NoteError("an ML-DSA-44 signature does not cover extension lines", origin=checkpoint.origin)
+    return b"".join(
+        (
+            b"subtree/v1\n\0",
+            _counted(name),
+            at_seconds.to_bytes(8, "big"),
+            _counted(checkpoint.origin),
+            (0).to_bytes(8, "big"),
+            checkpoint.size.to_bytes(8, "big"),
+            checkpoint.root,
+        )
+    )
+
+
+def verify_ml_dsa(public: bytes, signature: bytes, message: bytes, context: bytes | None = None) -> None:
+    """Raise `InvalidSignature` unless an ML-DSA-44 signature is good, `NoteError` where the library has none."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
+
+        key = MLDSA44PublicKey.from_public_bytes(public)
+    except (ImportError, UnsupportedAlgorithm):
+        raise NoteError("ML-DSA-44 is not offered by the installed `cryptography`; upgrade it") from None
+    key.verify(signature, message, context)
+
+
+def _counted(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(1, "big") + data

@@ -1,0 +1,229 @@
+"""Signs the ledger's checkpoints, behind the commits: nobody who waits for a commit waits for a signature.
+
+Z1 Only the newest checkpoint is signed, at most once an interval; the older ones it covers are proved by consistency.
+Z2 What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
+database, so a database that was cut, rewritten or restored from an old backup gets no signature: `status()` says why.
+Z3 The file is fsynced before the note is in the database. A signer that dies between the two signs the same again.
+Z4 While a signer runs, its key is handed to no other (`alone`): it would go on signing with the old one.
+Z5 A failure here stops nothing else: the leaves are committed, and the next interval tries again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine, insert
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from kvcustody.audit.database.engine import WRITE, describe
+from kvcustody.audit.schema.trees import signed_checkpoints
+from kvcustody.audit.tlog.checkpoint import parse_checkpoint
+from kvcustody.audit.tlog.database_proofs import LedgerProofs, SignedNote, StoredCheckpoint
+from kvcustody.audit.tlog.merkle import EMPTY, TreeError, TreeHead
+from kvcustody.audit.tlog.proofs import ProofError, tree_root
+from kvcustody.audit.tlog.root_log import root_checkpoint
+from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, parse_note
+from kvcustody.audit.tlog.signing_key import SigningKey, SigningKeyError, sign_successor
+from kvcustody.clock import Clock
+
+
+class SignerStatus(NamedTuple):
+    """What is signed, and why nothing more is: `refused` (the tree contradicts what was signed) or `problem`."""
+
+    size: int
+    at_us: int
+    refused: str
+    problem: str
+
+
+class CheckpointSigner:
+    """Signs one ledger's checkpoints with the keys of one log; `start` and `close` run it on a thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Sequence[SigningKey],
+        *,
+        memory: Path,
+        clock: Clock,
+        interval_seconds: float = 1.0,
+        on_signed: Callable[[SignedNote], None] | None = None,
+    ) -> None:
+        """`memory` is the file that remembers what was signed last (Z2); `on_signed` is told of each new note."""
+        self._engine = engine
+        self._keys = tuple(keys)
+        self._memory = memory
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._on_signed = on_signed
+        self._status = SignerStatus(0, 0, "", "")
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def status(self) -> SignerStatus:
+        """A snapshot for health and reports."""
+        return self._status
+
+    def last_head(self) -> TreeHead:
+        """The head that was signed last; the empty one where none was."""
+        return last_signed(self._memory) or EMPTY.head()
+
+    def sign_once(self) -> SignedNote | None:
+        """Sign the newest checkpoint; None where it is signed or nothing is committed yet.
+
+        Raises `ProofError` where the tree does not extend what was signed (Z2), and what the database raises.
+        """
+        with _locked(self._memory):
+            with self._engine.connect() as connection:
+                found = self._successor(connection)
+            if found is None:
+                return None
+            _remember(self._memory, found.note)
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            _store(connection, found)
+        self._status = SignerStatus(found.size, found.at_us, "", "")
+        if self._on_signed is not None:
+            self._on_signed(found)
+        return found
+
+    def _successor(self, connection: Connection) -> SignedNote | None:
+        proofs = LedgerProofs(connection)
+        previous, stored = last_signed(self._memory), proofs.signed_or_none()
+        try:
+            newest = proofs.checkpoint()
+        except ProofError:
+            if previous is None and stored is None:
+                return None
+            newest = StoredCheckpoint(0, EMPTY.root(), 0)
+        if previous is None and stored is not None:
+            previous = _head_of(stored.note)
+        before = previous or TreeHead(0, EMPTY.root())
+        if stored is not None and stored.size == newest.size and before == newest.head:
+            return None
+        if newest.size < before.size:
+            problem = f"the ledger has `{newest.size}` root leaves, and `{before.size}` were signed"
+            raise ProofError(problem, size=newest.size, signed=before.size)
+        if not before.size and tree_root(proofs.tiles(None), newest.size) != newest.root:
+            raise ProofError(f"the root log does not give the root of its checkpoint of `{newest.size}`")
+        path = proofs.root_consistency(before.size, newest.size)
+        moment_us = self._clock.utc_us()
+        checkpoint = root_checkpoint(self._keys[0].name, newest.head)
+        note = sign_successor(before, checkpoint, path, self._keys, at_seconds=moment_us // 1_000_000)
+        return SignedNote(newest.size, note, moment_us)
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Sign once an interval from now on."""
+        self._running = _running(self._memory, fcntl.LOCK_SH)
+        self._thread = threading.Thread(target=self._run, name="kvcustody-signer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Sign what there is and stop; may be called again."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._try()
+            os.close(self._running)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No signer of this memory runs, in this process or another; raises `SigningKeyError` where one does (Z4)."""
+        try:
+            descriptor = _running(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SigningKeyError(
+                "a process signs with this key; stop it first", memory=self._memory
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_seconds):
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self.sign_once()
+        except TreeError as problem:
+            self._status = self._status._replace(refused=problem.message)
+        except (SQLAlchemyError, NoteError, OSError) as problem:
+            self._status = self._status._replace(problem=describe(problem))
+        else:
+            self._status = self._status._replace(refused="", problem="")
+
+
+def last_signed(memory: Path) -> TreeHead | None:
+    """The head that was signed last, as the file remembers it; raises `NoteError` where the file is damaged."""
+    try:
+        data = memory.read_bytes()[: NOTE_BYTES_MAX + 1]
+    except FileNotFoundError:
+        return None
+    return _head_of(data)
+
+
+def _head_of(note: bytes) -> TreeHead:
+    return parse_checkpoint(parse_note(note).text).head
+
+
+def _store(connection: Connection, found: SignedNote) -> None:
+    """Insert the note; another signer may have been as quick."""
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(signed_checkpoints).values(found._asdict()))
+    except IntegrityError:
+        pass
+
+
+def _remember(memory: Path, note: bytes) -> None:
+    """The file holds the old note or the new one, whole, whatever happens."""
+    fresh = memory.with_name(f".{memory.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+            file.write(note)
+            os.fsync(descriptor)
+        fresh.replace(memory)
+    finally:
+        fresh.unlink(missing_ok=True)
+    folder = os.open(memory.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _running(memory: Path, operation: int) -> int:
+    """A lock on the memory that every signer that runs holds together with the others."""
+    path = memory.with_name(memory.name + ".running")
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def _locked(memory: Path) -> Iterator[None]:
+    """One signer at a time for one memory, across processes."""
+    descriptor = os.open(
+        memory.with_name(memory.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+    )
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,253 @@
+"""Proofs from what the ledger has stored: heads, paths and checkpoints, now or as of an earlier checkpoint.
+
+L1 A proof is made from stored hashes alone, except for the leaves beside its own: at most 32 are hashed again, and 512
+where a ledger has no half levels (V3).
+What the database holds is not checked here; whoever gets a proof checks it, and `fsck` checks the database.
+L2 `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
+L3 A proof that ends in a signature needs a checkpoint that was signed. Signing runs behind the commits, so the
+newest leaves are provable about as long after their commit as the signer's interval.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from kvcustody.audit.database.engine import ask
+from kvcustody.audit.schema.ledger import logs
+from kvcustody.audit.schema.trees import checkpoints, root_leaves
+from kvcustody.audit.tlog.database_tiles import HalfTiles, LogTiles, RootTiles, StoredTiles, read_ahead
+from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
+from kvcustody.audit.tlog.proofs import ProofError, Tiles, consistency_proof, inclusion_proof, inclusion_tiles
+from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, Opening
+
+
+class StoredCheckpoint(NamedTuple):
+    """The root log as one commit left it; `at_us` is the latest time among that commit's leaves."""
+
+    size: int
+    root: bytes
+    at_us: int
+
+    @property
+    def head(self) -> TreeHead:
+        """Size and root."""
+        return TreeHead(self.size, self.root)
+
+
+class SignedNote(NamedTuple):
+    """A checkpoint as the signer left it: a C2SP note. `at_us` is when it was signed."""
+
+    size: int
+    note: bytes
+    at_us: int
+
+
+class LogHead(NamedTuple):
+    """A sub-log and its head."""
+
+    name: str
+    head: TreeHead
+
+
+class LedgerProofs:
+    """Reads proofs through one connection; holds nothing but the ids of logs."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ids: dict[str, int] = {}
+
+    # -- heads and checkpoints ------------------------------------------------------------------------------
+
+    def logs(self, *, as_of: int | None = None) -> list[LogHead]:
+        """Every sub-log that has leaves, in name order, with its head."""
+        names = {row.id: row.name for row in self._connection.execute(select(logs.c.id, logs.c.name))}
+        newest = select(root_leaves.c.log, func.max(root_leaves.c.size).label("size"))
+        if as_of is not None:
+            newest = newest.where(root_leaves.c.idx < self.checkpoint(as_of).size)
+        last = newest.group_by(root_leaves.c.log).subquery()
+        query = select(root_leaves.c.log, root_leaves.c.size, root_leaves.c.root).join(
+            last, (root_leaves.c.log == last.c.log) & (root_leaves.c.size == last.c.size)
+        )
+        found = [
+            LogHead(names.get(row.log, f"log {row.log}"), TreeHead(row.size, bytes(row.root)))
+            for row in self._connection.execute(query)
+        ]
+        return sorted(found)
+
+    def sizes(self, as_of: int | None = None) -> dict[str, int]:
+        """How many leaves of every sub-log a checkpoint covers; logs without any are left out."""
+        return {log.name: log.head.size for log in self.logs(as_of=as_of)}
+
+    def head(self, log: str, *, as_of: int | None = None) -> TreeHead:
+        """The head of a sub-log, empty where a checkpoint covers none of it; raises `ProofError` for no such log."""
+        opened = self._newest_leaf(log, None if as_of is None else self.checkpoint(as_of).size)
+        return TreeHead(0, EMPTY_ROOT) if opened is None else opened[1].head
+
+    def checkpoint(self, as_of: int | None = None) -> StoredCheckpoint:
+        """The newest checkpoint, or the one of this root log size; raises `ProofError` where there is none."""
+        query = select(checkpoints.c.size, checkpoints.c.root, checkpoints.c.at_us)
+        if as_of is not None:
+            query = query.where(checkpoints.c.size == as_of)
+        row = self._connection.execute(query.order_by(checkpoints.c.size.desc()).limit(1)).first()
+        if row is None:
+            what = "no checkpoint yet" if as_of is None else f"no checkpoint of `{as_of}` root leaves"
+            raise ProofError(f"the ledger has {what}", as_of=as_of)
+        return StoredCheckpoint(row.size, bytes(row.root), row.at_us)
+
+    def signed_or_none(self, size: int | None = None) -> SignedNote | None:
+        """The newest signed checkpoint, or the first one that covers `size` root leaves; None where there is none."""
+        asked = (_NEWEST_NOTE, ()) if size is None else (_FIRST_NOTE, (size,))
+        rows = ask(self._connection, *asked)
+        return SignedNote(rows[0][0], bytes(rows[0][1]), rows[0][2]) if rows else None
+
+    def signed(self, size: int | None = None) -> SignedNote:
+        """`signed_or_none`; raises `ProofError` where there is none (L3)."""
+        found = self.signed_or_none(size)
+        if found is None:
+            raise ProofError(
+                "no checkpoint that covers this is signed yet; try again, or see the signer's status"
+            )
+        return found
+
+    # -- leaves and paths -----------------------------------------------------------------------------------
+
+    def leaf(self, log: str, idx: int) -> bytes:
+        """The bytes of a leaf; raises `ProofError` where they are not there."""
+        rows = ask(self._connection, _LEAF, (self._id(log), idx))
+        if not rows:
+            raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
+        return bytes(rows[0][0])
+
+    def tiles(self, log: str | None) -> Tiles:
+        """The stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
+        return self._stored(log)
+
+    def consistency(self, log: str, old_size: int, size: int) -> list[bytes]:
+        """The path that shows that a sub-log of `size` leaves extends the one of `old_size`."""
+        self._covered(log, size)
+        return consistency_proof(self._halves(log), old_size, size, HALF_HEIGHT)
+
+    def root_consistency(self, old_size: int, size: int) -> list[bytes]:
+        """The same for the root log: what a witness and a reader with an older checkpoint ask for."""
+        newest = self.checkpoint().size
+        if size > newest:
+            raise ProofError(f"the root log has `{newest}` leaves, not `{size}`", size=size)
+        return consistency_proof(self._halves(None), old_size, size, HALF_HEIGHT)
+
+    def head_proof(self, log: str, *, as_of: int | None = None) -> HeadProof:
+        """Shows a sub-log's head under a signed checkpoint: the newest, or the one of this size."""
+        idx, opening, note = self._noted(log, as_of)
+        return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
+
+    def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
+        """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (L3)."""
+        return self._inclusion(log, idx, as_of)[0]
+
+    def proven(self, log: str, idx: int, *, as_of: int | None = None) -> tuple[bytes, LeafProof]:
+        """A leaf and its `inclusion`, read together; raises `ProofError` also where the leaf is not there."""
+        proof, leaf = self._inclusion(log, idx, as_of)
+        return (self.leaf(log, idx) if leaf is None else leaf), proof
+
+    def inclusion_under(self, head: HeadProof, idx: int) -> LeafProof:
+        """The same under the proof of the sub-log's head, which serves many leaves."""
+        opening = head.opening
+        path = _inclusion(self._halves(opening.name), idx, opening.head.size)
+        return LeafProof(idx, tuple(path), head)
+
+    def openings(self, first: int, last: int) -> list[Opening]:
+        """What opens the root leaves `first` up to but not including `last`."""
+        query = _OPENINGS + "WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
+        return [_opening(row) for row in ask(self._connection, query, (first, last))]
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def _stored(self, log: str | None) -> StoredTiles:
+        return RootTiles(self._connection) if log is None else LogTiles(self._connection, self._id(log))
+
+    def _halves(self, log: str | None) -> HalfTiles:
+        return HalfTiles(self._stored(log))
+
+    def _inclusion(self, log: str, idx: int, as_of: int | None) -> tuple[LeafProof, bytes | None]:
+        """The proof of a leaf, and the leaf where it was read for that."""
+        root_idx, opening, note = self._noted(log, as_of)
+        if idx >= opening.head.size:
+            self.leaf(log, idx)  # one that is nowhere is named as that, not as one that is not covered yet
+        leaves, nodes = LogTiles(self._connection, self._id(log)), RootTiles(self._connection)
+        of_log, of_root = HalfTiles(leaves), HalfTiles(nodes)
+        read_ahead(
+            of_log.path(inclusion_tiles(idx, opening.head.size, HALF_HEIGHT)),
+            of_root.path(inclusion_tiles(root_idx, note.size, HALF_HEIGHT)),
+        )
+        path = inclusion_proof(of_log, idx, opening.head.size, HALF_HEIGHT)
+        above = inclusion_proof(of_root, root_idx, note.size, HALF_HEIGHT)
+        head = HeadProof(opening, root_idx, tuple(above), note.note)
+        return LeafProof(idx, tuple(path), head), leaves.leaves.get(idx)
+
+    def _noted(self, log: str, as_of: int | None) -> tuple[int, Opening, SignedNote]:
+        """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
+        asked = (_NEWEST_NOTED, (log,)) if as_of is None else (_FIRST_NOTED, (as_of, log))
+        rows = ask(self._connection, *asked)
+        if not rows:
+            self._id(log)
+            self.signed(as_of)
+        size, note, at_us, of_log, *opened = rows[0]
+        if as_of is not None and size != as_of:
+            problem = f"the checkpoint of `{as_of}` is not signed; the next signed one has `{size}`"
+            raise ProofError(problem, as_of=as_of, next=size)
+        if opened[0] is None:
+            self._id(log)
+            raise ProofError(f"the signed checkpoint of `{size}` covers nothing of log `{log}`", log=log)
+        self._ids[log] = of_log
+        return opened[0], _opening(opened), SignedNote(size, bytes(note), at_us)
+
+    def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
+        """The last root leaf of a sub-log, among the first `below`."""
+        query = _OPENINGS + "WHERE r.log = ? AND r.idx < ? ORDER BY r.size DESC LIMIT 1"
+        rows = ask(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
+        return (rows[0][0], _opening(rows[0])) if rows else None
+
+    def _covered(self, log: str, size: int) -> None:
+        held = self._connection.scalar(select(logs.c.size).where(logs.c.id == self._id(log))) or 0
+        if size > held:
+            raise ProofError(f"log `{log}` has `{held}` leaves, not `{size}`", log=log, size=size)
+
+    def _id(self, log: str) -> int:
+        found = self._ids.get(log)
+        if found is None:
+            rows = ask(self._connection, _LOG, (log,))
+            if not rows:
+                raise ProofError(f"the ledger has no log `{log}`", log=log)
+            found = int(rows[0][0])
+            self._ids[log] = found
+        return found
+
+
+# Statements as text: a proof asks several questions, and each would be made from its expression again.
+_LOG = "SELECT id FROM logs WHERE name = ?"
+_LEAF = "SELECT leaf FROM events WHERE log = ? AND idx = ?"
+_NOTES = "SELECT size, note, at_us FROM signed_checkpoints "
+_NEWEST_NOTE = _NOTES + "ORDER BY size DESC LIMIT 1"
+_FIRST_NOTE = _NOTES + "WHERE size >= ? ORDER BY size LIMIT 1"
+_OPENINGS = (
+    "SELECT r.idx, l.name, r.size, r.root, r.salt FROM root_leaves AS r JOIN logs AS l ON l.id = r.log "
+)
+_NOTED = """
+SELECT n.size, n.note, n.at_us, l.id, r.idx, l.name, r.size, r.root, r.salt
+FROM ({}) AS n LEFT JOIN logs AS l ON l.name = ? LEFT JOIN root_leaves AS r ON r.idx = (
+    SELECT b.idx FROM root_leaves AS b WHERE b.log = l.id AND b.idx < n.size ORDER BY b.size DESC LIMIT 1
+)"""
+_NEWEST_NOTED, _FIRST_NOTED = _NOTED.format(_NEWEST_NOTE), _NOTED.format(_FIRST_NOTE)
+_ANY_IDX = (1 << 63) - 1
+
+
+def _opening(row: Any) -> Opening:
+    _, name, size, root, salt = row
+    return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
+
+
+def _inclusion(tiles: HalfTiles, idx: int, size: int) -> list[bytes]:
+    """The path of a leaf, its stored hashes read with one question."""
+    read_ahead(tiles.path(inclusion_tiles(idx, size, HALF_HEIGHT)))
+    return inclusion_proof(tiles, idx, size, HALF_HEIGHT)

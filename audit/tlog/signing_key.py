@@ -1,0 +1,233 @@
+"""A log's signing keys: made once, and kept in files of their own.
+
+G1 A signing key signs checkpoints and nothing else: it wraps no secret and derives no data key.
+G2 A key file appears whole or not at all, never replaces another, and is a regular file of mode 0600 that
+belongs to this user, reached through no symbolic link. Anything else is refused with what to do.
+G3 A log never signs what contradicts what it signed before: `sign_successor` demands a consistency proof.
+G4 A statement by a key (`sign_statement`) cannot pass for a checkpoint, nor the reverse: the second line of
+a checkpoint is a number and that of a statement is not. With ML-DSA-44 the context differs too.
+
+The text of a key is `PRIVATE+KEY+name+id+base64(type ‖ 32-byte seed)`, as the note tools of Go write it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from kvcustody.audit.tlog.checkpoint import Checkpoint, signed_message, verify_ml_dsa
+from kvcustody.audit.tlog.merkle import TreeHead
+from kvcustody.audit.tlog.proofs import check_consistency
+from kvcustody.audit.tlog.signed_note import (
+    PUBLIC_BYTES,
+    KeyKind,
+    Note,
+    NoteError,
+    Signature,
+    VerifierKey,
+    check_name,
+    decode_base64,
+    key_id,
+    parse_note,
+)
+from kvcustody.errors import LedgerError
+
+SEED_BYTES = 32
+_PREFIX = "PRIVATE+KEY+"
+_FILE_BYTES_MAX = 1024
+_STATEMENT_TYPE = b"\xffkvcustody/statement"  # signed-note keeps 0xff and an identifier for such types
+_STATEMENT_CONTEXT = b"kvcustody/statement"
+
+
+class SigningKeyError(LedgerError):
+    """A signing key file is missing, exposed, malformed, or there already."""
+
+    code = "KVC624"
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A named private key. It never shows in a representation."""
+
+    name: str
+    kind: KeyKind
+    seed: bytes = field(repr=False)
+    verifier: VerifierKey = field(repr=False)
+
+    @classmethod
+    def from_seed(cls, name: str, kind: KeyKind, seed: bytes) -> SigningKey:
+        """The key that grows from 32 random bytes; raises `NoteError` for a bad name or an absent algorithm."""
+        check_name(name)
+        if len(seed) != SEED_BYTES:
+            raise NoteError(f"the seed of key `{name}` has `{len(seed)}` bytes, not {SEED_BYTES}")
+        return cls(name, kind, seed, VerifierKey(name, kind, _public(kind, seed)))
+
+    @classmethod
+    def generate(cls, name: str, kind: KeyKind = KeyKind.ED25519) -> SigningKey:
+        """A fresh key."""
+        return cls.from_seed(name, kind, secrets.token_bytes(SEED_BYTES))
+
+    def sign(self, text: str, *, at_seconds: int = 0) -> Signature:
+        """A signature line over a note's text; kinds that carry a time state `at_seconds`."""
+        made = self.raw(signed_message(self.name, self.kind, text, at_seconds))
+        time = b"" if self.kind is KeyKind.ED25519 else at_seconds.to_bytes(8, "big")
+        return Signature(self.name, self.verifier.key_id, time + made)
+
+    def raw(self, message: bytes, context: bytes | None = None) -> bytes:
+        """The bare signature of a message. Callers see to it that no two meanings share one."""
+        if self.kind is KeyKind.ML_DSA_44:
+            from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
+
+            return MLDSA44PrivateKey.from_seed_bytes(self.seed).sign(message, context)
+        return Ed25519PrivateKey.from_private_bytes(self.seed).sign(message)
+
+
+def sign_checkpoint(checkpoint: Checkpoint, keys: Sequence[SigningKey], *, at_seconds: int = 0) -> bytes:
+    """A checkpoint as a note with one line for each key."""
+    text = checkpoint.text()
+    note = Note(text, tuple(key.sign(text, at_seconds=at_seconds) for key in keys)).to_bytes()
+    parse_note(note)  # whatever a caller put into the origin, no malformed note leaves here
+    return note
+
+
+def sign_successor(
+    previous: TreeHead,
+    checkpoint: Checkpoint,
+    proof: Sequence[bytes],
+    keys: Sequence[SigningKey],
+    *,
+    at_seconds: int = 0,
+) -> bytes:
+    """`sign_checkpoint`, once the proof shows that it extends what was signed last; else raises `ProofError` (G3)."""
+    check_consistency(previous, checkpoint.head, proof)
+    return sign_checkpoint(checkpoint, keys, at_seconds=at_seconds)
+
+
+def sign_statement(key: SigningKey, text: str) -> Signature:
+    """A signature line over a statement whose second line is no number (G4)."""
+    context = _STATEMENT_CONTEXT if key.kind is KeyKind.ML_DSA_44 else None
+    return Signature(key.name, _statement_id(key.verifier), key.raw(text.encode(), context))
+
+
+def verify_statement(key: VerifierKey, text: str, signature: Signature) -> None:
+    """Raise `NoteError` unless `key` signed the statement."""
+    try:
+        if (signature.name, signature.key_id) != (key.name, _statement_id(key)):
+            raise InvalidSignature
+        if key.kind is KeyKind.ML_DSA_44:
+            verify_ml_dsa(key.public, signature.data, text.encode(), _STATEMENT_CONTEXT)
+        else:
+            Ed25519PublicKey.from_public_bytes(key.public).verify(signature.data, text.encode())
+    except (InvalidSignature, ValueError):
+        raise NoteError(f"a statement is not signed by `{key.name}`", name=key.name) from None
+
+
+def create_signing_key(path: Path, name: str, kind: KeyKind = KeyKind.ED25519) -> SigningKey:
+    """A fresh key in a new 0600 file, durable on return; raises `SigningKeyError` where a file is there (G2)."""
+    key = SigningKey.generate(name, kind)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(
+            fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        try:
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
+                file.write(_render(key).encode())
+                os.fsync(descriptor)
+            os.link(fresh, path)  # unlike a rename, this fails where a file is there already
+        finally:
+            fresh.unlink(missing_ok=True)
+        _sync(path.parent)
+    except FileExistsError:
+        raise _refused(path, "already exists", "use it, or choose another path") from None
+    except OSError as problem:
+        raise _refused(path, f"cannot be created ({problem.strerror})", "choose a writable folder") from None
+    return key
+
+
+def read_signing_key(path: Path) -> SigningKey:
+    """The key in a file, checked on the opened descriptor itself (G2); raises `SigningKeyError`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as problem:
+        action = "make one" if isinstance(problem, FileNotFoundError) else "give the path of the file itself"
+        raise _refused(path, f"cannot be opened ({problem.strerror})", action) from None
+    try:
+        _check_file(path, os.fstat(descriptor))
+        data = os.read(descriptor, _FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+    try:
+        return _parse(data)
+    except NoteError as problem:
+        raise _refused(path, f"is malformed ({problem.message})", "restore it from its backup") from None
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _refused(path, "is not a regular file", "give the path of a key file")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise _refused(
+            path, f"has mode `{mode:04o}`, open to others", "chmod 600 it; rotate the key if it was seen"
+        )
+    if status.st_uid != os.geteuid():
+        raise _refused(path, f"belongs to user `{status.st_uid}`", f"chown it to user {os.geteuid()}")
+
+
+def _public(kind: KeyKind, seed: bytes) -> bytes:
+    if kind is not KeyKind.ML_DSA_44:
+        return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    try:
+        from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
+
+        return MLDSA44PrivateKey.from_seed_bytes(seed).public_key().public_bytes_raw()
+    except (ImportError, UnsupportedAlgorithm):
+        raise NoteError("ML-DSA-44 is not offered by the installed `cryptography`; upgrade it") from None
+
+
+def _render(key: SigningKey) -> str:
+    encoded = base64.b64encode(bytes([key.kind]) + key.seed).decode()
+    return f"{_PREFIX}{key.name}+{key.verifier.key_id.hex()}+{encoded}\n"
+
+
+def _parse(data: bytes) -> SigningKey:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise NoteError("it is not text") from None
+    parts = text.removeprefix(_PREFIX).removesuffix("\n").split("+", 2)
+    if not text.startswith(_PREFIX) or len(parts) != 3:
+        raise NoteError("it is not `PRIVATE+KEY+name+id+base64`")
+    secret = decode_base64(parts[2], "signing key")
+    if not secret or secret[0] not in PUBLIC_BYTES:
+        raise NoteError("its type is not supported")
+    key = SigningKey.from_seed(parts[0], KeyKind(secret[0]), secret[1:])
+    if _render(key) != text:
+        raise NoteError("its id is not that of its key")
+    return key
+
+
+def _statement_id(key: VerifierKey) -> bytes:
+    return key.key_id if key.kind is KeyKind.ED25519 else key_id(key.name, _STATEMENT_TYPE, key.public)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refused(path: Path, problem: str, action: str) -> SigningKeyError:
+    message = f"signing key `{path}` {problem}; {action}"
+    return SigningKeyError(message, path=path, problem=problem, action=action)

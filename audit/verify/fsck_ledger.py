@@ -1,0 +1,231 @@
+"""All that the ledger derives from its leaves, computed again from them alone; the first bad leaf by name.
+
+F1 Nothing that is stored is believed: leaf hashes, frontiers, nodes, root leaves, checkpoints and projections are made
+anew and compared. What depends on a key is checked where the reader gives one.
+F2 A problem names the log and the leaves it is in. A leaf whose columns contradict its bytes is named exactly; else the
+range is that of the commit that sealed it, and what cannot be narrowed further is said so.
+F3 The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
+shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
+F4 Memory is bounded by a batch of leaves and the seals of one log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, root_log, signed_checkpoints
+from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.key_handover import follow, handed_over, handover_leaves
+from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
+from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
+from kvcustody.audit.verify.fsck_log import LogCheck, Problem, as_bytes, check_nodes
+
+Progress = Callable[[str, int, int], None]
+
+PROBLEMS_MAX = 1000
+_ROOT_NAME = "root"
+_AT_ONCE = 4096
+
+
+@dataclass(slots=True)
+class FsckReport:
+    """What was checked and what is wrong; `ok` when nothing is."""
+
+    logs: int = 0
+    leaves: int = 0
+    root_leaves: int = 0
+    checkpoints: int = 0
+    signed: int = 0
+    verified: int = 0
+    purged: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing that was checked is wrong."""
+        return not self.problems
+
+    @property
+    def first(self) -> Problem | None:
+        """The first bad leaf, or the first other problem where every leaf is sound."""
+        of_leaves = [problem for problem in self.problems if problem.idx is not None]
+        return next(iter(of_leaves or self.problems), None)
+
+
+class _Seal(NamedTuple):
+    idx: int
+    log: int
+    size: int
+    root: bytes
+
+
+def fsck(
+    connection: Connection,
+    *,
+    keys: Sequence[VerifierKey] = (),
+    kept: Sequence[bytes] = (),
+    progress: Progress | None = None,
+) -> FsckReport:
+    """Check a whole ledger, reading through one connection.
+
+    `keys`: public keys of the log; by them, and those that they handed over to on record, every stored note has to
+    verify. `kept`: notes that the reader kept
+    elsewhere; each has to be a checkpoint of this ledger. `progress(log, done, total)` counts leaves.
+    """
+    report = FsckReport()
+    told = progress or (lambda log, done, total: None)
+    rows = connection.execute(select(logs).order_by(logs.c.id)).all()
+    total = sum(row.size for row in rows)
+    for row in rows:
+        check = LogCheck(connection, row.id, row.name, _seals(connection, row.id))
+        done = report.leaves
+        for count in check.leaves():
+            told(row.name, done + count, total)
+        check.finish(row.size, as_bytes(row.frontier))
+        report.logs += 1
+        report.leaves += check.size
+        report.purged += check.purged
+        report.problems += check.problems
+    strays = select(events.c.log, events.c.idx).where(events.c.log.not_in([row.id for row in rows])).limit(1)
+    for log, idx in connection.execute(strays):
+        report.problems.append(Problem(f"log {log}", idx, idx, "", "leaves are in a log that is not there"))
+    heads = _check_root(connection, report, {row.id for row in rows})
+    _check_notes(connection, report, heads, keys, kept)
+    del report.problems[PROBLEMS_MAX:]
+    return report
+
+
+def _seals(connection: Connection, log: int) -> list[TreeHead]:
+    table = root_leaves
+    query = select(table.c.size, table.c.root).where(table.c.log == log).order_by(table.c.size)
+    return [TreeHead(row.size, as_bytes(row.root)) for row in connection.execute(query)]
+
+
+def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> dict[int, bytes]:
+    """The root log from its openings; the roots that it gives at the sizes of checkpoints."""
+    stated = {
+        row.size: as_bytes(row.root)
+        for row in connection.execute(
+            select(checkpoints.c.size, checkpoints.c.root).order_by(checkpoints.c.size)
+        )
+    }
+    marks = [size for size in stated if size]
+    proofs, frontier, heads = LedgerProofs(connection), EMPTY, {0: EMPTY.root()}
+    seen = connection.execute(select(root_leaves.c.idx, root_leaves.c.log).order_by(root_leaves.c.idx)).all()
+    report.root_leaves, report.checkpoints = len(seen), len(stated)
+    for place, row in enumerate(seen):
+        if row.idx != place or row.log not in known:
+            what = "is missing" if row.idx != place else "is of no log"
+            report.problems.append(Problem(_ROOT_NAME, place, place, "", f"the root leaf {what}"))
+            return heads
+    for first in range(0, len(seen), _AT_ONCE):
+        last = min(first + _AT_ONCE, len(seen))
+        try:
+            hashes = leaf_hashes(opening.commitment() for opening in proofs.openings(first, last))
+        except (TypeError, ValueError, OverflowError):
+            report.problems.append(Problem(_ROOT_NAME, first, last - 1, "", "a root leaf is not one"))
+            return heads
+        start, grown = 0, list[Grown]()
+        for mark in [size for size in marks if first < size <= first + len(hashes)] + [first + len(hashes)]:
+            frontier, made = frontier.extend(hashes[start : mark - first], halves=True)
+            start = mark - first
+            grown += made
+            heads[mark] = frontier.root()
+        report.problems += check_nodes(connection, ROOT, _ROOT_NAME, grown)
+    before = 0
+    for size, root in stated.items():
+        if heads.get(size) != root:
+            what = "is not what the root leaves give" if size in heads else "is past the root log's end"
+            report.problems.append(
+                Problem(_ROOT_NAME, before, size - 1, "", f"the checkpoint of `{size}` {what}")
+            )
+            break
+        before = size
+    if before == max(stated, default=0) and before != len(seen):
+        problem = Problem(_ROOT_NAME, before, len(seen) - 1, "", "root leaves are under no checkpoint")
+        report.problems.append(problem)
+    stored = connection.scalars(select(root_log.c.frontier)).all()
+    if [as_bytes(data) for data in stored] != [frontier.to_bytes()]:
+        report.problems.append(
+            Problem(_ROOT_NAME, None, None, "", "the root log's frontier is not that of its leaves")
+        )
+    return heads
+
+
+def _check_notes(
+    connection: Connection,
+    report: FsckReport,
+    heads: dict[int, bytes],
+    keys: Sequence[VerifierKey],
+    kept: Sequence[bytes],
+) -> None:
+    periods = _signers(connection, report, heads, keys)
+    table = signed_checkpoints
+    stored = connection.execute(select(table.c.size, table.c.note).order_by(table.c.size)).all()
+    report.signed = len(stored)
+    notes = [(f"the signed checkpoint of `{row.size}`", as_bytes(row.note), row.size) for row in stored]
+    notes += [(f"kept note {number}", note, None) for number, note in enumerate(kept, 1)]
+    for what, note, size in notes:
+        try:
+            head = parse_checkpoint(parse_note(note).text).head
+            if keys:
+                check_period(open_checkpoint(note, [period.key for period in periods]), periods)
+                report.verified += 1
+        except NoteError as problem:
+            report.problems.append(Problem(_ROOT_NAME, None, None, "", f"{what}: {problem.message}"))
+            continue
+        if size not in (None, head.size):
+            report.problems.append(Problem(_ROOT_NAME, None, None, "", f"{what} is of `{head.size}`"))
+        if heads.get(head.size) == head.root:
+            continue
+        if head.size > report.root_leaves:
+            left = report.root_leaves
+            missing = f"{what} covers `{head.size}` root leaves, and `{left}` are left: the end was cut off"
+            report.problems.append(Problem(_ROOT_NAME, report.root_leaves, head.size - 1, "", missing))
+        elif _root_at(connection, head.size) != head.root:
+            report.problems.append(
+                Problem(
+                    _ROOT_NAME,
+                    None,
+                    None,
+                    "",
+                    f"{what} is of another ledger, or of one that was rewritten since",
+                )
+            )
+
+
+def _signers(
+    connection: Connection, report: FsckReport, heads: dict[int, bytes], keys: Sequence[VerifierKey]
+) -> tuple[KeyPeriod, ...]:
+    """The reader's keys and those that they handed over to on record, each handover over a tree of this ledger."""
+    try:
+        leaves = handover_leaves(connection)
+        for idx, leaf in leaves:
+            head = handed_over(leaf).head
+            if (heads.get(head.size) or _root_at(connection, head.size)) != head.root:
+                what = f"the signing key was handed over at a tree of `{head.size}` that is not this ledger's"
+                report.problems.append(Problem(SYSTEM, idx, idx, "", what))
+        return follow(keys, [leaf for _, leaf in leaves])
+    except NoteError as problem:
+        report.problems.append(Problem(SYSTEM, None, None, "", problem.message))
+        return follow(keys, ())
+
+
+def _root_at(connection: Connection, size: int) -> bytes | None:
+    """The root of the first `size` root leaves, computed from them."""
+    proofs, frontier = LedgerProofs(connection), EMPTY
+    try:
+        for first in range(0, size, _AT_ONCE):
+            openings = proofs.openings(first, min(size, first + _AT_ONCE))
+            frontier = frontier.extend(leaf_hashes(opening.commitment() for opening in openings)).frontier
+    except (TreeError, TypeError, ValueError, OverflowError):
+        return None
+    return frontier.root() if frontier.size == size else None

@@ -1,0 +1,284 @@
+"""One sub-log computed again from its leaves: hashes, nodes, sealed heads, columns and projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, Table, func, select
+
+from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
+from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.schema.trees import tree_nodes
+from kvcustody.audit.tlog.merkle import EMPTY, HALF, Grown, TreeHead, leaf_hashes
+from kvcustody.audit.writer.projection import TABLES, Incarnation, project
+from kvcustody.errors import CustodyError
+
+_AT_ONCE = 2048
+_COLUMNS = ("sequence", "part", "parts", "kind", "outage", "at_us")  # of `events`, each also in the leaf
+
+
+class Problem(NamedTuple):
+    """Something that does not hold: in the leaves `idx` to `last` of a log (None: in no leaf), and how.
+
+    `event` is `incarnation/sequence` of the leaf where one is named exactly and readable, else empty.
+    """
+
+    log: str
+    idx: int | None
+    last: int | None
+    event: str
+    what: str
+
+    def __str__(self) -> str:
+        place = (
+            ""
+            if self.idx is None
+            else f" leaf {self.idx}"
+            if self.idx == self.last
+            else f" leaves {self.idx}-{self.last}"
+        )
+        event = f" (event {self.event})" if self.event else ""
+        return f"{self.log}{place}{event}: {self.what}"
+
+
+class LogCheck:
+    """Goes through one log; `leaves` first, then `finish`."""
+
+    def __init__(self, connection: Connection, log: int, name: str, seals: Sequence[TreeHead]) -> None:
+        self._connection = connection
+        self._log = log
+        self._name = name
+        self._seals = list(seals)
+        self._frontier = EMPTY
+        self._grown: list[Grown] = []
+        self._broken = False  # the tree: what follows a bad seal says nothing new
+        self._lives = {
+            row.uuid: Incarnation(row.id, row.offset_us)
+            for row in connection.execute(
+                select(incarnations.c.uuid, incarnations.c.id, incarnations.c.offset_us)
+            )
+        }
+        self._ids = {life.id: uuid for uuid, life in self._lives.items()}
+        self.size = 0
+        self.purged = 0
+        self.problems: list[Problem] = []
+
+    def leaves(self) -> Iterator[int]:
+        """Check every leaf and all that is derived from it; yields how many are done."""
+        while True:
+            rows = self._read()
+            if not rows:
+                return
+            hashes = self._hashes(rows)
+            if hashes is None:
+                return
+            self._grow(hashes)
+            self._check_rows(rows)
+            yield self.size
+
+    def finish(self, size: int, frontier: bytes) -> None:
+        """Compare the end of the log with what it says of itself."""
+        last = max((seal.size for seal in self._seals), default=0)
+        if self.size != size:
+            self._say(
+                min(self.size, size),
+                max(self.size, size) - 1,
+                f"the log says that it has `{size}` leaves, and has `{self.size}`",
+            )
+        elif self.size != last:
+            self._say(
+                min(self.size, last),
+                max(self.size, last) - 1,
+                f"`{last}` leaves are sealed, and `{self.size}` are there",
+            )
+        elif not self._broken and frontier != self._frontier.to_bytes():
+            self._say(None, None, "the frontier is not that of the leaves")
+        beyond = select(events.c.idx).where(events.c.log == self._log, events.c.idx >= self.size)
+        found = self._connection.scalar(beyond.order_by(events.c.idx).limit(1))
+        if found is not None:
+            self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")
+        if self._connection.dialect.name == "postgresql":
+            self._check_names()
+        for table in TABLES:
+            rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
+            for idx in self._connection.scalars(rows):
+                self._say(idx, idx, f"`{table.name}` has a row of a leaf that is not there")
+
+    def _check_names(self) -> None:
+        """No two leaves of one name; elsewhere an index sees to it."""
+        name = (events.c.incarnation, events.c.sequence, events.c.part)
+        twice = select(*name, func.max(events.c.idx)).where(events.c.log == self._log).group_by(*name)
+        for life, sequence, _, idx in self._connection.execute(twice.having(func.count() > 1)):
+            event = f"{self._ids.get(life, life)}/{sequence}"
+            self.problems.append(Problem(self._name, idx, idx, event, "another leaf has the same name"))
+
+    # -- leaves and tree ------------------------------------------------------------------------------------
+
+    def _read(self) -> list[tuple[int, Row[Any] | None, bytes | None]]:
+        """The next places: (idx, row, None), or (idx, None, hash) where retention kept the hash alone."""
+        start, end = self.size, self.size + _AT_ONCE
+        query = select(events).where(events.c.log == self._log, events.c.idx >= start, events.c.idx < end)
+        there: dict[int, Row[Any]] = {}
+        for place in self._connection.execute(query):
+            if place.idx in there:  # the keys of a partitioned table let two of different times through
+                self._say(place.idx, place.idx, "there is more than one leaf at this place")
+            there[place.idx] = place
+        table = tree_nodes
+        query = select(table.c.idx, table.c.hash).where(
+            table.c.log == self._log, table.c.level == 0, table.c.idx >= start, table.c.idx < end
+        )
+        stood_for = {row.idx: as_bytes(row.hash) for row in self._connection.execute(query)}
+        found: list[tuple[int, Row[Any] | None, bytes | None]] = []
+        for idx in range(start, end):
+            row, hash_ = there.get(idx), stood_for.get(idx)
+            if row is None and hash_ is None:
+                break
+            found.append((idx, row, None if row is not None else hash_))
+        return found
+
+    def _hashes(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> list[bytes] | None:
+        made = iter(leaf_hashes(as_bytes(row.leaf) for _, row, _ in rows if row is not None))
+        hashes = [hash_ if hash_ is not None else next(made) for _, _, hash_ in rows]
+        self.purged += sum(hash_ is not None for _, _, hash_ in rows)
+        self.size += len(rows)
+        if {*map(len, hashes)} != {32}:
+            self._say(rows[0][0], rows[-1][0], "a kept hash is not 32 bytes long")
+            return None
+        return hashes
+
+    def _grow(self, hashes: list[bytes]) -> None:
+        """Extend the tree seal by seal, and compare each sealed head."""
+        start = self._frontier.size
+        self._grown = []
+        for seal in [seal for seal in self._seals if start < seal.size <= start + len(hashes)]:
+            before = self._frontier.size
+            self._extend(hashes[before - start : seal.size - start])
+            if not self._broken and self._frontier.root() != seal.root:
+                self._broken = True
+                what = (
+                    "the leaf is not the one that was sealed"
+                    if seal.size - before == 1
+                    else "one of these is not what was sealed"
+                )
+                self._say(before, seal.size - 1, what)
+        self._extend(hashes[self._frontier.size - start :])
+        self.problems += check_nodes(self._connection, self._log, self._name, self._grown)
+
+    def _extend(self, hashes: list[bytes]) -> None:
+        self._frontier, grown = self._frontier.extend(hashes, halves=True)
+        if not self._broken:
+            self._grown += grown
+
+    # -- columns and projections ----------------------------------------------------------------------------
+
+    def _check_rows(self, rows: list[tuple[int, Row[Any] | None, bytes | None]]) -> None:
+        sound: list[tuple[int, Leaf]] = []
+        for _, row, _ in rows:
+            if row is not None:
+                leaf = self._leaf(row)
+                if leaf is not None:
+                    sound.append((row.idx, leaf))
+        if sound:
+            self._check_projections(rows[0][0], rows[-1][0], sound)
+
+    def _leaf(self, row: Row[Any]) -> Leaf | None:
+        """The leaf, where it is one and its row says what it says."""
+        wrong = ""
+        try:
+            leaf = parse(as_bytes(row.leaf))
+            if canonical(dict(leaf.body)) != leaf.data:
+                wrong = "the bytes are not in canonical form"
+            else:
+                wrong = ", ".join(self._differing(leaf, row))
+                wrong = wrong and f"its columns contradict its bytes: {wrong}"
+        except (CustodyError, KeyError, TypeError, ValueError, RecursionError):
+            wrong = "the bytes are not a leaf"
+        if not wrong:
+            return leaf
+        event = f"{self._ids.get(row.incarnation, row.incarnation)}/{row.sequence}"
+        self.problems.append(Problem(self._name, row.idx, row.idx, event, wrong))
+        return None
+
+    def _differing(self, leaf: Leaf, row: Row[Any]) -> Iterator[str]:
+        for name in _COLUMNS:
+            if str(leaf.body[name]) != str(getattr(row, name)):
+                yield name
+        if leaf.log != self._name:
+            yield "log"
+        if leaf.body["incarnation"] != self._ids.get(row.incarnation):
+            yield "incarnation"
+
+    def _check_projections(self, first: int, last: int, sound: list[tuple[int, Leaf]]) -> None:
+        try:
+            expected = self._derive(sound)
+        except (CustodyError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as problem:
+            if len(sound) > 1:  # one of them; find out which
+                middle = len(sound) // 2
+                self._check_projections(first, sound[middle - 1][0], sound[:middle])
+                self._check_projections(sound[middle][0], last, sound[middle:])
+            else:
+                idx, leaf = sound[0]
+                self._named(idx, leaf, f"nothing can be derived from it: {type(problem).__name__}")
+            return
+        leaves = dict(sound)
+        for table in TABLES:
+            query = select(table).where(table.c.log == self._log, table.c.idx >= first, table.c.idx <= last)
+            stored = {row.idx: tuple(row) for row in self._connection.execute(query)}
+            made = expected.get(table, {})
+            if stored == made:
+                continue
+            for idx in sorted(stored.keys() | made.keys()):
+                if stored.get(idx) != made.get(idx) and idx in leaves:
+                    what = "is missing" if idx not in stored else "is not what the leaf says"
+                    self._named(idx, leaves[idx], f"its row in `{table.name}` {what}")
+
+    def _derive(self, sound: list[tuple[int, Leaf]]) -> dict[Table, dict[int, tuple[Any, ...]]]:
+        batch = batch_of([leaf for _, leaf in sound])
+        places = [idx for idx, _ in sound]
+        made: dict[Table, dict[int, tuple[Any, ...]]] = {}
+        for group in batch.groups:
+            recorders = [batch.incarnations[place] for place in group.places]
+            about = group.columns.get("of_incarnation", recorders)
+            lives = [self._lives[of or recorder] for of, recorder in zip(about, recorders, strict=True)]
+            for projection in project(group, lives):
+                rows = projection.rows([self._log] * len(places), places)
+                made.setdefault(projection.table, {}).update((row[1], row) for row in rows)
+        return made
+
+    def _named(self, idx: int, leaf: Leaf, what: str) -> None:
+        event = f"{leaf.body['incarnation']}/{leaf.body['sequence']}"
+        self.problems.append(Problem(self._name, idx, idx, event, what))
+
+    def _say(self, idx: int | None, last: int | None, what: str) -> None:
+        self.problems.append(Problem(self._name, idx, last, "", what))
+
+
+def as_bytes(value: Any) -> bytes:
+    """A stored value as bytes, whatever somebody has put into a column of SQLite."""
+    return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value).encode()
+
+
+def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[Problem]:
+    """Stored nodes against computed ones, level by level; the leaves under a node that differs are its range.
+
+    A half level that is absent costs a proof time and nothing else; a wrong one is reported.
+    """
+    problems = []
+    table = tree_nodes
+    levels: dict[int, list[Grown]] = {}
+    for each in grown:
+        levels.setdefault(each.level, []).append(each)
+    for level, parts in levels.items():
+        first, last, width = parts[0].first, parts[-1].first + len(parts[-1].hashes), parts[0].width
+        query = select(table.c.idx, table.c.hash).where(
+            table.c.log == log, table.c.level == level, table.c.idx >= first, table.c.idx < last
+        )
+        stored = {row.idx: as_bytes(row.hash) for row in connection.execute(query)}
+        for idx, node in enumerate(chain.from_iterable(part.hashes for part in parts), first):
+            if stored.get(idx, node if level >= HALF else None) != node:
+                what = f"node `{level}/{idx}` over these is not what they give"
+                problems.append(Problem(name, idx * width, (idx + 1) * width - 1, "", what))
+    return problems

@@ -1,0 +1,166 @@
+"""Checks an erasure's certificate offline: with the document, the public keys that the reader trusts, and nothing else.
+
+V1  The document is hostile: it is bounded, and every figure in it is computed again from leaves whose place in the
+    ledger is proved under a checkpoint that a trusted key signed.
+V2  A certificate that claims more than its leaves show is refused with what it claims and what they show.
+V3  With the opening, the selector must be the one that the certificate commits to.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from kvcustody.audit.erasure.certificate import SCHEMA, Opening, canonical, statement_text
+from kvcustody.audit.erasure.figures_from_leaves import Figures, figures_of
+from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
+from kvcustody.audit.tlog.proofs import check_inclusion
+from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
+from kvcustody.audit.tlog.signed_note import Signature, VerifierKey, parse_vkey
+from kvcustody.audit.tlog.signing_key import verify_statement
+from kvcustody.errors import LedgerError
+
+DOCUMENT_BYTES_MAX = 256 << 20
+
+
+@dataclass(slots=True)
+class CertificateReport:
+    """What a check found. `ok`: everything that the certificate says is shown by leaves under a trusted signature."""
+
+    erasure: str = ""
+    outcome: str = ""
+    figures: Figures | None = None
+    opened: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """No problem was found."""
+        return not self.problems
+
+
+def verify(document: bytes, vkeys: Sequence[str], opening: Opening | None = None) -> CertificateReport:
+    """Check a certificate; a bad one is a report with problems. Raises `NoteError` for a malformed key of yours."""
+    keys = [parse_vkey(text) for text in vkeys]
+    report = CertificateReport()
+    if len(document) > DOCUMENT_BYTES_MAX:
+        report.problems.append(f"the document has {len(document)} bytes, over {DOCUMENT_BYTES_MAX}")
+        return report
+    try:
+        whole = orjson.loads(document)
+        _check(report, whole["body"], whole["signature"], keys, opening)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
+        report.problems.append(f"the document is malformed ({type(problem).__name__})")
+    except LedgerError as problem:
+        report.problems.append(problem.message)
+    return report
+
+
+def _check(
+    report: CertificateReport,
+    body: dict[str, Any],
+    signature: dict[str, str],
+    keys: Sequence[VerifierKey],
+    opening: Opening | None,
+) -> None:
+    if body["schema"] != SCHEMA:
+        report.problems.append(f"its schema is `{body['schema']}`, not `{SCHEMA}`")
+        return
+    report.erasure, report.outcome = body["erasure"], body["outcome"]
+    _check_signature(report, body, signature, keys)
+    bodies = _proved(report, body, keys)
+    figures = report.figures = figures_of(bodies, body["erasure"])
+    if figures.as_dict() != body["figures"]:
+        report.problems.append(f"it states {body['figures']}, its leaves show {figures.as_dict()}")
+    _check_request(report, body, bodies, opening)
+    _check_outcome(report, body, bodies, figures)
+
+
+def _check_signature(
+    report: CertificateReport, body: dict[str, Any], signature: dict[str, str], keys: Sequence[VerifierKey]
+) -> None:
+    key = next((one for one in keys if one.name == signature["name"]), None)
+    if key is None:
+        report.problems.append(f"no trusted key is named `{signature['name']}`")
+        return
+    try:
+        data = base64.b64decode(signature["data"], validate=True)
+    except binascii.Error:
+        report.problems.append("the signature is malformed")
+        return
+    made = Signature(signature["name"], bytes.fromhex(signature["key_id"]), data)
+    verify_statement(key, statement_text(key.name, canonical(body)), made)
+
+
+def _proved(
+    report: CertificateReport, body: dict[str, Any], keys: Sequence[VerifierKey]
+) -> list[dict[str, Any]]:
+    """The bodies of the leaves whose place is proved; the others are problems."""
+    heads: dict[str, TreeHead] = {}
+    for log, text in body["ledger"]["heads"].items():
+        sealed = check_head(parse_head_proof(text.encode()), keys)
+        if sealed.name == log:
+            heads[log] = sealed.head
+        else:
+            report.problems.append(f"the head of `{log}` is that of another log")
+    bodies = []
+    seen: set[tuple[str, int]] = set()
+    for one in body["leaves"]:
+        log, idx, leaf = one["log"], one["idx"], one["leaf"].encode()
+        if log not in heads or (log, idx) in seen:
+            report.problems.append(f"leaf {idx} of `{log}` has no head, or is there twice")
+            continue
+        seen.add((log, idx))
+        path = [base64.b64decode(hash_, validate=True) for hash_ in one["path"]]
+        check_inclusion(leaf_hash(leaf), idx, heads[log], path)
+        bodies.append(orjson.loads(leaf))
+    return bodies
+
+
+def _check_request(
+    report: CertificateReport,
+    body: dict[str, Any],
+    bodies: list[dict[str, Any]],
+    opening: Opening | None,
+) -> None:
+    asked = [
+        one for one in bodies if one["kind"] == "erasure-requested" and one["erasure"] == body["erasure"]
+    ]
+    if len(asked) != 1:
+        report.problems.append(f"{len(asked)} leaves request this erasure")
+        return
+    stated = body["request"]
+    for name in ("tenant", "selector", "subject", "session", "actor", "at_us", "detail"):
+        if stated[name] != asked[0][name]:
+            report.problems.append(
+                f"it states `{name}` as `{stated[name]}`, the request says `{asked[0][name]}`"
+            )
+    if opening is not None:
+        report.opened = opening.commitment() == stated["commitment"]
+        if not report.opened:
+            report.problems.append("the opening is not of this certificate")
+
+
+def _check_outcome(
+    report: CertificateReport, body: dict[str, Any], bodies: list[dict[str, Any]], figures: Figures
+) -> None:
+    if body["outcome"] != "complete":
+        return
+    said = {
+        one["incarnation"]: one["outcome"]
+        for one in sorted(bodies, key=lambda one: int(one["sequence"]))
+        if one["kind"] == "erasure-completed" and one["erasure"] == body["erasure"]
+    }
+    for worker in body["workers"]:
+        if said.get(worker["incarnation"]) != "complete":
+            report.problems.append(f"no leaf of worker `{worker['worker']}` says that it is complete")
+    if figures.unproven or figures.reread_nonzero or body["waiting"] or body["unreachable"]:
+        report.problems.append(
+            f"it says complete, with {figures.unproven} blocks unproven, {figures.reread_nonzero} bytes not zero, "
+            f"and {len(body['waiting']) + len(body['unreachable'])} workers without an answer"
+        )

@@ -1,0 +1,276 @@
+"""Checks an export of the ledger offline, against the public keys that the reader trusts.
+
+V1 Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
+V2 A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
+narrows it down to a file): `audit fsck` on the database does that.
+V3 The report always says what was not shown (`limits`), the lack of a witness first of all.
+V4 It is independent of `verify_kvcustody.py`, which shares no code with it; tests hold their verdicts equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvcustody.audit.exports.file_formats import Format, leaves_of
+from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportedLog, ExportFile, Manifest, root_line
+from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
+from kvcustody.audit.tlog.key_handover import KIND, handover_note
+from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, Frontier, TreeHead, leaf_hashes
+from kvcustody.audit.tlog.rfc3161_timestamp import Authority
+from kvcustody.audit.tlog.root_log import Opening, check_head, parse_head_proof
+from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, VerifierKey, parse_note, parse_vkey
+from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder
+from kvcustody.audit.verify.expected_heads import DueHeads, KeptHead
+from kvcustody.audit.verify.verify_enclosures import StampVerdict, check_stamps, open_signed
+from kvcustody.errors import LedgerError
+
+_STEP = 1 << 12
+_MANIFEST_BYTES_MAX = 1 << 28
+NO_WITNESS = (
+    "split views and cut tails are undetected: no witness's signature was checked, so whoever kept no "
+    "earlier head cannot know whether others were shown the same log, or whether it was longer"
+)
+NOT_RECORDED = "whether everything was recorded: see conservation and coverage"
+NOT_TRUE = "whether what was recorded is true: a leaf proves what was written, and no more"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class LogVerdict:
+    """What was found of one sub-log: leaves `first` up to and without `end` of `size`. Times are UTC µs."""
+
+    name: str
+    size: int
+    first: int
+    end: int
+    kinds: Counter[str] = field(default_factory=Counter)
+    first_us: int = 0
+    last_us: int = 0
+    unchecked_heads: int = 0
+    handovers: int = 0
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a verification found. `ok`: every leaf is what the trusted keys signed."""
+
+    origin: str = ""
+    root: TreeHead = TreeHead(0, EMPTY_ROOT)  # noqa: RUF009 - a value
+    signed: SignedCheckpoint | None = None
+    whole: bool = False
+    closed: int = 0
+    handovers: int = 0
+    stamps: list[StampVerdict] = field(default_factory=list)
+    unchecked_stamps: int = 0
+    logs: list[LogVerdict] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """No problem was found."""
+        return not self.problems
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves were checked."""
+        return sum(log.end - log.first for log in self.logs)
+
+    @property
+    def limits(self) -> list[str]:
+        """What the verdict does not show (V3)."""
+        made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
+        made += [NOT_RECORDED, NOT_TRUE]
+        if not self.stamps:
+            along = f"{self.unchecked_stamps} timestamps came along, and none was checked"
+            made.append(f"when this existed: {along if self.unchecked_stamps else 'no timestamp came along'}")
+        if not self.whole:
+            made.append("whether other sub-logs exist, or newer heads of these: this is an export of a part")
+        if self.closed:
+            made.append(f"what {self.closed} leaves of the root log stand for: their salts were destroyed")
+        bare = [log for log in self.logs if self.whole and log.first]
+        made += [
+            f"what leaves 0 to {log.first} of `{log.name}` said: only their hashes are there" for log in bare
+        ]
+        unchecked = sum(log.unchecked_heads for log in self.logs)
+        if unchecked:
+            made.append(f"{unchecked} earlier heads whose leaves are not in this export")
+        return made
+
+
+def verify_export(
+    folder: Path,
+    keys: Sequence[str],
+    *,
+    witnesses: Sequence[str] = (),
+    witness_threshold: int = 0,
+    kept: Sequence[KeptHead] = (),
+    authorities: Sequence[Authority] = (),
+    progress: Progress | None = None,
+) -> Verdict:
+    """Check every byte of an export by these vkeys (V1, V2). Raises `NoteError` for a malformed key of yours.
+
+    Keys that yours handed over to on record are followed. Each of `authorities` has to have stamped a checkpoint that
+    this one extends; their certificates are yours, too.
+    """
+    trusted, cosigners = [parse_vkey(key) for key in keys], [parse_vkey(key) for key in witnesses]
+    verdict = Verdict()
+    try:
+        _Check(folder, verdict, kept, progress).run(trusted, cosigners, witness_threshold, authorities)
+    except LedgerError as problem:
+        verdict.problems.append(problem.message)
+    except OSError as problem:
+        verdict.problems.append(f"`{problem.filename or folder}`: {problem.strerror}")
+    return verdict
+
+
+class _Check:
+    def __init__(
+        self, folder: Path, verdict: Verdict, kept: Sequence[KeptHead], progress: Progress | None
+    ) -> None:
+        self._folder = folder
+        self._files = TileFolder(folder)
+        self._verdict = verdict
+        self._kept = kept
+        self._progress = progress
+        self._heads: dict[str, dict[int, bytes]] | None = None
+
+    def run(
+        self,
+        trusted: Sequence[VerifierKey],
+        cosigners: Sequence[VerifierKey],
+        witness_threshold: int,
+        authorities: Sequence[Authority],
+    ) -> None:
+        verdict = self._verdict
+        self._note = self._files.file(CHECKPOINT, NOTE_BYTES_MAX)
+        manifest = Manifest.from_bytes(self._files.file(MANIFEST, _MANIFEST_BYTES_MAX))
+        found = open_signed(
+            self._files, self._note, manifest.handovers, trusted, cosigners, witness_threshold
+        )
+        verdict.signed, verdict.handovers = found.signed, len(found.handovers)
+        verdict.origin, verdict.root = found.signed.checkpoint.origin, found.signed.checkpoint.head
+        self._trusted = found.keys
+        verdict.unchecked_stamps = 0 if authorities else len(manifest.stamps)
+        verdict.stamps = check_stamps(self._files, manifest.stamps, verdict.root, verdict.origin, authorities)
+        names = [log.name for log in manifest.logs]
+        if len(set(names)) != len(names):
+            raise ExportError("a sub-log is listed twice")
+        if manifest.openings:
+            self._root_log(names)
+        for log in manifest.logs:
+            self._log(log, manifest.form)
+        if verdict.whole and sum(log.handovers for log in verdict.logs) != verdict.handovers:
+            raise ExportError("the system log has other handovers of the signing key than the export lists")
+        for kept in self._kept:
+            if kept.log not in names:
+                verdict.problems.append(f"log `{kept.log}`, whose head was kept, is not in the export")
+
+    def _root_log(self, names: Sequence[str]) -> None:
+        """The whole root log, and the heads that it opens to: no sub-log left out, none with two histories."""
+        frontier: Frontier = EMPTY
+        heads: dict[str, dict[int, bytes]] = {}
+        self._heads = heads
+        with (self._folder / OPENINGS).open("rb") as file:
+            while lines := list(islice(file, _STEP)):
+                leaves = [self._root_leaf(line, heads) for line in lines]
+                frontier = frontier.extend(leaf_hashes(leaves)).frontier
+        if frontier.head() != self._verdict.root:
+            raise ExportError(f"`{OPENINGS}` is not the root log that was signed")
+        missing = sorted(heads.keys() - set(names))
+        if missing:
+            raise ExportError(f"log `{missing[0]}` was left out")
+        self._verdict.whole = True
+
+    def _root_leaf(self, line: bytes, heads: dict[str, dict[int, bytes]]) -> bytes:
+        try:
+            value = orjson.loads(line)
+            leaf = bytes.fromhex(value["leaf"])
+            opened = None if value["opening"] is None else bytes.fromhex(value["opening"])
+        except (ValueError, KeyError, TypeError):
+            raise ExportError(f"`{OPENINGS}` is malformed") from None
+        if line != root_line(leaf, opened):
+            raise ExportError(f"`{OPENINGS}` is not in its one form")
+        if opened is None:
+            self._verdict.closed += 1
+            return leaf
+        opening = Opening.from_bytes(opened)
+        if opening.commitment() != leaf:
+            raise ExportError(f"a leaf of the root log is not what its opening (`{opening.name}`) says")
+        if (
+            heads.setdefault(opening.name, {}).setdefault(opening.head.size, opening.head.root)
+            != opening.head.root
+        ):
+            raise ExportError(
+                f"`{opening.name}` has two histories: two heads at `{opening.head.size}` leaves"
+            )
+        return leaf
+
+    def _log(self, log: ExportedLog, form: Format) -> None:
+        proof = parse_head_proof(self._files.file(f"{log.folder}/{HEAD_PROOF}", 2 * NOTE_BYTES_MAX))
+        sealed = check_head(proof, self._trusted)
+        if parse_note(proof.note).text != parse_note(self._note).text:
+            raise ExportError(f"the head of `{log.name}` is under another checkpoint")
+        if (sealed.name, sealed.head) != (log.name, log.head):
+            raise ExportError(f"`{log.folder}` holds log `{sealed.name}`, and the manifest says `{log.name}`")
+        found = LogVerdict(log.name, log.head.size, log.range.first, log.range.end)
+        self._verdict.logs.append(found)
+        due = DueHeads(log.name, self._heads, self._kept)
+        digest = hashlib.sha256()
+        frontier = log.range.before
+        for file in log.files:
+            if file.first != frontier.size:
+                raise ExportError(
+                    f"`{file.path}` begins at leaf `{file.first}`; `{frontier.size}` was expected"
+                )
+            for leaves in self._leaves(file, form):
+                due.check(frontier, hashes := leaf_hashes(leaves))
+                frontier = frontier.extend(hashes).frontier
+                digest.update(b"".join(leaf + b"\n" for leaf in leaves))
+                _note(found, leaves, frontier.size - len(leaves))
+                if self._progress is not None:
+                    self._progress(log.name, frontier.size - log.range.first, log.leaves)
+        due.check(frontier, [])
+        if self._verdict.whole and log.range.end != log.head.size:
+            raise ExportError(
+                f"`{log.name}` ends at leaf `{log.range.end}` of {log.head.size} in a whole export"
+            )
+        log.range.check(frontier, log.head)
+        if digest.hexdigest() != log.digest:
+            raise ExportError(f"the leaves of `{log.name}` do not have the digest that the manifest states")
+        found.unchecked_heads = due.unchecked(log.range.first, log.head.size)
+
+    def _leaves(self, file: ExportFile, form: Format) -> Iterator[list[bytes]]:
+        path = self._folder / file.path
+        if path.is_symlink() or not path.is_file():
+            raise ExportError(f"`{file.path}` is missing or no plain file")
+        with path.open("rb") as opened:
+            if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+                raise ExportError(f"`{file.path}` does not have the digest that the manifest states")
+        leaves = leaves_of(form, path)
+        while some := list(islice(leaves, _STEP)):
+            yield some
+
+
+def _note(found: LogVerdict, leaves: Sequence[bytes], first: int) -> None:
+    """What kinds of leaves there are, and when; raises `ExportError` for one that is none, or is another log's."""
+    for idx, leaf in enumerate(leaves, first):
+        try:
+            body: dict[str, Any] = orjson.loads(leaf)
+            log, kind, moment = body["log"], body["kind"], int(body["at_us"])
+        except (ValueError, KeyError, TypeError):
+            raise ExportError(f"leaf `{idx}` of `{found.name}` is not a leaf") from None
+        if log != found.name:
+            raise ExportError(f"leaf `{idx}` of `{found.name}` says that it belongs to `{log}`")
+        found.kinds[kind] += 1
+        found.handovers += kind == KIND and handover_note(leaf) is not None
+        found.first_us = min(found.first_us or moment, moment)
+        found.last_us = max(found.last_us, moment)

@@ -1,0 +1,251 @@
+"""Append leaves, their projections and their trees to the ledger inside the caller's transaction.
+
+A1 The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf:
+contiguous per log, whatever fails. A2 Rows, leaf and tree commit together. A3 A leaf whose (incarnation,
+sequence, part, log) is already there is skipped when `skip_known` is set, so a replay adds each leaf
+exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Table, insert, select, update
+
+from kvcustody.audit.database.bulk_insert import Columns, Inserts
+from kvcustody.audit.database.engine import marked
+from kvcustody.audit.events import SYSTEM, parse
+from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
+from kvcustody.audit.schema import ledger as schema
+from kvcustody.audit.tlog import merkle
+from kvcustody.audit.writer.append_trees import LockedLog, Trees
+from kvcustody.audit.writer.projection import Incarnation, project
+from kvcustody.errors import LedgerError
+
+
+class Appended(NamedTuple):
+    """How many leaves a call added, and how many were there already."""
+
+    added: int
+    known: int
+
+
+class _Growth(NamedTuple):
+    """What a transaction has appended so far; by log: those that it holds, their next places, its leaves' hashes."""
+
+    inserts: Inserts
+    held: dict[str, LockedLog]
+    nexts: dict[str, Callable[[], int]]
+    hashes: dict[str, list[bytes]]
+    at_us: list[int]  # the latest of each batch
+
+
+class Appender:
+    """Remembers row ids between batches; `forget()` after a rollback: ids may have gone with it."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, int] = {}
+        self._incarnations: dict[str, Incarnation] = {}
+        self._trees = Trees()
+
+    def forget(self) -> None:
+        """Drop every remembered id."""
+        self._logs.clear()
+        self._incarnations.clear()
+
+    def append(self, connection: Connection, batch: Batch, *, skip_known: bool = False) -> Appended:
+        """Insert the leaves in order, with contiguous idx per log, and their projections."""
+        given = len(batch.data)
+        added = self.append_all(connection, [self._unknown(connection, batch) if skip_known else batch])
+        return Appended(added, given - added)
+
+    def append_all(self, connection: Connection, batches: Iterable[Batch]) -> int:
+        """Append batches and seal them together; how many leaves they had.
+
+        Several are for SQLite, whose transaction has the whole database; on PostgreSQL, logs that are locked one batch
+        after the other would not be locked in the order of their ids, and two writers could wait for each other.
+        """
+        growth = _Growth(Inserts(connection), {}, {}, {}, [])
+        added = 0
+        for batch in batches:
+            if batch.data:
+                added += len(batch.data)
+                self._insert(connection, batch, growth)
+        growth.inserts.finish()
+        if added:
+            logs = sorted(growth.held.values())
+            hashes = {log.id: growth.hashes[log.name] for log in logs}
+            self._trees.grow(connection, logs, hashes, max(growth.at_us))
+        return added
+
+    def _insert(self, connection: Connection, batch: Batch, growth: _Growth) -> None:
+        """Insert leaves and projections; the trees are left to `growth`."""
+        logs, places = self._places(connection, batch, growth)
+        lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
+        recorders = [lives[uuid].id for uuid in batch.incarnations]
+        columns = (recorders, *batch[2:9])  # from `sequences` to `data`, in the order of the table
+        growth.inserts.add(schema.events, [(logs, places, *columns)])
+        projections: dict[Table, list[Columns]] = {}
+        for group in batch.groups:
+            about = self._about(connection, group, batch)
+            for made in project(group, about):
+                projections.setdefault(made.table, []).append(made.whole(logs, places))
+            if group.kind in _LIFE:
+                _live(connection, group, about)
+        for table, pieces in projections.items():
+            growth.inserts.add(table, pieces)
+        for log, more in leaf_hashes(batch).items():
+            growth.hashes.setdefault(log, []).extend(more)
+        growth.at_us.append(max(batch.at_us))
+
+    def _places(self, connection: Connection, batch: Batch, growth: _Growth) -> tuple[list[int], list[int]]:
+        """The log id and the idx of every leaf; logs that the transaction does not hold yet are locked."""
+        names = set(batch.logs)
+        unknown = sorted(names - self._logs.keys())
+        for start in range(0, len(unknown), _LOGS_AT_ONCE):
+            some = unknown[start : start + _LOGS_AT_ONCE]
+            self._logs |= _log_ids(connection, some, batch.at_us[0])
+        ids = {name: self._logs[name] for name in names}
+        missing = {log: name for name, log in ids.items() if name not in growth.held}
+        for log in _lock(connection, missing) if missing else ():
+            growth.held[log.name] = log
+            growth.nexts[log.name] = count(log.size).__next__
+        nexts = growth.nexts
+        return [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs]
+
+    def _about(self, connection: Connection, group: Group, batch: Batch) -> Sequence[Incarnation]:
+        """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""
+        recorders = [batch.incarnations[place] for place in group.places]
+        named = group.columns.get("of_incarnation", recorders)
+        about = [of or recorder for of, recorder in zip(named, recorders, strict=True)]
+        lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(about)}
+        return [lives[uuid] for uuid in about]
+
+    def _incarnation(self, connection: Connection, uuid: str, batch: Batch) -> Incarnation:
+        """The row of an incarnation; one that only its leaves mention is added with their offset."""
+        known = self._incarnations.get(uuid)
+        if known is None:
+            table = schema.incarnations
+            row = connection.execute(
+                select(table.c.id, table.c.offset_us).where(table.c.uuid == uuid)
+            ).first()
+            founder = batch.founders.get(uuid)
+            if row is not None:
+                known = Incarnation(row.id, row.offset_us)
+            elif founder is not None:
+                known = register(connection, uuid, *founder)
+            else:
+                raise LedgerError(f"incarnation `{uuid}` is not in the ledger", incarnation=uuid)
+            self._incarnations[uuid] = known
+        return known
+
+    def _unknown(self, connection: Connection, batch: Batch) -> Batch:
+        """The leaves that the ledger does not hold yet."""
+        events, logs = schema.events, schema.logs
+        known: set[tuple[str, int, int, str]] = set()
+        for uuid in set(batch.incarnations):
+            source = self._incarnation(connection, uuid, batch).id
+            pairs = zip(batch.incarnations, batch.sequences, strict=True)
+            sequences = [sequence for recorder, sequence in pairs if recorder == uuid]
+            query = (
+                select(events.c.sequence, events.c.part, logs.c.name)
+                .join(logs, logs.c.id == events.c.log)
+                .where(events.c.incarnation == source)
+                .where(events.c.sequence.between(min(sequences), max(sequences)))
+                .where(events.c.at_us.between(min(batch.at_us), max(batch.at_us)))  # their months
+            )
+            known |= {(uuid, row.sequence, row.part, row.name) for row in connection.execute(query)}
+        if not known:
+            return batch
+        names = zip(batch.incarnations, batch.sequences, batch.parts, batch.logs, strict=True)
+        fresh = [data for name, data in zip(names, batch.data, strict=True) if name not in known]
+        return batch_of([parse(data) for data in fresh]) if fresh else EMPTY
+
+
+def leaf_hashes(batch: Batch) -> dict[str, list[bytes]]:
+    """The RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
+    hashes: dict[str, list[bytes]] = {}
+    for log, hash_ in zip(batch.logs, batch.hashes, strict=True):
+        hashes.setdefault(log, []).append(hash_)
+    return hashes
+
+
+def register(connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int) -> Incarnation:
+    """Insert an incarnation (and its worker, when new)."""
+    workers, incarnations = schema.workers, schema.incarnations
+    known = connection.scalar(select(workers.c.id).where(workers.c.name == worker))
+    if known is None:
+        made = connection.execute(insert(workers).values(name=worker)).inserted_primary_key
+        assert made is not None
+        known = int(made[0])
+    values = {"uuid": uuid, "worker": known, "offset_us": offset_us, "started_us": started_us}
+    placed = connection.execute(insert(incarnations).values(**values)).inserted_primary_key
+    assert placed is not None
+    return Incarnation(int(placed[0]), offset_us)
+
+
+_LOGS_AT_ONCE = 256
+_NO_TREE = merkle.EMPTY.to_bytes()
+_NEW_LOG = "INSERT INTO logs (name, size, frontier) VALUES (?, 0, ?) ON CONFLICT (name) DO NOTHING"
+_NEW_TENANT = (
+    "INSERT INTO tenants (tenant, log, first_seen_us) VALUES (?, ?, ?) ON CONFLICT (tenant) DO NOTHING"
+)
+_LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})
+_MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
+
+
+def _live(connection: Connection, group: Group, about: Sequence[Incarnation]) -> None:
+    """The life of an incarnation is the one projection that is updated in place."""
+    table = schema.incarnations
+    for number, life in enumerate(about):
+        values: dict[str, Any]
+        if group.kind == "worker-started":
+            values = {key: group.columns[key][number] for key in _MEMORY}
+        else:
+            end = group.kind.removeprefix("worker-")
+            values = {"ended_us": group.columns["at_us"][number], "end": end}
+        connection.execute(update(table).where(table.c.id == life.id).values(**values))
+
+
+def _log_ids(connection: Connection, names: Sequence[str], at_us: int) -> dict[str, int]:
+    """The ids of logs; those that are not there yet are made, in the order of the names."""
+    logs = schema.logs
+    query = select(logs.c.name, logs.c.id).where(logs.c.name.in_(names))
+    found = {row.name: row.id for row in connection.execute(query)}
+    missing = [name for name in names if name not in found]
+    if not missing:
+        return found
+    # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
+    connection.exec_driver_sql(marked(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing])
+    found = {row.name: row.id for row in connection.execute(query)}
+    tenants = [(name.removeprefix("tenant/"), found[name], at_us) for name in missing if name != SYSTEM]
+    if tenants:
+        connection.exec_driver_sql(marked(connection, _NEW_TENANT), tenants)
+    return found
+
+
+def _lock(connection: Connection, names: dict[int, str]) -> list[LockedLog]:
+    """The logs, by id, in the order of their ids; their rows are locked until the transaction ends."""
+    some = ", ".join(map(str, sorted(names)))
+    if connection.dialect.name == "sqlite":  # BEGIN IMMEDIATE has locked the database already
+        found = [
+            LockedLog(log, names[log], size, frontier)
+            for log, size, frontier in sorted(_read_at_once(connection, some))
+        ]
+    else:
+        query = f"SELECT id, name, size, frontier FROM logs WHERE id IN ({some}) ORDER BY id FOR UPDATE"  # noqa: S608 - row ids
+        found = [LockedLog(*row) for row in connection.exec_driver_sql(query)]
+    if len(found) != len(names):
+        raise merkle.TreeError(f"the ledger lost `{len(names) - len(found)}` of its logs", logs=sorted(names))
+    return found
+
+
+def _read_at_once(connection: Connection, some: str) -> Iterator[tuple[int, int, bytes]]:
+    """Id, size and frontier of logs, as one row: at every row SQLite would have to wait for the interpreter lock."""
+    each = "id || ' ' || size || ' ' || hex(frontier)"
+    query = f"SELECT group_concat({each}, ' ') FROM logs WHERE id IN ({some})"  # noqa: S608 - row ids
+    words = iter((connection.exec_driver_sql(query).scalar() or "").split(" "))
+    for log, size, frontier in zip(words, words, words, strict=False):
+        yield int(log), int(size), bytes.fromhex(frontier)

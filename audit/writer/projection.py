@@ -1,0 +1,221 @@
+"""Rows from leaves: the one way in which any column of evidence comes to be.
+
+J1 A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is
+replayed, and a table re-derived, from bytes. J2 An event written in two logs is projected once, in the log
+of the tenant that acted. J3 Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import Any, NamedTuple
+
+from sqlalchemy import Table
+
+from kvcustody.audit.events import log_of
+from kvcustody.audit.events.batch import Group
+from kvcustody.audit.events.registry import TRACE
+from kvcustody.audit.schema import erasures as erasure_schema
+from kvcustody.audit.schema import ledger as schema
+from kvcustody.audit.schema import retention as keeping_schema
+from kvcustody.audit.schema.traces import event_traces
+
+Row = tuple[Any, ...]
+Columns = dict[str, Sequence[Any]]
+
+
+class Incarnation(NamedTuple):
+    """An incarnation's row id, and what turns its boot time into UTC."""
+
+    id: int
+    offset_us: int
+
+
+class Projection(NamedTuple):
+    """Rows of one table: the places of their leaves in the batch, and their columns after (log, idx)."""
+
+    table: Table
+    places: Sequence[int]
+    columns: Sequence[Sequence[Any]]
+
+    def whole(self, logs: Sequence[int], idx: Sequence[int]) -> list[Sequence[Any]]:
+        """Every column of the rows, given the log and the idx of every leaf of the batch."""
+        return [*([values[place] for place in self.places] for values in (logs, idx)), *self.columns]
+
+    def rows(self, logs: Sequence[int], idx: Sequence[int]) -> Iterator[Row]:
+        """The rows, given the same."""
+        return zip(*self.whole(logs, idx), strict=True)
+
+
+_RELEASED = {
+    "released_us": "at_us",
+    "released_boot_us": "boot_us",
+    "written_blocks": "_written_blocks",
+    "written": "_written",
+    "final": "_final",
+}
+_TABLES: dict[str, tuple[Table, dict[str, str]]] = {
+    "policy-activated": (schema.policy_revisions, {}),
+    "decision": (schema.decisions, {"rule": "_rule"}),
+    "residency-opened": (
+        schema.residencies,
+        {
+            "opened_us": "at_us",
+            "opened_boot_us": "boot_us",
+            "attached_blocks": "_blocks",
+            "written_blocks": "_written_blocks",
+        },
+    ),
+    "blocks-attached": (
+        schema.attachments,
+        {"attached_boot_us": "boot_us", "attached_blocks": "_blocks"},
+    ),
+    "residency-released": (schema.releases, _RELEASED),
+    "blocks-released": (schema.releases, _RELEASED),
+    "custody-ended": (schema.custody_ends, {"blocks": "_blocks", "due_us": "_due_us"}),
+    "receipt": (schema.receipts, {"blocks": "_blocks", "bytes": "_bytes", "verified": "_verified"}),
+    "hit-counters": (schema.hit_counters, {"from_us": "_from_us"}),
+    "erasure-requested": (schema.erasures, {"at_boot_us": "boot_us"}),
+    "erasure-completed": (schema.erasure_results, {}),
+    "erasure-applied": (erasure_schema.erasure_effects, {"blocks": "_blocks"}),
+    "erasure-remaining": (erasure_schema.erasure_remains, {"blocks": "_blocks"}),
+    "erasure-reread": (erasure_schema.erasure_rereads, {}),
+    "retention-purged": (keeping_schema.retention_purges, {}),
+    "legal-hold": (keeping_schema.legal_holds, {}),
+    "orphan-scanned": (schema.orphan_scans, {}),
+    "orphan-found": (schema.orphan_findings, {"blocks": "_blocks"}),
+    "spill-started": (schema.outages, {}),
+    "replay-completed": (schema.outages, {}),
+    "gap": (schema.outages, {}),
+    "withdrawn": (schema.outages, {"first_sequence": "of_sequence", "last_sequence": "of_sequence"}),
+}
+TABLES = (*dict.fromkeys(table for table, _ in _TABLES.values()), event_traces)
+_COMMON = {"incarnation": "_incarnation", "low": "_low", "high": "_high"}
+
+
+def _sources(kind: str) -> tuple[str, ...]:
+    table, renamed = _TABLES[kind]
+    names = [column.name for column in table.columns][2:]  # log and idx come first, from the caller
+    return tuple(renamed.get(name) or _COMMON.get(name, name) for name in names)
+
+
+_SOURCES = {kind: _sources(kind) for kind in _TABLES}
+
+
+def project(group: Group, lives: Sequence[Incarnation]) -> list[Projection]:
+    """The rows of one kind of leaves, in their order; none where the leaves alone are the record.
+
+    `lives` are the incarnations that the leaves are about, one a leaf.
+    """
+    made = _of_kind(group, lives)
+    found = [] if made is None else [made]
+    return [*found, _of_traces(group)] if TRACE in group.columns else found
+
+
+def _of_traces(group: Group) -> Projection:
+    """Where the leaves that carry a trace are (J3)."""
+    traces = group.columns[TRACE]
+    kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
+    return Projection(event_traces, kept[0], kept[1:])
+
+
+def _of_kind(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
+    entry = _TABLES.get(group.kind)
+    if entry is None:
+        return None
+    columns: Columns = {**group.columns, "_incarnation": [life.id for life in lives]}
+    if "runs" in group.extents:
+        columns["_blocks"], columns["_low"], columns["_high"] = group.extents["runs"]
+    derive = _DERIVED.get(group.kind) or (_outage if entry[0] is schema.outages else None)
+    if derive is not None:
+        derive(columns, group, lives)
+    made = [columns[name] for name in _SOURCES[group.kind]]
+    reader = _READERS.get(group.kind)
+    if reader is None:
+        return Projection(entry[0], group.places, made)
+    pairs = zip(group.columns["log"], group.columns[reader], strict=True)
+    acting = [log == log_of(tenant) for log, tenant in pairs]
+    kept = [list(compress(column, acting)) for column in (group.places, *made)]
+    return Projection(entry[0], kept[0], kept[1:])
+
+
+_READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (J2)
+
+
+def _opened(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    attached, written = group.extents["runs"], group.extents["written"]
+    columns["_written_blocks"] = written.blocks
+    if max(attached.high) < 0:  # no runs at all, whose extents are (0, 0, -1)
+        columns["_low"], columns["_high"] = written.low, written.high
+    elif any(written.blocks):
+        both = list(zip(*attached, *written, strict=True))
+        columns["_low"] = [
+            min(low, other) if blocks and more else low if blocks else other
+            for blocks, low, _, more, other, _ in both
+        ]
+        columns["_high"] = list(map(max, attached.high, written.high))
+
+
+def _released(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    count = len(group.places)
+    columns["_final"] = [True] * count
+    columns["_written"] = [True] * count
+    columns["_written_blocks"] = columns["_blocks"]
+
+
+def _let_go(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    own = columns["_written"] = columns["own"]
+    columns["_final"] = [False] * len(own)
+    columns["_written_blocks"] = [
+        blocks if theirs else 0 for blocks, theirs in zip(columns["_blocks"], own, strict=True)
+    ]
+
+
+def _ended(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    columns["_due_us"] = [
+        due + life.offset_us for due, life in zip(columns["due_boot_us"], lives, strict=True)
+    ]
+
+
+def _receipt(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
+    sizes = zip(columns["bytes"], columns["_blocks"], columns["blocks"], strict=True)
+    columns["_bytes"] = [total * here // all_blocks if all_blocks else 0 for total, here, all_blocks in sizes]
+    columns["_verified"] = [
+        verified if part == 1 else 0
+        for verified, part in zip(columns["verified"], columns["part"], strict=True)
+    ]
+
+
+def _decision(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    columns["_rule"] = [reasons[0] if reasons else "default-deny" for reasons in columns["reasons"]]
+
+
+def _counters(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    columns["_from_us"] = [
+        start + life.offset_us for start, life in zip(columns["from_boot_us"], lives, strict=True)
+    ]
+
+
+_OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
+
+
+def _outage(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+    count = len(group.places)
+    columns["kind"] = [group.kind] * count
+    for name, nothing in _OUTAGE.items():
+        columns.setdefault(name, [nothing] * count)
+    if group.kind == "withdrawn":
+        columns["cause"] = ["refused"] * count
+
+
+_DERIVED: dict[str, Callable[[Columns, Group, Sequence[Incarnation]], None]] = {
+    "residency-opened": _opened,
+    "residency-released": _released,
+    "blocks-released": _let_go,
+    "custody-ended": _ended,
+    "receipt": _receipt,
+    "decision": _decision,
+    "hit-counters": _counters,
+}

@@ -1,0 +1,37 @@
+"""Puts one act of an operator on record before it happens, from a process that is no worker.
+
+N1 `record` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen (class A).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from kvcustody.audit.events import Event
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import Clock, SystemClock
+
+
+def record(engine: Engine, make: Callable[[int], Event], *, clock: Clock | None = None) -> None:
+    """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (N1)."""
+    clock = clock or SystemClock()
+    with recorder(engine, clock) as writer:
+        writer.submit_durable(make(clock.now_us()))
+
+
+@contextmanager
+def recorder(engine: Engine, clock: Clock) -> Iterator[EventWriter]:
+    """A writer of its own name, for as long as an act takes."""
+    with tempfile.TemporaryDirectory(prefix="kvcustody-record-") as folder:
+        name = f"console-{uuid.uuid4().hex[:12]}"
+        writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(folder))
+        try:
+            yield writer
+        finally:
+            writer.close()

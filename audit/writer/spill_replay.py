@@ -1,0 +1,66 @@
+"""Spills read back into the ledger.
+
+Y1 Each leaf is added once, however often a spill is replayed. Y2 A segment is deleted only after all of it,
+and the leaf that reports the replay, are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import orjson
+
+from kvcustody.audit.events import parse
+from kvcustody.audit.events.batch import batch_of
+from kvcustody.audit.subjects.subject_table import row_of
+from kvcustody.audit.writer.committer import Committer
+from kvcustody.audit.writer.spill_file import Segment, Spill
+
+
+class Replayed(NamedTuple):
+    """What a replay found."""
+
+    segments: int
+    added: int
+    duplicates: int
+    torn_bytes: int
+
+
+def replay(spill: Spill, committer: Committer, report: Callable[[Replayed], None], *, batch: int) -> None:
+    """Commit every segment that no live process holds, then the report, then delete them."""
+    segments = spill.segments()
+    added = duplicates = torn = 0
+    try:
+        for segment in segments:
+            new, known = _replay_one(segment, committer, batch)
+            added, duplicates, torn = added + new, duplicates + known, torn + segment.torn_bytes
+        if segments:  # on record before the evidence of the outage goes
+            report(Replayed(len(segments), added, duplicates, torn))
+        for segment in segments:
+            segment.retire()
+    finally:
+        for segment in segments:
+            segment.close()
+
+
+def _replay_one(segment: Segment, committer: Committer, batch: int) -> tuple[int, int]:
+    """Leaves added, and leaves that were there."""
+    added = total = 0
+    chunk: list[bytes] = []
+    for record in segment.records():
+        chunk.append(record)
+        total += record[:1] == b"L"
+        if len(chunk) >= batch:
+            added += _commit(chunk, committer)
+            chunk.clear()
+    if chunk:
+        added += _commit(chunk, committer)
+    return added, total - added
+
+
+def _commit(records: list[bytes], committer: Committer) -> int:
+    names = [row_of(orjson.loads(record[1:])) for record in records if record[:1] == b"P"]
+    found = [parse(record[1:]) for record in records if record[:1] == b"L"]
+    committer.write_names(names)
+    return committer.write(batch_of(found), skip_known=True)

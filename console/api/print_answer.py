@@ -1,0 +1,65 @@
+"""What is done with an answer: a job is followed to its end, its files and contents written, the rest printed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import orjson
+import typer
+
+from kvcustody.console.api.client import Answer, Asker
+from kvcustody.console.api.printing import show
+from kvcustody.console.command import print_json
+from kvcustody.errors import ConfigError
+
+_KEEP = 0.2
+
+
+def finished(asker: Asker, answer: Answer, out: Path | None) -> Answer:
+    """A job at its end, its files in the folder `out` (M3)."""
+    job = orjson.loads(answer.body)["job"]
+    while (found := orjson.loads(_get(asker, f"/v1/jobs/{job}").body))["ended_us"] is None:
+        time.sleep(_KEEP)
+    files = (found["result"] or {}).get("files", [])
+    if out is None and files and not asker.lasting:
+        raise ConfigError("--out is needed: what this job makes is gone when the command has ended")
+    for item in files if out is not None else ():
+        name = one_segment(item["name"])  # an answer never says where in the file system it goes
+        _write(Path(str(out)) / name, _get(asker, f"/v1/jobs/{job}/files/{name}").body)
+    return answer._replace(body=orjson.dumps(found))
+
+
+def _get(asker: Asker, path: str) -> Answer:
+    return asker.ask("GET", path, query={}, headers={}, body=None)
+
+
+def tell(answer: Answer, as_json: bool, out: Path | None) -> None:
+    """Print an answer, or write its content to `out`."""
+    is_json = answer.media.startswith("application/json")
+    if out is not None:
+        _write(out, answer.body)
+        if as_json:
+            print_json({"path": str(out), "bytes": len(answer.body), "etag": answer.etag})
+    elif as_json:
+        text = None if not answer.body else answer.body.decode("utf-8", "replace")
+        print_json(orjson.loads(answer.body) if is_json else {"content": text})
+    elif is_json:
+        show(orjson.loads(answer.body))
+    else:
+        typer.echo(answer.body, nl=False)
+
+
+def one_segment(text: str) -> str:
+    """`text` where it names one thing; raises `ConfigError` for what would lead elsewhere in a path."""
+    if not text or "/" in text or "?" in text or "#" in text or text in (".", ".."):
+        raise ConfigError(f"`{text}` is no name of one thing")
+    return text
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None

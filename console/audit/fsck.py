@@ -1,0 +1,72 @@
+"""`kvcustody audit fsck`: the whole ledger computed again from its leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.tlog.signed_note import parse_vkey
+from kvcustody.audit.verify.fsck_ledger import Progress, fsck
+from kvcustody.console.command import Json, print_json, progress_bar
+from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading
+from kvcustody.errors import ConfigError
+
+EXIT_NOT_SOUND = 1
+
+
+def check(
+    ledger: Ledger = DEFAULT,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", help="A public key of the ledger, or a file: notes are verified by it."),
+    ] = None,
+    note: Annotated[
+        list[Path] | None, typer.Option(help="A checkpoint that you kept elsewhere; may be given again.")
+    ] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Compute trees, roots, checkpoints and derived rows again from the leaves, and name the first bad one.
+
+    A ledger whose end was cut off with all that sealed it is shorter and sound: give a note that you kept elsewhere.
+    Exit status 1 when something is wrong.
+    """
+    keys = [parse_vkey(text) for text in key_texts(key or [])]
+    with reading(ledger) as engine, engine.connect() as connection, progress_bar() as bar:
+        task = bar.add_task("leaves", total=None)
+
+        def show(log: str, done: int, total: int) -> None:
+            bar.update(task, description=log, completed=done, total=total)
+
+        told: Progress = show
+        found = fsck(connection, keys=keys, kept=[_read(path) for path in note or ()], progress=told)
+    if as_json:
+        facts = {
+            name: getattr(found, name)
+            for name in ("logs", "leaves", "purged", "checkpoints", "signed", "verified")
+        }
+        print_json(facts | {"sound": found.ok, "problems": [problem._asdict() for problem in found.problems]})
+    else:
+        for problem in found.problems:
+            print(f"not sound: {problem}")
+        verdict = "sound" if found.ok else f"{len(found.problems)} problems"
+        by_hash = f" ({found.purged} by their hashes alone)" if found.purged else ""
+        print(f"{verdict}: {found.leaves} leaves of {found.logs} logs{by_hash}")
+        print(
+            f"{found.checkpoints} checkpoints, {found.signed} signed, {found.verified} verified by your keys"
+        )
+        if found.ok and not note:
+            print(
+                "not shown: whether the end was cut off. Give --note with a checkpoint that was kept elsewhere."
+            )
+    if not found.ok:
+        raise typer.Exit(EXIT_NOT_SOUND)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise ConfigError(f"--note `{path}`: {problem.strerror}") from None

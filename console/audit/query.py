@@ -1,0 +1,239 @@
+"""`kvcustody audit tail`, `query`, `prove` and `status`: what the ledger holds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.events import LEAF_KEYS
+from kvcustody.audit.query.events import (
+    BlockRef,
+    Cursor,
+    EventFilter,
+    EventRow,
+    find_events,
+    newest_events,
+)
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.witness.status import witness_status
+from kvcustody.console.command import Json, make_table, print_json, stdout
+from kvcustody.console.options_ledger import DEFAULT, Ledger, moment_us, reading, shown
+from kvcustody.errors import ConfigError
+from kvcustody.governance.identity.w3c_trace import check_trace
+
+_HEAD = frozenset(
+    {
+        "schema",
+        "kind",
+        "outage",
+        "log",
+        "incarnation",
+        "sequence",
+        "at_us",
+        "boot_us",
+        "part",
+        "parts",
+        "runs",
+        "written",
+    }
+)
+_Tenant = Annotated[str | None, typer.Option(help="Only this tenant's log.")]
+_Kind = Annotated[list[str] | None, typer.Option(help="Only this kind of event; may be given again.")]
+
+
+def tail(
+    ledger: Ledger = DEFAULT,
+    tenant: _Tenant = None,
+    kind: _Kind = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on showing new leaves until Ctrl-C.")
+    ] = False,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show the newest leaves; with --follow, new ones as they are committed (with --json, one document a line)."""
+    wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
+    with reading(ledger) as engine:
+        with engine.connect() as connection:
+            sizes = {log.name: log.head.size for log in LedgerProofs(connection).logs()}
+            rows = newest_events(connection, wanted, limit=lines)
+        if not follow:
+            _show(rows, as_json)
+            return
+        for row in rows:
+            _line(row, as_json)
+        while True:
+            time.sleep(0.5)
+            with engine.connect() as connection:
+                proofs = LedgerProofs(connection)
+                new = {log.name: log.head.size for log in proofs.logs()}
+                for name in sorted(new):
+                    for idx in range(sizes.get(name, 0), new[name]):
+                        row = _row(name, idx, proofs.leaf(name, idx))
+                        if (not wanted.kinds or row.kind in wanted.kinds) and name in _names(tenant, name):
+                            _line(row, as_json)
+            sizes = new
+
+
+def query(
+    ledger: Ledger = DEFAULT,
+    tenant: _Tenant = None,
+    since: Annotated[str | None, typer.Option(help="From this time on (ISO 8601, UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Before this time.")] = None,
+    kind: _Kind = None,
+    outcome: Annotated[str | None, typer.Option(help="An outcome, effect or result, as `deny`.")] = None,
+    actor: Annotated[str | None, typer.Option(help="Who did it.")] = None,
+    rule: Annotated[str | None, typer.Option(help="A rule that determined it.")] = None,
+    grant: Annotated[str | None, typer.Option(help="A grant or segment that determined it.")] = None,
+    revision: Annotated[int | None, typer.Option(help="A policy revision.")] = None,
+    residency: Annotated[int | None, typer.Option(help="A residency.")] = None,
+    block: Annotated[
+        str | None, typer.Option(help="A block, as `INCARNATION:BLOCK:GENERATION[:POOL]`.")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="A W3C trace id, 32 hexadecimal digits: what belongs to its requests.")
+    ] = None,
+    as_of: Annotated[int | None, typer.Option(help="The ledger as of this checkpoint (root leaves).")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many leaves.")] = 100,
+    after: Annotated[
+        str | None, typer.Option(help="Go on after this cursor, which the last page gave.")
+    ] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Find leaves by what they say, page by page. With --as-of the same question gives the same answer for ever."""
+    wanted = EventFilter(
+        tenant=tenant,
+        since_us=moment_us(since, "--since"),
+        until_us=moment_us(until, "--until"),
+        kinds=_kinds(kind),
+        outcome=outcome,
+        actor=actor,
+        rule=rule,
+        grant=grant,
+        revision=revision,
+        residency=residency,
+        block=_block(block),
+        trace=None if trace is None else check_trace(trace),
+    )
+    place = None if after is None else Cursor.from_text(after)
+    with reading(ledger) as engine, engine.connect() as connection:
+        page = find_events(connection, wanted, after=place, limit=limit, as_of=as_of)
+    cursor = page.next.to_text() if page.next else None
+    if as_json:
+        print_json({"events": [_facts(row) for row in page.rows], "next": cursor})
+        return
+    _show(page.rows, as_json=False)
+    if cursor:
+        print(f"more: --after {cursor}")
+
+
+def prove(
+    log: Annotated[str, typer.Argument(help="The log: `system` or `tenant/NAME`.")],
+    idx: Annotated[int, typer.Argument(help="The leaf's place in it.")],
+    ledger: Ledger = DEFAULT,
+    as_of: Annotated[int | None, typer.Option(help="A signed checkpoint, by its root leaves.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write PREFIX.leaf and PREFIX.proof instead.")] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Prove that a leaf is in the ledger: the leaf, its path, the sub-log's head and the signed checkpoint.
+
+    `kvcustody audit verify PREFIX.proof --key …` checks what --out wrote, and so does the lone `verify_kvcustody.py`;
+    docs/ledger-proofs.md has the format.
+    """
+    with reading(ledger) as engine, engine.connect() as connection:
+        proofs = LedgerProofs(connection)
+        leaf, proof = proofs.proven(log, idx, as_of=as_of)
+    if out is not None:
+        out.with_name(out.name + ".leaf").write_bytes(leaf)
+        out.with_name(out.name + ".proof").write_bytes(proof.to_bytes())
+    if as_json:
+        print_json({"log": log, "idx": idx, "leaf": leaf.decode(), "proof": proof.to_bytes().decode()})
+    elif out is not None:
+        print(f"written: {out}.leaf, {out}.proof")
+    else:
+        sys.stdout.write(leaf.decode() + "\n\n" + proof.to_bytes().decode())
+
+
+def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
+    """Show how far the ledger is committed, signed and witnessed, and the head of every log."""
+    with reading(ledger) as engine, engine.connect() as connection:
+        found = witness_status(connection, time.time_ns() // 1000)
+        logs = LedgerProofs(connection).logs()
+    if as_json:
+        heads = {log.name: {"size": log.head.size, "root": log.head.root.hex()} for log in logs}
+        facts = found._asdict() | {"witnesses": [seen._asdict() for seen in found.witnesses]}
+        print_json(facts | {"logs": heads})
+        return
+    table = make_table("logs", "log", "leaves", "root")
+    for log in logs:
+        table.add_row(log.name, str(log.head.size), log.head.root.hex()[:16] + "…")
+    stdout().print(table)
+    print(f"root log: {found.size} leaves, {found.signed_size} signed, {found.witnessed_size} witnessed")
+    for seen in found.witnesses:
+        print(f"witness {seen.name}: {seen.size} at {shown(seen.at_us)} UTC, {seen.age_us / 1e6:.0f} s ago")
+    if found.warning:
+        print(f"warning: {found.warning}")
+
+
+def _kinds(given: list[str] | None) -> tuple[str, ...]:
+    for kind in given or ():
+        if kind not in LEAF_KEYS:
+            raise ConfigError(f"no event is called `{kind}`; there are: {', '.join(sorted(LEAF_KEYS))}")
+    return tuple(given or ())
+
+
+def _names(tenant: str | None, name: str) -> tuple[str, ...]:
+    return (name,) if tenant is None else (f"tenant/{tenant}",)
+
+
+def _block(text: str | None) -> BlockRef | None:
+    if text is None:
+        return None
+    incarnation, *numbers = text.split(":")
+    if len(numbers) not in (2, 3) or not all(number.isdigit() for number in numbers):
+        raise ConfigError(f"--block `{text}` is not `INCARNATION:BLOCK:GENERATION[:POOL]`")
+    return BlockRef(incarnation, *map(int, numbers))
+
+
+def _row(name: str, idx: int, leaf: bytes) -> EventRow:
+    import orjson
+
+    body = orjson.loads(leaf)
+    return EventRow(name, idx, body["at_us"], body["kind"], body, leaf)
+
+
+def _facts(row: EventRow) -> dict[str, Any]:
+    return {"log": row.log, "idx": row.idx, "event": row.body}
+
+
+def _show(rows: tuple[EventRow, ...], as_json: bool) -> None:
+    if as_json:
+        print_json({"events": [_facts(row) for row in rows]})
+        return
+    table = make_table(f"{len(rows)} leaves", "time (UTC)", "log", "idx", "event", "says", left=5)
+    for row in rows:
+        table.add_row(shown(row.at_us), row.log, str(row.idx), row.kind, _says(row.body))
+    stdout().print(table, markup=False)
+
+
+def _line(row: EventRow, as_json: bool) -> None:
+    if as_json:
+        import orjson
+
+        print(orjson.dumps(_facts(row)).decode(), flush=True)
+    else:
+        print(shown(row.at_us), row.log, row.idx, row.kind, _says(row.body), flush=True)
+
+
+def _says(body: dict[str, Any]) -> str:
+    """What a leaf says, without its head and its runs, on one line that no value can break or colour."""
+    values = {key: value for key, value in body.items() if key not in _HEAD and value not in (None, "", [])}
+    text = " ".join(f"{key}={value}" for key, value in values.items())
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:300]

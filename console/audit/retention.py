@@ -1,0 +1,165 @@
+"""`kvcustody audit purge`, `hold`, `redact`: how long content is kept, and for whom it means somebody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcustody.audit.retention.purge_and_legal_hold import (
+    active_holds,
+    lift_hold,
+    place_hold,
+    plan_purge,
+    purge,
+)
+from kvcustody.audit.retention.unlink_subject import unlink_subject
+from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
+from kvcustody.console.options_ledger import (
+    DEFAULT,
+    Ledger,
+    SubjectStore,
+    key_texts,
+    moment_us,
+    reading,
+    shown,
+    subject_store,
+    writing,
+)
+from kvcustody.errors import ConfigError
+
+_Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
+_Reason = Annotated[str, typer.Option(help="Why, for the record.")]
+
+
+def drop(
+    before: Annotated[str, typer.Option(help="Content from before this time (ISO 8601, UTC) is dropped.")],
+    ledger: Ledger = DEFAULT,
+    exported: Annotated[
+        Path | None, typer.Option("--export", help="A sound export of what is to go.")
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="Public key by which the export is verified.")
+    ] = None,
+    actor: Annotated[str, typer.Option(help="Who does it, for the record.")] = "",
+    approver: Annotated[str, typer.Option(help="Who approved it; somebody else.")] = "",
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "retention schedule",
+    *,
+    as_json: Json = False,
+) -> None:
+    """Drop old content of tenants' logs; hashes stay, so every proof does. Without --export: show what would go.
+
+    Legal holds win. The content must be in an export that verifies, and two people must answer for it.
+    """
+    before_us = moment_us(before, "--before") or 0
+    if exported is None:
+        with reading(ledger) as engine, engine.connect() as connection:
+            plans = plan_purge(connection, before_us)
+    else:
+        if not actor:
+            raise ConfigError("--actor is needed: who drops the content")
+        with writing(ledger) as engine, progress_bar() as bar:
+            tasks: dict[str, Any] = {}
+
+            def show(log: str, done: int, total: int) -> None:
+                if log not in tasks:
+                    tasks[log] = bar.add_task(log, total=total)
+                bar.update(tasks[log], completed=done)
+
+            plans = purge(
+                engine,
+                before_us,
+                exported,
+                key_texts(key or []),
+                actor=actor,
+                approver=approver,
+                reason=reason,
+                progress=show,
+            )
+    if as_json:
+        print_json({"dropped": exported is not None, "logs": [plan._asdict() for plan in plans]})
+        return
+    table = make_table(
+        "dropped" if exported else "would be dropped", "log", "stops at", "from", "below", left=2
+    )
+    for plan in plans:
+        table.add_row(plan.log, plan.kept_by, str(plan.first), str(plan.below))
+    stdout().print(table)
+
+
+hold = typer.Typer(no_args_is_help=True, help="Place, lift and list legal holds on ledger content.")
+
+
+@hold.command(
+    epilog="Example: `kvcustody audit hold place case-9 --tenant acme --actor counsel --reason 'case 9'`"
+)
+def place(
+    name: Annotated[str, typer.Argument(help="The hold's name.")],
+    actor: _Actor,
+    reason: _Reason,
+    tenant: Annotated[str | None, typer.Option(help="On this tenant (default: on everything).")] = None,
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Keep content whatever the schedule says. KV blocks end when they are due all the same."""
+    with writing(ledger) as engine:
+        place_hold(engine, name, tenant, actor=actor, reason=reason)
+    if as_json:
+        print_json({"hold": name, "tenant": tenant, "placed": True})
+    else:
+        print(f"placed: {name} on {tenant or 'everything'}")
+
+
+@hold.command(epilog="Example: `kvcustody audit hold lift case-9 --actor counsel --reason closed`")
+def lift(
+    name: Annotated[str, typer.Argument(help="The hold's name.")],
+    actor: _Actor,
+    reason: _Reason,
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Lift a hold."""
+    with writing(ledger) as engine:
+        lift_hold(engine, name, actor=actor, reason=reason)
+    if as_json:
+        print_json({"hold": name, "placed": False})
+    else:
+        print(f"lifted: {name}")
+
+
+@hold.command("list", epilog="Example: `kvcustody audit hold list --json`")
+def list_holds(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
+    """List the holds that are active."""
+    with reading(ledger) as engine, engine.connect() as connection:
+        found = active_holds(connection)
+    if as_json:
+        print_json({"holds": [each._asdict() for each in found]})
+        return
+    table = make_table(f"{len(found)} legal holds", "hold", "on", "since (UTC)", "by", "reason", left=5)
+    for each in found:
+        table.add_row(each.hold, each.tenant or "everything", shown(each.at_us), each.actor, each.reason)
+    stdout().print(table, markup=False)
+
+
+def redact(
+    tenant: Annotated[str, typer.Argument(help="The subject's tenant.")],
+    subject: Annotated[str, typer.Argument(help="The subject, as requests name it.")],
+    actor: _Actor,
+    reason: _Reason,
+    ledger: Ledger = DEFAULT,
+    keys: SubjectStore = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Make a subject's pseudonyms mean nobody; every leaf and proof stays. Says what remains in which copies."""
+    with subject_store(keys) as store, writing(ledger) as engine:
+        found = unlink_subject(engine, tenant, subject, keys=store, actor=actor, reason=reason)
+    if as_json:
+        print_json(found._asdict())
+        return
+    print(f"unlinked: {found.pseudonyms} pseudonyms, {found.keys} keys destroyed")
+    for line in found.remains:
+        print(f"remains: {line}")

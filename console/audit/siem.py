@@ -1,0 +1,184 @@
+"""`kvcustody audit ship`, `push` and `sink`: leaves for security monitoring."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from sqlalchemy import Engine
+
+from kvcustody.audit.events import SinkChanged
+from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.siem.cursor_reader import pull, read_positions, write_positions
+from kvcustody.audit.siem.delivery import Pump
+from kvcustody.audit.siem.formats import Shape, media_of, told
+from kvcustody.audit.siem.sink import WebhookSink
+from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.console.command import Json, print_json
+from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
+from kvcustody.errors import ConfigError
+
+_Shape = Annotated[Shape, typer.Option("--shape", help="How leaves are written.")]
+_Folder = Annotated[
+    Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")
+]
+_Key = Annotated[Path, typer.Option("--key-file", help="The HMAC key that signs batches: at least 24 bytes.")]
+_Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
+
+
+def ship(
+    positions: Annotated[Path, typer.Argument(help="The file that remembers where you were.")],
+    ledger: Ledger = DEFAULT,
+    shape: _Shape = Shape.OCSF,
+    batch: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")
+    ] = 1000,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+) -> None:
+    """Write new leaves to stdout, one JSON document a line, from where the position file left off.
+
+    At least once: a batch counts as taken when stdout took it; drop doubles by log and idx.
+    """
+    with reading(ledger) as engine:
+        while True:
+            with engine.connect() as connection:
+                found = pull(connection, read_positions(positions), limit=batch)
+            if found.rows:
+                sys.stdout.buffer.write(_lines(found.rows, shape))
+                sys.stdout.buffer.flush()
+                write_positions(positions, found.positions)
+            elif not follow:
+                return
+            else:
+                time.sleep(0.5)
+
+
+def push(
+    folder: _Folder,
+    url: Annotated[str, typer.Option(help="Where batches are posted: https, or http on loopback.")],
+    key_file: _Key,
+    ledger: Ledger = DEFAULT,
+    shape: _Shape = Shape.CLOUDEVENTS,
+    name: Annotated[str, typer.Option(help="The sink's name.")] = "webhook",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Post new leaves to a webhook, signed (Standard Webhooks, HMAC-SHA-256), at least once and in order."""
+    with reading(ledger) as engine:
+        pump = _pump(engine, folder, name, url, key_file, shape)
+        if follow:
+            pump.start()
+            try:
+                while True:
+                    time.sleep(1.0)
+            finally:
+                pump.close()
+        while pump.step():
+            pass
+    found = pump.status()
+    if as_json:
+        print_json(found._asdict())
+    else:
+        print(f"{found.name}: {found.delivered} leaves delivered, {found.dead} batches given up")
+
+
+sink = typer.Typer(no_args_is_help=True, help="Detach a sink, attach it again, see what was given up.")
+
+
+@sink.command(epilog="Example: `kvcustody audit sink status ./webhook --json`")
+def status(folder: _Folder, *, as_json: Json = False) -> None:
+    """Show where a sink is and which batches were given up, and why."""
+    dead = [orjson.loads(path.read_bytes())["reason"] for path in sorted((folder / "dead").glob("*.json"))]
+    attached = not (folder / "detached").exists()
+    positions = read_positions(folder / "positions.json")
+    if as_json:
+        print_json({"attached": attached, "positions": positions, "dead": dead})
+        return
+    print(f"{'attached' if attached else 'detached'}; {sum(positions.values())} leaves behind it")
+    for reason in dead:
+        print(f"given up: {reason}")
+
+
+@sink.command(
+    epilog="Example: `kvcustody audit sink detach ./webhook --actor ops --reason 'collector is down'`"
+)
+def detach(
+    folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+) -> None:
+    """Give a sink nothing more. It is put on record in the ledger, not in the sink."""
+    _change(folder, ledger, "detached", actor, reason, (folder / "detached").touch, as_json)
+
+
+@sink.command(epilog="Example: `kvcustody audit sink attach ./webhook --actor ops`")
+def attach(
+    folder: _Folder, actor: _Actor, reason: str = "", ledger: Ledger = DEFAULT, *, as_json: Json = False
+) -> None:
+    """Go on where it was."""
+
+    def act() -> None:
+        (folder / "detached").unlink(missing_ok=True)
+
+    _change(folder, ledger, "attached", actor, reason, act, as_json)
+
+
+@sink.command(
+    epilog="Example: `kvcustody audit sink retry ./webhook --url https://… --key-file hook.key --actor ops`"
+)
+def retry(
+    folder: _Folder,
+    url: Annotated[str, typer.Option(help="Where batches are posted.")],
+    key_file: _Key,
+    actor: _Actor,
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Send the batches again that were given up, oldest first."""
+    with writing(ledger) as engine:
+        pump = _pump(engine, folder, folder.name, url, key_file, Shape.CLOUDEVENTS)
+        record(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
+        sent = pump.retry_dead()
+    if as_json:
+        print_json({"sink": folder.name, "sent_again": sent})
+    else:
+        print(f"sent again: {sent}")
+
+
+def _change(
+    folder: Path, ledger: str, action: str, actor: str, reason: str, act: Callable[[], Any], as_json: bool
+) -> None:
+    if not (folder / "dead").is_dir():
+        raise ConfigError(f"`{folder}` is no sink's folder; `kvcustody audit push` makes one")
+    with writing(ledger) as engine:
+        record(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
+    act()
+    if as_json:
+        print_json({"sink": folder.name, "action": action})
+    else:
+        print(f"{action}: {folder.name}")
+
+
+def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: Shape) -> Pump:
+    try:
+        key = key_file.read_bytes().strip()
+    except OSError as problem:
+        raise ConfigError(f"--key-file `{key_file}`: {problem.strerror}") from None
+    made = WebhookSink(name, url, key, content_type=media_of(shape))
+    return Pump(engine, made, folder, _array_of(shape))
+
+
+def _array_of(shape: Shape) -> Callable[[Sequence[EventRow]], bytes]:
+    def encode(rows: Sequence[EventRow]) -> bytes:
+        return orjson.dumps([told(row, shape) for row in rows])
+
+    return encode
+
+
+def _lines(rows: Sequence[EventRow], shape: Shape) -> bytes:
+    return b"".join(orjson.dumps(told(row, shape)) + b"\n" for row in rows)

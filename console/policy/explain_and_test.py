@@ -1,0 +1,202 @@
+"""`kvcustody policy explain` and `test`: why one decision, and whether all the expected ones come out."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from kvcustody.console.command import Json, print_json
+from kvcustody.console.policy.lint import day_us
+from kvcustody.console.policy.review import Revoked
+from kvcustody.console.policy.sarif_junit import junit
+from kvcustody.console.policy.validate import EXIT_NO, File
+from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.document.problems import did_you_mean, quote
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.workbench.explain import Explanation, explain
+from kvcustody.policies.workbench.request import Request
+from kvcustody.policies.workbench.run_test_cases import CasesReport, run_cases
+from kvcustody.policies.workbench.test_case_model import load_cases
+from kvcustody.policies.workbench.validate import load_table, read_source
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(name="explain", epilog=_EXPLAIN)(explain_command)
+    app.command(name="test", epilog=_TEST)(run_command)
+
+
+_EXPLAIN = (
+    "Examples:\n\n    kvcustody policy explain policy.yaml --reader acme-labs --owner acme -c internal --via grant\n\n"
+    "    kvcustody policy explain policy.yaml --reader acme -c restricted --at 2027-01-01"
+)
+Reader = Annotated[str, typer.Option("--reader", help="The tenant that asks.")]
+Owner = Annotated[str | None, typer.Option("--owner", help="Whose blocks; the reader's own if left out.")]
+Level = Annotated[str, typer.Option("--classification", "-c", help="Of the blocks.")]
+ActionOption = Annotated[
+    str, typer.Option("--action", help="admit, reuse, publish, retain, offload, export or administer.")
+]
+ScopeOption = Annotated[
+    str | None, typer.Option("--scope", help="The tenant's private scope, or `tenant`, if left out.")
+]
+ViaOption = Annotated[str | None, typer.Option("--via", help="own for own blocks, else grant, if left out.")]
+At = Annotated[str | None, typer.Option("--at", help="The day, as 2027-03-31; now if left out.")]
+Source = Annotated[str | None, typer.Option("--source", help="One grant or segment; any if left out.")]
+
+
+def explain_command(
+    file: File,
+    *,
+    reader: Reader,
+    classification: Level,
+    owner: Owner = None,
+    action: ActionOption = "reuse",
+    scope: ScopeOption = None,
+    via: ViaOption = None,
+    at: At = None,
+    source: Source = None,
+    revoked: Revoked = None,
+    as_json: Json = False,
+) -> None:
+    """Say why one request is permitted or denied: the rules and grants that decided it.
+
+    For a deny, also the nearest permit: which term failed, and what it would have to be. Exit 0: permitted; 1: denied.
+    """
+    table = load_table(file, revoked=frozenset(revoked or ()))
+    request = _request(table, reader, owner or reader, classification, at, source, action, scope, via)
+    found = explain(table, request)
+    if as_json:
+        print_json(found.data())
+    else:
+        _print(found)
+    if not found.decision.permitted:
+        raise typer.Exit(EXIT_NO)
+
+
+E = TypeVar("E", bound=IntEnum)
+
+
+def _choice(kind: type[E], word: str, option: str) -> E:
+    known = {member.name.lower(): member for member in kind}
+    if word not in known:
+        hint = did_you_mean(word, known) or f"choices are {', '.join(known)}"
+        raise ConfigError(f"`{option}` {quote(word)} is not a choice; {hint}", value=word)
+    return known[word]
+
+
+def _request(
+    table: DecisionTable,
+    reader: str,
+    owner: str,
+    classification: str,
+    at: str | None,
+    source: str | None,
+    action: str,
+    scope: str | None,
+    via: str | None,
+) -> Request:
+    names = table.policy.classifications
+    if classification not in names:
+        hint = did_you_mean(classification, names) or f"classifications are {', '.join(names)}"
+        raise PolicyError(f"no classification {quote(classification)}; {hint}", classification=classification)
+    way = _choice(Via, via, "--via") if via is not None else Via.OWN if reader == owner else Via.GRANT
+    entry = table.tenant(reader)
+    own = Scope.TENANT if entry is None else entry.scope
+    wide = _choice(Scope, scope, "--scope") if scope is not None else own if way is Via.OWN else Scope.TENANT
+    return Request(
+        _choice(Action, action, "--action"),
+        reader,
+        owner,
+        names.index(classification),
+        wide,
+        way,
+        day_us(at),
+        source,
+    )
+
+
+def _print(found: Explanation) -> None:
+    print(found.request.text(found.classifications))
+    print(found.summary)
+    for entry in found.considered:
+        fit = "fits" if entry.fits else f"fails by {', '.join(entry.failing)}"
+        print(f"  line {entry.mark.line}: {entry.kind} {entry.id} ({entry.effect}): {fit}")
+    if found.nearest is not None:
+        changes = ", ".join(f"{term} {new} instead of {old}" for term, old, new in found.nearest.changed)
+        print(
+            f"nearest permit: {changes or 'through another source'} (by {', '.join(found.nearest.reasons)})"
+        )
+    for error in found.decision.errors:
+        print(f"  error: {error}")
+
+
+_TEST = (
+    "Examples:\n\n    kvcustody policy test policy.yaml policy.tests.yaml\n\n"
+    "    kvcustody policy test policy.yaml cases.yaml --min-named 100 --format junit"
+)
+CasesFile = Annotated[Path, typer.Argument(help="A cases file (docs/policy-language.md).", metavar="CASES")]
+MinNamed = Annotated[
+    int, typer.Option("--min-named", min=0, max=100, help="Percent of rules and grants to cover.")
+]
+MinCells = Annotated[
+    int, typer.Option("--min-cells", min=0, max=100, help="Percent of table cells to cover.")
+]
+
+
+class CasesFormat(StrEnum):
+    """How results are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    JUNIT = "junit"
+
+
+CasesStyle = Annotated[CasesFormat, typer.Option("--format", help="text, json, or junit for CI.")]
+
+
+def run_command(
+    file: File,
+    cases: CasesFile,
+    *,
+    style: CasesStyle = CasesFormat.TEXT,
+    min_named: MinNamed = 0,
+    min_cells: MinCells = 0,
+    revoked: Revoked = None,
+    as_json: Json = False,
+) -> None:
+    """Run the cases that say what a policy must decide, and tell which rules, grants and cells they do not reach.
+
+    A file without a case fails: it shows nothing. Exit 0: all pass and the coverage is reached; 1: not.
+    """
+    table = load_table(file, revoked=frozenset(revoked or ()))
+    loaded = load_cases(read_source(cases), name=str(cases), policy=table.policy)
+    report = run_cases(table, loaded)
+    coverage = report.coverage
+    short = coverage.named_share * 100 < min_named or coverage.cell_share * 100 < min_cells
+    if as_json or style is CasesFormat.JSON:
+        print_json(report.data())
+    elif style is CasesFormat.JUNIT:
+        named = [(f"{r.name}: {r.asked}", () if r.passed else (r,)) for r in report.results]
+        print(junit("test", named or [("cases", ("there are no cases",))]))
+    else:
+        _print_report(report)
+    if short or not report.passed:
+        raise typer.Exit(EXIT_NO)
+
+
+def _print_report(report: CasesReport) -> None:
+    for failure in report.failures:
+        print(f"{report.file}:{failure.mark.line}:{failure.mark.column}: FAIL {failure}")
+    coverage = report.coverage
+    print(
+        f"{len(report.results) - len(report.failures)} of {len(report.results)} cases pass; rules, grants and segments "
+        f"{coverage.named}/{coverage.named_total}, cells {coverage.cells}/{coverage.cells_total}"
+    )
+    if coverage.not_named:
+        print(f"not reached: {', '.join(coverage.not_named)}")
+    if not report.results:
+        print(f"{report.file}: there are no cases; an empty file shows nothing")

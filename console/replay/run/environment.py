@@ -1,0 +1,188 @@
+"""Everything one replay stands on: clock, keys, tensors, ledger and Governor, opened in order and closed in
+reverse.
+
+H1. The ledger is the user's file and is only ever appended to; its dates do not step back from one replay to
+    the next.
+H2. Keys live as long as the replay: what it cached, no later process can find.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from sqlalchemy import Engine, func, select
+
+import kvcustody
+from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.console.replay.options import StandOptions, read_policy
+from kvcustody.console.replay.run.marked_tensors import CacheShape, PatternCache
+from kvcustody.console.replay.run.model_identity import replay_model
+from kvcustody.console.replay.run.observer import Observer
+from kvcustody.console.replay.run.throwaway_keys import TemporaryKeys
+from kvcustody.console.replay.run.virtual_clock import ReplayClock
+from kvcustody.console.replay.traces.token_ids import Tokens
+from kvcustody.console.replay.workload.tenant_assignment import ISSUER
+from kvcustody.governance.decisions.segment_matcher import declare
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.migrations.upgrade import upgrade
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
+
+WORKER = "replay"
+CLOSE_SECONDS = 5.0
+PLACEHOLDER = 64 * "0"
+"""The digest of a library policy's example segment; a replay declares its house prompt in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """What a replay needs, open. `since_us`: from when on the ledger's rows are this replay's (None: all of
+    them).
+    """
+
+    governor: Governor
+    policy: Policy
+    model: ModelIdentity
+    clock: ReplayClock
+    cache: PatternCache
+    observer: Observer
+    writer: EventWriter
+    engine: Engine
+    since_us: int | None
+
+
+class ObservedLedger:
+    """The ledger with an observer beside it: both see every event, the ledger first."""
+
+    def __init__(self, ledger: Ledger, observer: Observer) -> None:
+        self._ledger = ledger
+        self._observer = observer
+
+    @property
+    def admitting(self) -> bool:
+        """As the ledger says."""
+        return self._ledger.admitting
+
+    @property
+    def recording(self) -> bool:
+        """As the ledger says."""
+        return self._ledger.recording
+
+    def submit(self, batch: Sequence[Event], /) -> int:
+        """Queue events, then fold them in."""
+        sequence = self._ledger.submit(batch)
+        self._observer.see(batch)
+        return sequence
+
+    def submit_durable(self, event: Event, /) -> int:
+        """Record a class A event."""
+        return self._ledger.submit_durable(event)
+
+
+@contextmanager
+def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Iterator[Stand]:
+    """Open everything; raises `CustodyError` where something cannot be opened, with what was open closed
+    again.
+    """
+    policy = read_policy(options.policy)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # the replay's writes are small: waking threads costs more than they save
+        engine = open_store(options.database)
+        stack.callback(engine.dispose)
+        upgrade(engine)
+        last_utc_us = _last_utc_us(engine)
+        clock = ReplayClock(max(time.time_ns() // 1000, last_utc_us + 1))
+        keyring = stack.enter_context(TemporaryKeys(clock))
+        model = replay_model(options.block_tokens)
+        policy = _declared(policy, house_prompt, keyring, model)
+        cache = PatternCache(
+            options.pool_blocks, shape_for(options.block_tokens), device=options.device, clock=clock
+        )
+        spill = options.database.with_name(options.database.name + ".spill")
+        writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
+        stack.callback(writer.close, CLOSE_SECONDS)
+        observer = Observer(options.pool_blocks)
+        table = compile_policy(policy, revision=1)
+        _announce(writer, table, cache, clock)
+        governor = Governor(
+            Pools(lambda _: cache.memory, options.pool_blocks, pool_options(options)),
+            table,
+            keyring,
+            ObservedLedger(writer, observer),
+            clock=clock,
+        )
+        since_us = clock.utc_us() if last_utc_us else None
+        yield Stand(governor, policy, model, clock, cache, observer, writer, engine, since_us)
+
+
+def shape_for(block_tokens: int) -> CacheShape:
+    """The stand-in model: 2 KiB a token for serving-sized blocks, 32 bytes a token for the large blocks of
+    traces.
+    """
+    if block_tokens <= 32:
+        return CacheShape(block_tokens=block_tokens)
+    return CacheShape(layers=1, kv_heads=1, head_dim=8, block_tokens=block_tokens)
+
+
+def pool_options(options: StandOptions) -> PoolOptions:
+    """A clean reserve of 2 to 4 % of the pool, and scrub launches of about 1 %."""
+    blocks = options.pool_blocks
+    return PoolOptions(
+        block_tokens=options.block_tokens,
+        reserve_low=blocks // 50,
+        reserve_high=blocks // 25,
+        evict_ahead=max(1, blocks // 100),
+        scrub_batch=max(1, blocks // 100),
+    )
+
+
+def _last_utc_us(engine: Engine) -> int:
+    """When the ledger's last event happened; 0 where it has none."""
+    with engine.connect() as connection:
+        return int(connection.scalar(select(func.max(events.c.at_us))) or 0)
+
+
+def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: ModelIdentity) -> Policy:
+    """The policy with its example segments declared for `text`, as `policy segment add` would do with the
+    operator's.
+    """
+    segments = []
+    for segment in policy.segments:
+        if text is not None and segment.digest == PLACEHOLDER:
+            owner = tenant_owner(ISSUER, segment.owner)
+            keyring.ensure([owner])
+            made = declare(keyring, owner, text, model=model.digest, block_tokens=model.block_tokens)
+            segments.append(replace(segment, digest=made.digest, tokens=made.tokens))
+        else:
+            segments.append(segment)
+    return replace(policy, segments=tuple(segments))
+
+
+def _announce(writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock) -> None:
+    """The worker and its policy, on record before the first request."""
+    memory, now_us = cache.memory, clock.now_us()
+    software = f"kvcustody {kvcustody.__version__}"
+    device = str(cache.device)
+    started = WorkerStarted(
+        now_us, WORKER, memory.blocks, memory.shards, memory.bytes_per_block, device, software, table.revision
+    )
+    writer.submit([started])
+    policy = table.policy
+    writer.submit_durable(
+        PolicyActivated(now_us, table.revision, policy.name, policy.profile.value, table.digest, "replay")
+    )

@@ -1,0 +1,141 @@
+"""From command-line choices to a workload: which requests, who sends them, how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from kvcustody.clock import MICROSECONDS
+from kvcustody.console.replay.run.golden_check import find_traces
+from kvcustody.console.replay.traces.model import Trace, TraceRequest
+from kvcustody.console.replay.traces.readers import READERS, open_trace
+from kvcustody.console.replay.traces.timeline import arrivals_us, stagger
+from kvcustody.console.replay.traces.token_ids import expand
+from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
+from kvcustody.console.replay.workload.labels import Labeller, Unit, load_weights, zipf_weights
+from kvcustody.console.replay.workload.model import Job, Workload
+from kvcustody.console.replay.workload.statistics import expected, measure
+from kvcustody.errors import ConfigError
+
+GENERATED = "generated"
+FORMATS = (GENERATED, *sorted(READERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to replay and as whom."""
+
+    trace: Path | None = None
+    format: str | None = None
+    tenants: int = 8
+    seed: int = 1
+    unit: Unit = "session"
+    skew: Path | None = None
+    limit: int | None = None
+    conversations: int = 500
+
+
+def block_tokens_of(choice: Choice, asked: int | None) -> int:
+    """The pool's block size: a trace's own, or what was asked for a generated workload (16 by default)."""
+    reader = READERS.get(_format(choice))
+    if reader is None:
+        return asked or 16
+    if asked not in (None, reader.block_tokens):
+        raise ConfigError(
+            f"--block-tokens `{asked}`: this trace's ids stand for blocks of {reader.block_tokens} tokens",
+            block_tokens=asked,
+        )
+    return reader.block_tokens
+
+
+def load_workload(choice: Choice, block_tokens: int, policy: str) -> Workload:
+    """The workload; raises `ConfigError` or `TraceError` for what can be known before it runs."""
+    if choice.tenants < 1:
+        raise ConfigError(f"--tenants `{choice.tenants}`: at least one is needed")
+    if _format(choice) == GENERATED:
+        return _generated(choice, block_tokens, policy)
+    if choice.trace is None:
+        raise ConfigError(f"--format `{choice.format}` reads a file: name the trace, or leave the format out")
+    return _recorded(choice, open_trace(choice.trace, _format(choice)), policy)
+
+
+def _format(choice: Choice) -> str:
+    if choice.format is None:
+        if choice.trace is not None:
+            names = ", ".join(sorted(READERS))
+            raise ConfigError(f"trace `{choice.trace}`: say what it is with --format ({names})")
+        return GENERATED
+    if choice.format not in FORMATS:
+        raise ConfigError(f"unknown format `{choice.format}`; use one of {', '.join(FORMATS)}")
+    if choice.format == GENERATED and choice.trace is not None:
+        raise ConfigError(f"trace `{choice.trace}`: a generated workload reads no file")
+    return choice.format
+
+
+def _generated(choice: Choice, block_tokens: int, policy: str) -> Workload:
+    spec = WorkloadSpec(
+        seed=choice.seed,
+        tenants=choice.tenants,
+        conversations=choice.conversations,
+        block_tokens=block_tokens,
+    )
+    made = generate(spec)
+    promised, found = expected(spec), measure(made)
+    jobs = list(islice(zip(made.requests, made.labels, strict=True), choice.limit))
+    return Workload(
+        title=f"Generated workload under {policy}",
+        jobs=jobs,
+        tenants=spec.tenants,
+        span_us=jobs[-1][0].at_us if jobs else 0,
+        house_prompt=expand(made.house_prompt, block_tokens),
+        requests=len(jobs),
+        notes=(
+            ("workload", f"{len(jobs):,} requests, {spec.conversations:,} conversations, seed {spec.seed}"),
+            (
+                "hit share without limits",
+                f"{found.hit_share_tenant:.2%} if a tenant's conversations shared everything "
+                f"(promised {promised.hit_share_tenant:.2%}), {found.hit_share_conversation:.2%} if they "
+                f"shared nothing (promised {promised.hit_share_conversation:.2%})",
+            ),
+        ),
+    )
+
+
+def _recorded(choice: Choice, trace: Trace, policy: str) -> Workload:
+    weights = load_weights(choice.skew) if choice.skew else zipf_weights(choice.tenants)
+    labeller = Labeller(weights, tenants=choice.tenants, seed=choice.seed, unit=choice.unit)
+    placed: list[TraceRequest] | None = None
+    if trace.relative_sessions:  # sessions have to be put on one time line, so all of them are read first
+        placed = stagger(trace, _starts(choice), seed=choice.seed)
+
+    def jobs() -> Iterator[Job]:
+        for request in islice(iter(placed if placed is not None else trace), choice.limit):
+            yield request, labeller.label(request)
+
+    span_us = placed[-1].at_us - placed[0].at_us if placed else 3600 * MICROSECONDS
+    return Workload(
+        title=f"{trace.path.name} under {policy}",
+        jobs=jobs(),
+        tenants=choice.tenants,
+        span_us=span_us,
+        origin_us=placed[0].at_us if placed else 0,
+        requests=min(len(placed), choice.limit or len(placed)) if placed else choice.limit,
+        notes=(
+            ("trace", f"{trace.path} ({trace.format})"),
+            ("labels", f"{choice.tenants} tenants by {choice.unit}, seed {choice.seed}"),
+            ("tenant weights", str(choice.skew) if choice.skew else "Zipf, exponent 1.1"),
+        ),
+    )
+
+
+def _starts(choice: Choice) -> list[int]:
+    """Arrival times for sessions: the recorded ones where they are at hand, else one every 20 seconds."""
+    folder = find_traces()
+    beside = choice.trace.parent if choice.trace is not None else None
+    for place in (beside, folder):
+        path = place / "AzureLLMInferenceTrace2023_conv.csv.gz" if place is not None else None
+        if path is not None and path.exists():
+            return arrivals_us(path)
+    return [index * 20 * MICROSECONDS for index in range(180)]

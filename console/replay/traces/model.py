@@ -1,0 +1,143 @@
+"""One request of a workload, whatever file or generator it came from.
+
+T1. `blocks` are prefix-chained ids of `block_tokens` tokens each: equal ids mean equal content and equal
+    prefix.
+T2. Requests of one trace come in order of `at_us`.
+T3. A `TraceRequest` names no tenant: who sent it is drawn by `labels`, so one trace serves any population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.errors import TraceError
+
+Key = int | str
+BlockIds = NDArray[np.int64]
+
+MAX_REQUEST_TOKENS = 1 << 24
+"""A request longer than this is a damaged line, not a workload; it also bounds what one line can make us
+allocate.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """What a trace says about one request; `blocks` may end with a partial one (see `Trace.partial_tail`)."""
+
+    at_us: int
+    input_tokens: int
+    output_tokens: int
+    blocks: BlockIds
+    session: Key
+    lineage: Key
+    project: Key
+    turn: int
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A readable trace: where it comes from, its block size, and a fresh iterator over its requests on every
+    call.
+    """
+
+    path: Path
+    format: str
+    block_tokens: int
+    partial_tail: bool
+    relative_sessions: bool = False
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        """Read the file from its start; raises `TraceError` at the first line that is not what the format
+        says.
+        """
+        from kvcustody.console.replay.traces.readers import READERS
+
+        return READERS[self.format].read(self.path)
+
+
+def trace_error(path: Path, line: int, field: str, value: object, *, expected: str, fix: str) -> TraceError:
+    """The one shape every rejected line has: place, field, the value found, what was expected, what to do."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    place = f"{path}:{line}:" + (f" field `{field}`:" if field else "")
+    return TraceError(
+        f"{place} {expected}, got `{shown}`; {fix}",
+        path=str(path),
+        line=line,
+        field=field,
+        value=value,
+        fix=fix,
+    )
+
+
+def empty_blocks() -> BlockIds:
+    """No blocks; shared by requests shorter than one block."""
+    return np.empty(0, dtype=np.int64)
+
+
+class Fields:
+    """Typed access to one decoded line: every getter names the field and the value in its error."""
+
+    __slots__ = ("_line", "_path", "_row", "fix")
+
+    def __init__(self, path: Path, line: int, row: object, fix: str) -> None:
+        self._path, self._line, self.fix = path, line, fix
+        if not isinstance(row, dict):
+            raise trace_error(path, line, "", row, expected="expected a JSON object", fix=fix)
+        self._row: dict[str, Any] = row
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._row
+
+    def error(self, name: str, value: object, expected: str) -> TraceError:
+        """A `TraceError` about this line."""
+        return trace_error(self._path, self._line, name, value, expected=expected, fix=self.fix)
+
+    def raw(self, name: str) -> Any:
+        """The field as decoded; missing is an error."""
+        if name not in self._row:
+            raise self.error(name, None, "missing field")
+        return self._row[name]
+
+    def integer(self, name: str, low: int = 0, high: int = 1 << 53) -> int:
+        """A whole number in [low, high]; booleans and floats are not numbers here."""
+        value = self.raw(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.error(name, value, f"expected a whole number from {low} to {high}")
+        return value
+
+    def seconds_us(self, name: str, default: float | None = None) -> int:
+        """A time in seconds (whole or fractional), as whole microseconds."""
+        value = self.raw(name) if default is None or name in self._row else default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
+            raise self.error(name, value, "expected seconds from 0 to 1e10")
+        return round(value * 1_000_000)
+
+    def key(self, name: str, default: Key) -> Key:
+        """A session-like key: a non-empty string or a whole number."""
+        value = self._row.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+            raise self.error(name, value, "expected a name or a whole number")
+        return value
+
+    def ids(self, name: str, count: int, why: str) -> BlockIds:
+        """Exactly `count` block ids, each a whole number from 0."""
+        value = self.raw(name)
+        if not isinstance(value, list):
+            raise self.error(name, value, "expected a list of block ids")
+        if len(value) != count:
+            raise self.error(name, len(value), f"expected {count} block ids ({why})")
+        if not count:
+            return empty_blocks()
+        if any(type(item) is not int or item < 0 or item >= 1 << 62 for item in value):
+            bad = next(i for i in value if type(i) is not int or not 0 <= i < 1 << 62)
+            raise self.error(name, bad, "expected whole block ids from 0")
+        return np.array(value, dtype=np.int64)

@@ -1,0 +1,28 @@
+"""A workload: labelled requests in time order, and what a report should say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvcustody.console.replay.traces.model import TraceRequest
+from kvcustody.console.replay.traces.token_ids import Tokens
+from kvcustody.console.replay.workload.labels import Label
+
+Job = tuple[TraceRequest, Label]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What to replay: labelled requests in time order. `house_prompt` is the text that a policy's segment
+    declares.
+    """
+
+    title: str
+    jobs: Iterable[Job]
+    tenants: int
+    span_us: int
+    origin_us: int = 0
+    requests: int | None = None
+    house_prompt: Tokens | None = None
+    notes: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,114 @@
+"""One request of a page: who asks, with which parameters, and how the page is answered.
+
+V1 Parameters are read through here alone: bounded, without control characters, whole numbers in range.
+V2 A page shows what the caller's roles reach; what is absent and what is somebody else's are one answer.
+V3 Answers are never cached; a page that shows others' data has recorded the read before it is rendered.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from kvcustody.console.web.navigation import places_of
+from kvcustody.console.web.rendering import render
+from kvcustody.errors import IdentityError
+from kvcustody.governance.api.http.console_mount import csrf_of, record_read
+from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+
+PREFIX = "/console"
+_CHARACTERS_MAX = 256
+_TEXT_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A signed-in request."""
+
+    service: Service
+    caller: Caller
+    path: str
+    places: Mapping[str, str]
+    query: Mapping[str, str]
+    form: Mapping[str, str]
+    cookie: str | None
+
+    def text(self, name: str, characters_max: int = _CHARACTERS_MAX) -> str | None:
+        """A short parameter of query or form; None where it is absent or empty (V1)."""
+        value = self.form.get(name, self.query.get(name, "")).strip()
+        if len(value) > characters_max or not value.isprintable():
+            raise _invalid(name, "is too long, or holds characters that are not printed")
+        return value or None
+
+    def document(self, name: str) -> str:
+        """A text of many lines, as it was typed, with line ends as documents have them."""
+        value = self.form.get(name, "").replace("\r\n", "\n")
+        if len(value) > _TEXT_MAX or "\0" in value:
+            raise _invalid(name, "is larger than 1 MiB, or holds NUL")
+        return value
+
+    def number(self, name: str) -> int | None:
+        """A whole number below 2^53; None where it is absent."""
+        value = self.text(name)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdecimal()) or len(value) > 16 or int(value) >= LARGE:
+            raise _invalid(name, "is not a whole number")
+        return int(value)
+
+    def may(self, *actions: Action) -> bool:
+        """Whether the caller's roles allow any of these."""
+        return any(self.caller.reach(action) is not Reach.NONE for action in actions)
+
+    def record(self, page: str, tenant: str | None = None) -> None:
+        """Put the read on record for those whose reads are events (V3): names of filters, never their values."""
+        filters = tuple(sorted(name[:64] for name, value in self.query.items() if value))[:16]
+        about = tenant if tenant is not None and _is_name(tenant) else None
+        record_read(self.service, self.caller, page, tenant=about, filters=filters)
+
+    def page(self, template: str, title: str, *, status: int = 200, **context: Any) -> Response:
+        """A page of the console."""
+        shared = {
+            "title": title,
+            "who": self.caller,
+            "navigation": places_of(self.caller),
+            "here": self.path,
+            "csrf": csrf_of(self.service, self.cookie),
+            "now_us": self.service.clock.utc_us(),
+            "visit": self,
+            "once": secrets.token_hex(16),
+        }
+        return HTMLResponse(render(template, **shared, **context), status)
+
+    def link(self, **changes: object) -> str:
+        """This page's address with parameters changed; None removes one."""
+        query = {**self.query, **{name: str(value) for name, value in changes.items() if value is not None}}
+        kept = {name: value for name, value in query.items() if value and changes.get(name, "") is not None}
+        return self.path + ("?" + urlencode(kept) if kept else "")
+
+
+def redirect(path: str, **query: object) -> Response:
+    """See another page of the console, by GET."""
+    return RedirectResponse(PREFIX + path + ("?" + urlencode(query) if query else ""), 303)
+
+
+def _is_name(tenant: str) -> bool:
+    try:
+        check_identifier("tenant", tenant)
+    except IdentityError:
+        return False
+    return True
+
+
+def _invalid(name: str, what: str) -> ProblemError:
+    return ProblemError("invalid", f"`{name}` {what}")

@@ -1,0 +1,120 @@
+"""The audit explorer: leaves by what they say, one leaf in full, and a button that checks its proof in the browser.
+
+X1 What is asked of the ledger is asked through the API's own function: the same filters of rows, the same cursors.
+X2 A log that is not the caller's is absent, the system log too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.console.web.describe_event import facts_of, summary_of
+from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.api.models.base import LARGE
+from kvcustody.governance.api.operations import audit as audit_api
+from kvcustody.governance.identity.w3c_trace import is_trace
+from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+_PAGE = 50
+_TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
+_NUMBERS = ("revision", "residency")
+
+
+def explore(visit: Visit) -> Response:
+    """A page of leaves that fit the filters."""
+    tenant, kind = visit.text("tenant"), visit.text("kind")
+    if kind is not None and kind not in LEAF_KEYS:
+        raise ProblemError("invalid", "`kind` is no kind of event")
+    visit.record("consoleAudit", tenant)
+    asked: dict[str, Any] = {name: visit.text(name) for name in _TEXTS}
+    asked |= {name: visit.number(name) for name in _NUMBERS}
+    if asked["trace"] is not None and not is_trace(asked["trace"]):
+        raise ProblemError("invalid", "`trace` is no trace id: 32 lowercase hexadecimal digits, not all zero")
+    since_us, until_us = moment_us(visit, "since"), moment_us(visit, "until")
+    answer = audit_api.found_events(
+        visit.caller,
+        visit.service,
+        tenant,
+        since_us,
+        until_us,
+        None if kind is None else audit_api.KindName(kind),
+        **asked,
+        cursor=visit.text("cursor", 1024),
+        limit=_PAGE,
+    )
+    found = orjson.loads(bytes(answer.body))
+    for item in found["items"]:
+        item["summary"] = summary_of(item["leaf"])
+    return visit.page(
+        "audit.html",
+        "Audit explorer",
+        found=found,
+        kinds=sorted(LEAF_KEYS),
+        all_tenants=sees_all(visit),
+        filtered=any(value for name, value in visit.query.items() if name != "cursor"),
+    )
+
+
+def event(visit: Visit) -> Response:
+    """One leaf: what it says, its bytes, and how to check that they are in the ledger."""
+    log, idx = visit.text("log"), visit.number("idx")
+    if log is None or idx is None:
+        raise not_found()
+    _seen(visit, log)
+    visit.record("consoleEvent")
+    own = None if sees_all(visit) else visit.caller.tenant
+    with visit.service.reading(own) as connection, audit_api.absent_is_absent():
+        leaf = LedgerProofs(connection).leaf(log, idx)
+    body = orjson.loads(leaf)
+    keys = recorded_keys(visit.service.reader)
+    return visit.page(
+        "event.html",
+        f"Event {idx} of {log}",
+        log=log,
+        idx=idx,
+        body=body,
+        facts=facts_of(body),
+        summary=summary_of(body),
+        canonical=leaf.decode(),
+        keys=" ".join(str(period.key) for period in keys),
+        key_name=keys[-1].key.name if keys else "",
+    )
+
+
+def moment_us(visit: Visit, name: str) -> int | None:
+    """A moment as the browser's field gives it, read as UTC; None where it is absent."""
+    from datetime import UTC, datetime
+
+    text = visit.text(name)
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ProblemError("invalid", f"`{name}` is no moment; write 2026-01-31T12:00") from None
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    found = int(at.timestamp()) * 1_000_000
+    if not 0 <= found < LARGE:
+        raise ProblemError("invalid", f"`{name}` is out of range")
+    return found
+
+
+def _seen(visit: Visit, log: str) -> None:
+    """Raise unless the caller may see this log (X2)."""
+    if log == SYSTEM:
+        if not sees_all(visit):
+            visit.caller.must(Action.READ_CUSTODY)
+            raise not_found()
+        return
+    tenant = log.removeprefix("tenant/")
+    if log != log_of(tenant):
+        raise not_found()
+    visit.caller.tenant_of(Action.READ_CUSTODY, tenant)

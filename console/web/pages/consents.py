@@ -1,0 +1,19 @@
+"""Consents: what a revision would open on one tenant's own data, shown to that tenant's administrators alone."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.pages.policy_status import release_of
+from kvcustody.governance.release.consents import waiting_for
+from kvcustody.governance.service.access.roles import Action
+
+
+def show(visit: Visit) -> Response:
+    """Everything that waits for this tenant's consent."""
+    visit.caller.must(Action.CONSENT)
+    state = release_of(visit)
+    tenant = visit.caller.tenant
+    found = () if state is None or tenant is None else waiting_for(state, tenant)
+    return visit.page("consents.html", "Consents", waiting=list(found))

@@ -1,0 +1,78 @@
+"""Custody: what is held now against its deadline, and everything about one subject."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.responses import Response
+
+from kvcustody.audit.query.live_residencies import Live, live_residencies
+from kvcustody.audit.report.subject_access import subject_page
+from kvcustody.console.report.charts import Figure, columns
+from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError
+
+READ = Action.READ_CUSTODY
+_READ_MAX, _SHOWN_MAX = 5000, 100
+_BINS = 10
+
+
+def live(visit: Visit) -> Response:
+    """Live residencies, those nearest to their deadline first, and how old they are."""
+    tenant = visit.caller.tenant_of(READ, visit.text("tenant"))
+    visit.record("consoleCustody", tenant)
+    now_us = visit.service.clock.utc_us()
+    with visit.service.reading(tenant) as connection:
+        found = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX)
+    ordered = sorted(found, key=lambda item: (not item.until_us, item.until_us))
+    return visit.page(
+        "custody.html",
+        "Custody",
+        tenant=tenant,
+        all_tenants=sees_all(visit),
+        erases=visit.may(Action.ERASE),
+        shown=ordered[:_SHOWN_MAX],
+        held=len(found),
+        more=len(found) == _READ_MAX,
+        late=sum(1 for item in found if item.used_share(now_us) > 1),
+        chart=_ages(found, now_us),
+    )
+
+
+def subject(visit: Visit) -> Response:
+    """What is held of one subject, why and until when; what was erased; erase."""
+    name = visit.text("subject", 128)
+    tenant = visit.caller.tenant_of(READ, visit.text("tenant", 128))
+    if tenant is None or name is None:
+        raise ProblemError("invalid", "a subject is asked for by tenant and name")
+    visit.record("consoleSubject", tenant)
+    pseudonyms = visit.service.names_of(tenant, name)
+    with visit.service.reading(tenant) as connection:
+        found = subject_page(connection, tenant, pseudonyms, now_us=visit.service.clock.utc_us())
+    return visit.page(
+        "subject.html",
+        "One subject",
+        tenant=tenant,
+        name=name,
+        found=found,
+        erases=visit.may(Action.ERASE),
+    )
+
+
+def _ages(found: Sequence[Live], now_us: int) -> Figure:
+    """Residencies by the share of their time that has passed."""
+    bins = [[0, 0] for _ in range(_BINS + 1)]
+    for item in found:
+        share = item.used_share(now_us)
+        bins[min(_BINS, int(share * _BINS))][1 if share > 1 else 0] += 1
+    labels = [f"{10 * place}–{10 * place + 10} %" for place in range(_BINS)] + ["past it"]
+    legend = [("within its deadline", 1), ("past its deadline", 4)]
+    return columns(
+        "Live residencies by the share of their time that has passed",
+        labels,
+        bins,
+        legend,
+        "of the time until the deadline",
+    )

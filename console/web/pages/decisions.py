@@ -1,0 +1,99 @@
+"""Decisions: what was denied and by which rule, and why any request is answered as it is.
+
+D1 Denials come from the ledger through the API's own function: a tenant sees those of its own requests.
+D2 A rule's text is the policy's: who may not read the policy sees the rule's id alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.console.web.pages.policy_status import active_policy, release_of
+from kvcustody.console.web.source_listing import lines_of
+from kvcustody.governance.api.models.policies import PolicyQuestion
+from kvcustody.governance.api.operations import custody as custody_api
+from kvcustody.governance.api.operations import policy_workbench as workbench
+from kvcustody.governance.release.replay_records import Proposal
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.policies.document.model import Grant, Group, Rule, SegmentRule
+
+_PAGE = 100
+_ASKED = ("reader", "owner", "classification", "action", "scope", "via", "grant")
+_Declared = Rule | Grant | SegmentRule | Group
+CHOICES = {
+    "action": ("reuse", "admit", "publish", "retain", "offload", "export", "administer"),
+    "scope": ("tenant", "session", "subject", "group", "public"),
+    "via": ("own", "grant", "segment"),
+}
+DEFAULT_DENY = "default-deny"
+
+
+def show(visit: Visit) -> Response:
+    """Denials by reader, owner and rule; and for those who test policies, an explanation of any request."""
+    reads, tests = visit.may(Action.READ_CUSTODY), visit.may(Action.WRITE_POLICY)
+    if not reads:
+        visit.caller.must(Action.WRITE_POLICY)
+    tenant = visit.text("tenant", 128)
+    denials = None
+    if reads:
+        visit.record("consoleDecisions", tenant)
+        denials = custody_api.denials(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+    policy = active_policy(release_of(visit)) if tests else None
+    return visit.page(
+        "decisions.html",
+        "Decisions",
+        denials=denials,
+        tenant=tenant,
+        all_tenants=reads and sees_all(visit),
+        tests=tests,
+        reads_policy=visit.may(Action.READ_POLICY),
+        policy=policy,
+        choices=CHOICES,
+        explained=_explained(visit) if policy is not None and visit.text("reader") else None,
+    )
+
+
+def rule(visit: Visit) -> Response:
+    """A rule, grant or segment where the revision that decided declares it."""
+    visit.caller.must(Action.READ_POLICY)
+    id_, number = visit.text("id"), visit.number("revision")
+    if id_ is None or number is None:
+        raise not_found()
+    found = visit.service.policies.state().proposals.get(number)
+    line = 0 if found is None else _line_of(found, id_)
+    return visit.page(
+        "rule.html",
+        f"Rule {id_}",
+        id=id_,
+        number=number,
+        found=found,
+        line=line,
+        lines=[] if found is None else lines_of(found.document, target=line)[max(0, line - 4) : line + 5],
+        default_deny=id_ == DEFAULT_DENY,
+    )
+
+
+def _line_of(found: Proposal, id_: str) -> int:
+    """The line that declares an id; 0 where none does."""
+    policy = found.policy
+    declared: tuple[_Declared, ...] = (*policy.rules, *policy.grants, *policy.segments, *policy.groups)
+    marks = {item.id: item.mark.line for item in declared}
+    return marks.get(id_, marks.get(id_.partition("~")[0], 0))
+
+
+def _explained(visit: Visit) -> dict[str, Any]:
+    asked = {name: visit.text(name, 160) for name in _ASKED}
+    try:
+        what = PolicyQuestion(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        places = ", ".join(str(item["loc"][0]) for item in error.errors())
+        raise ProblemError("invalid", f"not a request: {places}") from None
+    answer: dict[str, Any] = orjson.loads(bytes(workbench.explained(visit.service, what).body))
+    return answer

@@ -1,0 +1,59 @@
+"""Deletion: how much of what was due is covered by evidence, how late it was, and what two sources disagree about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from kvcustody.audit.coverage.summary import coverage_by_period
+from kvcustody.console.report.charts import Figure, columns
+from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.api.operations import custody as custody_api
+from kvcustody.governance.service.access.roles import Action, Reach
+
+_HOUR_US = 3_600_000_000
+_PERIODS = {
+    "24h": (24, _HOUR_US, "%H:00"),
+    "7d": (28, 6 * _HOUR_US, "%m-%d %Hh"),
+    "30d": (30, 24 * _HOUR_US, "%m-%d"),
+}
+_PAGE = 50
+_LEGEND = [("covered", 1), ("due and not covered", 4)]
+
+
+def show(visit: Visit) -> Response:
+    """Coverage of a period by tenant and classification, over time, with orphan findings and gaps."""
+    tenant = visit.caller.tenant_of(Action.READ_CUSTODY, visit.text("tenant", 128))
+    visit.record("consoleDeletion", tenant)
+    name = visit.text("period") or "24h"
+    count, step_us, form = _PERIODS.get(name, _PERIODS["24h"])
+    until_us = visit.service.clock.utc_us()
+    since_us = (until_us // step_us + 1 - count) * step_us
+    found = custody_api.covered(visit.caller, visit.service, tenant, since_us, until_us)
+    everything = visit.caller.reach(Action.READ_CUSTODY) is Reach.ALL
+    return visit.page(
+        "deletion.html",
+        "Deletion",
+        tenant=tenant,
+        all_tenants=sees_all(visit),
+        periods=list(_PERIODS),
+        period=name,
+        found=found,
+        chart=_over_time(visit, tenant, since_us, until_us, step_us, form),
+        findings=custody_api.findings(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE),
+        gaps=custody_api.gaps(visit.caller, visit.service, limit=_PAGE)["items"] if everything else None,
+    )
+
+
+def _over_time(
+    visit: Visit, tenant: str | None, since_us: int, until_us: int, step_us: int, form: str
+) -> Figure:
+    from datetime import UTC, datetime
+
+    with visit.service.reading(tenant) as connection:
+        rows: Any = coverage_by_period(connection, since_us, until_us, step_us, tenant=tenant)
+    labels = [datetime.fromtimestamp(start / 1e6, UTC).strftime(form) for start, _ in rows]
+    values = [[row.covered, row.due - row.covered] for _, row in rows]
+    return columns("Units due for deletion, by when they were due", labels, values, _LEGEND, "UTC")

@@ -1,0 +1,178 @@
+"""Erasures: ask for one, watch every worker's answer, take the certificate.
+
+Z1 The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
+Z2 A certificate is issued to those who may certify that tenant, by the same code as the API's.
+Z3 A form has a key of its own: sent twice, by a double click or a reload, it asks for one erasure.
+Z4 A selector of any parts is shown with what it would cover before it can be asked for; seeing that erases nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.api.models.erasures import ErasureRequest
+from kvcustody.governance.api.operations import erasures as erasures_api
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.certificates import certificate, opening
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+_PAGE = 50
+_TEXTS = ("tenant", "subject", "session", "classification", "segment", "model")
+_DEADLINES = {60: "1 minute", 3600: "1 hour", 86400: "1 day", 604800: "7 days"}
+FILES = {
+    "certificate.json": "application/json",
+    "certificate.html": "text/html; charset=utf-8",
+    "opening.json": "application/json",
+}
+
+
+def listed(visit: Visit) -> Response:
+    """Every erasure that the caller may see, newest first."""
+    tenant = visit.text("tenant", 128)
+    visit.record("consoleErasures", tenant)
+    found = erasures_api.erasures(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
+    return visit.page(
+        "erasures.html",
+        "Erasures",
+        found=found,
+        tenant=tenant,
+        all_tenants=sees_all(visit),
+        erases=visit.may(Action.ERASE),
+        deadlines=_DEADLINES,
+    )
+
+
+def request(visit: Visit) -> Response:
+    """Ask for an erasure (Z1); its page shows how it goes."""
+    visit.caller.must(Action.ERASE)
+    what = _wanted(visit)
+    if visit.text("sure") != _narrowest(visit, what):
+        raise ProblemError(
+            "invalid", "type the name of what is erased again: an erasure cannot be taken back"
+        )
+    return redirect(f"/erasures/{_once(visit, what)}")
+
+
+def preview(visit: Visit) -> Response:
+    """What a selector would cover now, and the form that asks for it (Z4)."""
+    visit.caller.must(Action.ERASE)
+    what = _wanted(visit)
+    visit.record("consoleErasurePreview", what.tenant)
+    found = erasures_api.previewed(visit.caller, visit.service, what)
+    named = {name: value for name, value in what.model_dump().items() if value not in (None, {})}
+    return visit.page(
+        "erasure_preview.html",
+        "What this erasure would cover",
+        found=found,
+        parts={name: value for name, value in named.items() if name not in ("labels", "deadline_seconds")},
+        labels=", ".join(f"{name}={value}" for name, value in what.labels.items()),
+        deadline_seconds=what.deadline_seconds,
+        deadline=_DEADLINES.get(what.deadline_seconds, f"{what.deadline_seconds} seconds"),
+        narrowest=_narrowest(visit, what),
+    )
+
+
+def _wanted(visit: Visit) -> ErasureRequest:
+    """The request that a form holds; raises `invalid` for a selector that is none."""
+    parts: dict[str, Any] = {name: visit.text(name, 128) for name in _TEXTS}
+    parts |= {"key_epoch": visit.number("key_epoch"), "labels": _labels(visit.text("labels", 1024))}
+    try:
+        return ErasureRequest(**parts, deadline_seconds=visit.number("deadline_seconds") or 3600)
+    except ValidationError as error:
+        places = ", ".join(str(item["loc"][0]) for item in error.errors())
+        raise ProblemError("invalid", f"not a selector: {places}") from None
+
+
+def _labels(text: str | None) -> dict[str, str]:
+    """`region=eu, purpose=support` as labels."""
+    made = {}
+    for item in (text or "").split(","):
+        name, is_label, value = (part.strip() for part in item.partition("="))
+        if name and is_label and value and name not in made:
+            made[name] = value
+        elif item.strip():
+            raise ProblemError("invalid", "labels are `name=value`, each name once, with commas between them")
+    return made
+
+
+def _narrowest(visit: Visit, what: ErasureRequest) -> str:
+    """What is typed again to confirm: the narrowest name of a person or tenant."""
+    return what.session or what.subject or what.tenant or visit.caller.tenant or "every tenant"
+
+
+def _once(visit: Visit, what: ErasureRequest) -> str:
+    """The erasure that this form asked for: sent twice, it is asked for once (Z3)."""
+    key = visit.text("once", 64)
+    if key is None:
+        raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")
+    answers = visit.service.answers
+    claim = answers.claim(visit.caller.name, f"console:{key}", what.model_dump_json().encode())
+    if isinstance(claim, bytes):
+        return claim.decode()
+    try:
+        made = erasures_api.request(visit.caller, visit.service, what)
+    except BaseException:
+        answers.give_up(claim)
+        raise
+    erasure = str(made["erasure"])
+    answers.settle(claim, erasure.encode())
+    return erasure
+
+
+def show(visit: Visit) -> Response:
+    """One erasure: which workers have answered, and what each ended."""
+    visit.record("consoleErasure")
+    found = _status(visit)
+    return visit.page(
+        "erasure.html",
+        f"Erasure {found['erasure'][:12]}",
+        found=found,
+        certifies=_certifies(visit, found["tenant"]),
+        signs=visit.service.signer is not None,
+    )
+
+
+def download(visit: Visit) -> Response:
+    """The certificate, its page for people, or the opening of its commitment (Z2)."""
+    name = visit.places["file"]
+    found = _status(visit)
+    if name not in FILES or not _certifies(visit, found["tenant"]):
+        raise not_found()
+    visit.record("consoleCertificate", found["tenant"])
+    content = _file(visit, name, found["erasure"])
+    headers = {"Content-Disposition": f'attachment; filename="{found["erasure"][:12]}-{name}"'}
+    return Response(content, media_type=FILES[name], headers=headers)
+
+
+def _status(visit: Visit) -> dict[str, Any]:
+    erasure = visit.places["erasure"]
+    if not (len(erasure) <= 64 and erasure.isascii() and erasure.replace("-", "").isalnum()):
+        raise not_found()
+    visit.caller.must(Action.READ_CUSTODY)
+    return erasures_api.erasure_of(visit.caller, visit.service, erasure)
+
+
+def _certifies(visit: Visit, tenant: str | None) -> bool:
+    """Whether the caller may have the certificate of an erasure of this tenant."""
+    if not visit.may(Action.CERTIFY):
+        return False
+    try:
+        visit.caller.tenant_of(Action.CERTIFY, tenant)
+    except ProblemError:
+        return False
+    return tenant is not None or visit.caller.tenant is None
+
+
+def _file(visit: Visit, name: str, erasure: str) -> bytes:
+    if name == "opening.json":
+        return orjson.dumps(opening(visit.service, erasure)._asdict())
+    document = certificate(visit.service, erasure)
+    if name == "certificate.json":
+        return orjson.dumps(document)
+    return visit.service.documents.certificate(document)

@@ -1,0 +1,50 @@
+"""Health: the ledger's writer, its signatures and witnesses, every worker, and scans that these are asked for.
+
+H1 A scan is asked for by the API's own function, by those who operate; one that waits is not asked for twice.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.pages.overview import witnesses
+from kvcustody.governance.api.models.scan_orders import ScanWanted
+from kvcustody.governance.api.operations import fleet as orders_api
+from kvcustody.governance.api.operations import health as health_api
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import not_found
+
+_WORKERS_MAX = 1000
+_ORDERS_SHOWN = 20
+
+
+def show(visit: Visit) -> Response:
+    """What is well, and what is not; workers for those who may see operations."""
+    visit.caller.must(Action.READ_HEALTH)
+    visit.record("consoleHealth")
+    workers, orders = None, []
+    if visit.may(Action.READ_OPERATIONS):
+        workers = [worker for _, worker in visit.service.fleet.listed(limit=_WORKERS_MAX)]
+        workers.sort(key=lambda worker: (worker.ended_us is not None, worker.worker, -worker.started_us))
+        orders = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
+    return visit.page(
+        "health.html",
+        "Health",
+        health=health_api.health(visit.service),
+        witnesses=witnesses(visit),
+        workers=workers,
+        orders=orders,
+        asked={order.worker for order in orders if order.is_open},
+        operates=visit.may(Action.OPERATE),
+    )
+
+
+def scan(visit: Visit) -> Response:
+    """Ask a worker for a full scan (H1); the page shows what becomes of it."""
+    visit.caller.must(Action.OPERATE)
+    worker = visit.text("worker", 128)
+    if worker is None:
+        raise not_found()
+    orders_api.order_scan(visit.caller, visit.service, worker, ScanWanted())
+    return redirect("/health")

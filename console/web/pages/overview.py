@@ -1,0 +1,80 @@
+"""The first page: is isolation proved, is deletion covered, is anything overdue, is the ledger well, who holds what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from kvcustody.audit.witness.status import WitnessStatus, witness_status
+from kvcustody.console.report.charts import Figure, rows
+from kvcustody.console.report.number_format import count
+from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.pages.policy_status import release_of, standing
+from kvcustody.governance.api.operations import custody as custody_api
+from kvcustody.governance.api.operations import health as health_api
+from kvcustody.governance.service.access.roles import Action, Reach
+
+_TENANTS_MAX = 12
+
+
+def show(visit: Visit) -> Response:
+    """Everything that the caller's roles reach, each in its own part."""
+    visit.record("consoleOverview")
+    sees = visit.may(Action.READ_CUSTODY)
+    policy = visit.may(Action.READ_POLICY)
+    state = release_of(visit) if policy else None
+    return visit.page(
+        "overview.html",
+        "Overview",
+        sees_policy=policy,
+        releases=state is not None,
+        standing=standing(state),
+        open_proposals=0 if state is None else _open(state),
+        coverage=custody_api.covered(visit.caller, visit.service) if sees else None,
+        held=held_by_tenant(visit) if sees else None,
+        denials=_denials(visit) if sees else None,
+        health=health_api.health(visit.service) if visit.may(Action.READ_HEALTH) else None,
+        witnesses=witnesses(visit) if visit.may(Action.READ_HEALTH) else None,
+    )
+
+
+def witnesses(visit: Visit) -> WitnessStatus:
+    """How far others have seen the ledger."""
+    with visit.service.reading() as connection:
+        return witness_status(connection, visit.service.clock.utc_us())
+
+
+def held_by_tenant(visit: Visit) -> Figure:
+    """Blocks handed out and not ended yet, by tenant: the largest ones, the rest together."""
+    totals = custody_api.totals(visit.caller, visit.service, limit=1000)["items"]
+    held = sorted(
+        ((max(0, row["written_blocks"] - row["ended_blocks"]), row["tenant"]) for row in totals), reverse=True
+    )
+    first, rest = held[:_TENANTS_MAX], held[_TENANTS_MAX:]
+    if rest:
+        first.append((sum(blocks for blocks, _ in rest), f"{len(rest)} others"))
+    names = [tenant for _, tenant in first]
+    values = [[blocks] for blocks, _ in first]
+    return rows(
+        "Blocks in custody, by tenant",
+        names,
+        values,
+        [("blocks in custody", 1)],
+        [count(blocks) for blocks, _ in first],
+    )
+
+
+def _denials(visit: Visit) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = custody_api.denials(visit.caller, visit.service, limit=1000)["items"]
+    return sorted(found, key=lambda row: -row["requests"])[:5]
+
+
+def _open(state: Any) -> int:
+    """Proposals newer than what is active."""
+    return sum(1 for number in state.proposals if number > state.active_revision)
+
+
+def sees_all(visit: Visit) -> bool:
+    """Whether the caller sees every tenant's custody."""
+    return visit.caller.reach(Action.READ_CUSTODY) is Reach.ALL

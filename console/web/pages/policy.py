@@ -1,0 +1,162 @@
+"""The policy: what is in effect and proved, its revisions, and a draft on its way to a proposal.
+
+Y1 A draft is checked by the workbench's own functions and kept nowhere; only a signed step changes anything.
+Y2 What a revision's page shows is what its gates will ask: its proof, exactly what it changes, the consents it lacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.pages.policy_status import release_of, standing
+from kvcustody.console.web.source_listing import Line, lines_of
+from kvcustody.errors import PolicyError
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import not_found
+from kvcustody.policies import library
+from kvcustody.policies.document.problems import Problem
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.workbench.diff.model import PolicyDiff
+from kvcustody.policies.workbench.diff.semantic_diff import diff
+from kvcustody.policies.workbench.lint.lint import lint
+from kvcustody.policies.workbench.prove.model import Proof
+from kvcustody.policies.workbench.prove.prove import prove
+from kvcustody.policies.workbench.validate import validate
+
+_CELLS_SHOWN = 100
+_REVISIONS_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of a draft: problems, or lint, proof and difference (None: nothing is in effect to compare with)."""
+
+    lines: list[Line]
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    proof: Proof | None
+    change: PolicyDiff | None
+
+    @property
+    def sound(self) -> bool:
+        """Whether it may be proposed."""
+        return not self.problems
+
+
+def show(visit: Visit) -> Response:
+    """What is in effect, and every revision; a tenant's administrator is led to what waits for consent."""
+    if not visit.may(Action.READ_POLICY):
+        visit.caller.must(Action.CONSENT)
+        return redirect("/policy/consents")
+    state = release_of(visit)
+    numbers = [] if state is None else sorted(state.proposals, reverse=True)[:_REVISIONS_SHOWN]
+    return visit.page(
+        "policy.html",
+        "Policy",
+        state=state,
+        standing=standing(state),
+        revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
+        if state
+        else [],
+        writes=visit.may(Action.WRITE_POLICY),
+    )
+
+
+def revision(visit: Visit) -> Response:
+    """One revision: where it is on its way, its proof, what it changes, its text, and the next step."""
+    visit.caller.must(Action.READ_POLICY)
+    state, found = _proposal(visit)
+    review = gates.review(state, found)
+    line = visit.number("line") or 0
+    return visit.page(
+        "revision.html",
+        f"Revision {found.revision}",
+        state=state,
+        found=found,
+        word=state_word(state, found.revision),
+        review=review,
+        new_access=review.change.new_access[:_CELLS_SHOWN],
+        lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],
+        lines=lines_of(found.document, target=line),
+        approves=visit.may(Action.APPROVE_POLICY)
+        and not found.activated
+        and found.author != visit.caller.name,
+        activates=visit.may(Action.ACTIVATE_POLICY) and found.approval is not None and not found.activated,
+        restores=visit.may(Action.WRITE_POLICY) and found.activated and found is not state.active,
+    )
+
+
+def draft(visit: Visit) -> Response:
+    """A text to write in: the active document, a policy of the library, or what is being restored."""
+    visit.caller.must(Action.WRITE_POLICY)
+    state = release_of(visit)
+    chosen = visit.text("from")
+    if chosen in library.names():
+        document = library.source(str(chosen))
+    else:
+        document = state.active.document if state is not None and state.active is not None else ""
+    return _draft_page(visit, document, None)
+
+
+def check(visit: Visit) -> Response:
+    """Check the text in the form (Y1)."""
+    visit.caller.must(Action.WRITE_POLICY)
+    document = visit.document("source")
+    return _draft_page(visit, document, _checked(visit, document))
+
+
+def state_word(state: ReleaseState, number: int) -> str:
+    """Proposed, approved, staged, active or past."""
+    found = state.proposals[number]
+    if found is state.active:
+        return "active"
+    if found is state.staged:
+        return "staged"
+    if found.activated:
+        return "past"
+    return "approved" if found.approval is not None else "proposed"
+
+
+def _draft_page(visit: Visit, document: str, checked: Checked | None) -> Response:
+    return visit.page(
+        "draft.html",
+        "A draft",
+        document=document,
+        checked=checked,
+        library=library.names(),
+        releases=release_of(visit) is not None,
+    )
+
+
+def _checked(visit: Visit, document: str) -> Checked:
+    found = validate(document, name="policy")
+    if found.policy is None:
+        return Checked(lines_of(document, found.problems), found.problems, (), None, None)
+    state = release_of(visit)
+    revoked = frozenset() if state is None else state.revoked
+    table = compile_policy(found.policy, revision=1, revoked=revoked)
+    warnings = tuple(lint(table, now_us=visit.service.clock.utc_us()))
+    return Checked(lines_of(document, warnings, "doubt"), (), warnings, prove(table), _change(state, table))
+
+
+def _change(state: ReleaseState | None, table: DecisionTable) -> PolicyDiff | None:
+    if state is None or state.active is None:
+        return None
+    return diff(gates.table_of(state.active, state.revoked), table)
+
+
+def _proposal(visit: Visit) -> tuple[ReleaseState, Proposal]:
+    text = visit.places["revision"]
+    state = visit.service.policies.state()
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise not_found()
+    try:
+        return state, state.proposal(int(text))
+    except PolicyError:
+        raise not_found() from None

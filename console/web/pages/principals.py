@@ -1,0 +1,60 @@
+"""Access: who may ask this service, with which keys; ending them, for those who manage keys.
+
+A1 What is done here is done by the API's own functions. A name is typed again before its principal is ended.
+"""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.governance.api.models.access import Ending, KeyEnding
+from kvcustody.governance.api.operations import principals as endings_api
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+_SHOWN = 200
+_PREFIX_DIGITS = 12
+
+
+def show(visit: Visit) -> Response:
+    """Principals in the order of names, and the keys of the one that was chosen."""
+    visit.caller.must(Action.MANAGE_KEYS)
+    book, name = visit.service.principals, visit.text("name")
+    found = book.listed(after=visit.text("after") or "", limit=_SHOWN + 1)
+    return visit.page(
+        "principals.html",
+        "Access",
+        principals=found[:_SHOWN],
+        following=found[_SHOWN - 1].name if len(found) > _SHOWN else None,
+        chosen=None if name is None else book.get(name),
+        keys=() if name is None else book.keys(name),
+    )
+
+
+def disable(visit: Visit) -> Response:
+    """End a principal (A1)."""
+    visit.caller.must(Action.MANAGE_KEYS)
+    name = _name(visit)
+    if visit.text("again") != name:
+        raise ProblemError("invalid", "the name that was typed is not the principal's")
+    last = visit.text("allow_last") is not None
+    endings_api.disable(visit.caller, visit.service, Ending(name=name, allow_last=last))
+    return redirect("/principals", name=name)
+
+
+def revoke(visit: Visit) -> Response:
+    """Refuse one key of a principal (A1)."""
+    visit.caller.must(Action.MANAGE_KEYS)
+    name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
+    if prefix is None:
+        raise not_found()
+    endings_api.revoke_keys(visit.caller, visit.service, KeyEnding.model_construct(name=name, prefix=prefix))
+    return redirect("/principals", name=name)
+
+
+def _name(visit: Visit) -> str:
+    name = visit.text("name", 128)
+    if name is None:
+        raise not_found()
+    return name

@@ -1,0 +1,163 @@
+"""Prepares the next step of a release for a person to sign: everything but the signatures.
+
+S1 The service signs nothing. The browser signs with the person's own key, which never leaves it, and sends the step to
+   the API like anybody else.
+S2 What is prepared is what the release's own desk would take: the same manifest, body, number and predecessor.
+S3 An approval is of exactly the widening that its page showed: a page that is out of date prepares nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from kvcustody.console.web.page_request import Visit
+from kvcustody.errors import PolicyError
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.consents import consent_body, waiting_for
+from kvcustody.governance.release.record import SCHEMA, Step
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.policies.bundle.bundle import SCHEMA as BUNDLE_SCHEMA
+from kvcustody.policies.bundle.bundle import manifest_of
+from kvcustody.policies.document.problems import PolicyRejected
+
+_DAY_US = 86_400_000_000
+_DAYS_MAX = 3660
+_ACTIONS = {
+    "proposed": (Action.WRITE_POLICY, "propose"),
+    "approved": (Action.APPROVE_POLICY, "approve"),
+    "activated": (Action.ACTIVATE_POLICY, "activate"),
+    "consented": (Action.CONSENT, "consent"),
+    "revoked": (Action.NARROW_POLICY, "revoke"),
+}
+
+
+def prepare(visit: Visit) -> Response:
+    """The step that the form asks for, as JSON: head, body, the manifest that is signed by itself, and where to."""
+    name = visit.text("step") or ""
+    if name not in _ACTIONS:
+        raise ProblemError("invalid", "`step` is no step that is signed here")
+    action, verb = _ACTIONS[name]
+    if name == "revoked" and not visit.may(action):
+        action, verb = Action.CONSENT, "withdraw"  # an owner, of its own
+    visit.caller.must(action)
+    state = visit.service.policies.state()
+    last_us = state.records[-1].at_us if state.records else 0
+    at_us = max(visit.service.clock.utc_us(), last_us)
+    body, manifest = _body(visit, state, name, at_us)
+    head = {
+        "action": Step(name).value,
+        "at_us": at_us,
+        "audience": state.trust.audience,
+        "number": len(state.records) + 1,
+        "previous": state.head,
+        "schema": SCHEMA,
+    }
+    answer = {
+        "head": head,
+        "body": body,
+        "manifest": manifest,
+        "schema": SCHEMA,
+        "bundle_schema": BUNDLE_SCHEMA,
+        "url": f"/v1/policies:{verb}",
+        "if_match": f'"{state.head}"',
+        "revision": body.get("revision", state.active_revision),
+    }
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def _body(
+    visit: Visit, state: ReleaseState, name: str, at_us: int
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The body without the manifest's signature, and the manifest where it is signed too."""
+    if name == "proposed":
+        return _proposed(visit, state, at_us)
+    if name == "consented":
+        return _consented(visit, state), None
+    if name == "revoked":
+        return _revoked(visit, state), None
+    found = _proposal(visit, state)
+    if name == "approved":
+        return _approved(visit, state, found), found.manifest.form()
+    proof = json.dumps(gates.review(state, found).proof.data(), sort_keys=True).encode()
+    return {
+        "revision": found.revision,
+        "stage": None,
+        "proof": "sha256:" + hashlib.sha256(proof).hexdigest(),
+    }, None
+
+
+def _proposed(visit: Visit, state: ReleaseState, at_us: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    days = visit.number("days") or 365
+    if not 1 <= days <= _DAYS_MAX:
+        raise ProblemError("invalid", f"`days` is from 1 to {_DAYS_MAX}")
+    restored = visit.number("restores") or 0
+    document = _find(state, restored).document if restored else visit.document("source")
+    try:
+        manifest, _ = manifest_of(
+            document,
+            audience=state.trust.audience,
+            revision=state.highest + 1,
+            issued_us=at_us,
+            expires_us=at_us + days * _DAY_US,
+            revoked=state.revoked,
+        )
+    except PolicyRejected as error:
+        raise ProblemError(
+            "invalid", f"the document has {len(error.problems)} problems; check it first"
+        ) from None
+    body = {
+        "revision": manifest.revision,
+        "manifest": manifest.form(),
+        "document": document,
+        "note": visit.text("note") or "",
+        "restores": restored,
+    }
+    return body, manifest.form()
+
+
+def _approved(visit: Visit, state: ReleaseState, found: Proposal) -> dict[str, Any]:
+    found.approval = None  # of this copy alone: an approval is against what is active now
+    review = gates.review(state, found)
+    if (visit.text("cells") or "") != review.cells:
+        raise ProblemError("changed", "what this revision widens is not what the page showed; look again")
+    return {
+        "revision": found.revision,
+        "base": state.active_revision,
+        "revoked": sorted(state.revoked),
+        "cells": review.cells,
+        "verdict": review.change.verdict.value,
+    }
+
+
+def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
+    wanted, revision = visit.text("opening"), visit.number("revision")
+    for found in waiting_for(state, visit.caller.tenant or ""):
+        if (found.id, found.revision) == (wanted, revision):
+            return consent_body(found.revision, found.manifest, found.opening.data())
+    raise not_found()
+
+
+def _revoked(visit: Visit, state: ReleaseState) -> dict[str, Any]:
+    source = visit.text("id") or ""
+    owners = state.owners(source)
+    if not owners or not (visit.may(Action.NARROW_POLICY) or owners == {visit.caller.tenant}):
+        raise not_found()
+    return {"ids": [source], "reason": visit.text("reason") or ""}
+
+
+def _proposal(visit: Visit, state: ReleaseState) -> Proposal:
+    return _find(state, visit.number("revision") or 0)
+
+
+def _find(state: ReleaseState, number: int) -> Proposal:
+    try:
+        return state.proposal(number)
+    except PolicyError:
+        raise not_found() from None

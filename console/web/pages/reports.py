@@ -1,0 +1,73 @@
+"""Evidence reports as jobs: asked for, watched, downloaded by whoever asked (`governance.service.reports`)."""
+
+from __future__ import annotations
+
+from starlette.responses import FileResponse, Response
+
+from kvcustody.audit.report.framework import NAMES, load_framework
+from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.pages.audit import moment_us
+from kvcustody.console.web.pages.overview import sees_all
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.reports import asked_of, start_report
+
+_LISTED = 50
+_TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": "application/json"}
+
+
+def listed(visit: Visit) -> Response:
+    """One's own reports and other jobs, newest first, and a form for another."""
+    visit.caller.must(Action.READ_CUSTODY)
+    jobs = visit.service.jobs.listed(principal=visit.caller.name, limit=_LISTED)
+    return visit.page(
+        "reports.html",
+        "Reports",
+        jobs=jobs,
+        all_tenants=sees_all(visit),
+        frameworks=[load_framework(name) for name in NAMES],
+        formats=visit.service.documents.formats(),
+    )
+
+
+def make(visit: Visit) -> Response:
+    """Begin a report (J1)."""
+    tenant = visit.caller.tenant_of(Action.READ_CUSTODY, visit.text("tenant", 128))
+    framework = visit.text("framework") or ""
+    if framework not in NAMES:
+        raise ProblemError("invalid", f"`framework` is none of {', '.join(NAMES)}")
+    service = visit.service
+    asked = asked_of(
+        service,
+        framework,
+        tenant,
+        since_us=moment_us(visit, "since"),
+        until_us=moment_us(visit, "until"),
+        as_of=visit.number("as_of"),
+    )
+    visit.record("consoleReport", tenant)
+    job = start_report(service, visit.caller.name, asked, service.documents.formats())
+    return redirect(f"/reports/{job.job}")
+
+
+def show(visit: Visit) -> Response:
+    """One job: how far it is, and what it made."""
+    visit.caller.must(Action.READ_CUSTODY)
+    job = visit.service.jobs.get(visit.places["job"], principal=visit.caller.name)
+    return visit.page("job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job)
+
+
+def cancel(visit: Visit) -> Response:
+    """Ask a job to stop."""
+    visit.caller.must(Action.READ_CUSTODY)
+    job = visit.service.jobs.cancel(visit.places["job"], principal=visit.caller.name)
+    return redirect(f"/reports/{job.job}")
+
+
+def download(visit: Visit) -> Response:
+    """A file that one of one's own jobs made."""
+    visit.caller.must(Action.READ_CUSTODY)
+    name = visit.places["file"]
+    path = visit.service.jobs.file(visit.places["job"], name, principal=visit.caller.name)
+    kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")
+    return FileResponse(path, media_type=kind, filename=name)

@@ -1,0 +1,67 @@
+"""Signing in with an API key, and out.
+
+S1 A wrong key, a key of nobody and a token give one answer.
+S2 After signing in a person is led to a page of the console and to nowhere else.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from kvcustody.console.web.page_request import PREFIX, redirect
+from kvcustody.console.web.rendering import render
+from kvcustody.governance.api.http.console_mount import log_in, log_out
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+
+_LOGIN = PREFIX + "/login"
+_KEY_CHARACTERS_MAX = 512
+
+
+def to_sign_in(request: Request) -> Response:
+    """Where somebody without a session is led; a GET is come back to."""
+    after = ""
+    if request.method == "GET" and request.url.path.startswith(PREFIX + "/"):
+        query = request.url.query
+        after = "?" + urlencode({"next": request.url.path + (f"?{query}" if query else "")})
+    return RedirectResponse(_LOGIN + after, 303)
+
+
+def answer(service: Service, request: Request, form: dict[str, str]) -> Response:
+    """The sign-in page, a try to sign in, or signing out."""
+    if request.url.path != _LOGIN:
+        response = redirect("/login")
+        response.headers["Set-Cookie"] = log_out(service, request.headers.get("cookie"))
+        return response
+    after = _inside(form.get("next") or request.query_params.get("next", ""))
+    if request.method != "POST":
+        return _form(after)
+    address = request.client.host if request.client else "unix"
+    try:
+        begun = log_in(service, form.get("key", "").strip()[:_KEY_CHARACTERS_MAX], address)
+    except ProblemError as problem:
+        return _form(after, problem)
+    response = RedirectResponse(after, 303)
+    response.headers["Set-Cookie"] = begun.set_cookie
+    return response
+
+
+def _form(after: str, problem: ProblemError | None = None) -> Response:
+    status = 200 if problem is None else problem.type.status
+    waits = problem is not None and problem.type.name == "too-many-requests"
+    refused = problem is not None and not waits
+    text = render("login.html", title="Sign in", after=after, refused=refused, waits=waits)
+    headers = dict(problem.headers) if problem is not None else {}
+    return HTMLResponse(text, status, headers=headers)
+
+
+def _inside(after: str) -> str:
+    """A path of the console, or its first page (S2): never another host, never back to the sign-in."""
+    plain = after.startswith(PREFIX + "/") and after.isascii() and after.isprintable() and "\\" not in after
+    inner = (
+        plain and "//" not in after.partition("?")[0] and not after.startswith((_LOGIN, PREFIX + "/logout"))
+    )
+    return after if inner else PREFIX + "/"

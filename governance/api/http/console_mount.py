@@ -1,0 +1,92 @@
+"""The seam for pages: a console is an ASGI application behind the same gate, with sessions, CSRF and recorded reads.
+
+P1 Pages see a request after the gate has authenticated it: `scope["kvcustody.caller"]` is a `Caller`, or None for
+   somebody who is not logged in, to whom pages show nothing of the ledger.
+P2 A request that may change something carries the session's CSRF token, in `X-CSRF-Token` or in the form field `csrf`,
+   and comes from the service's own origin. Only the login has no session yet: its origin is checked all the same.
+P3 Before pages show what an auditor, a data protection officer or an administrator sees, they record it (class A).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+from urllib.parse import parse_qs
+
+from kvcustody.audit.events import AccessRecorded
+from kvcustody.governance.api.http.exchange import Exchange, Receive, Scope, Send
+from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, cookie_of, set_cookie
+from kvcustody.governance.service.access.authenticator import unauthenticated
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.service import Service
+
+FORM = "application/x-www-form-urlencoded"
+
+
+class Pages(Protocol):
+    """A console: everything at and below `prefix`, and `/`, is its own."""
+
+    prefix: str
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; its body has been read, within the service's limit."""
+
+
+class LoggedIn(NamedTuple):
+    """What a login gives: the `Set-Cookie` of the session, and its CSRF token."""
+
+    set_cookie: str
+    csrf: str
+    caller: Caller
+
+
+def is_page(pages: Pages | None, path: str) -> bool:
+    """Whether a path belongs to the pages."""
+    if pages is None:
+        return False
+    return path in ("/", pages.prefix) or path.startswith(pages.prefix + "/")
+
+
+def log_in(service: Service, key: str, address: str) -> LoggedIn:
+    """Begin a session with an API key; raises `unauthenticated`, or `too-many-requests` after too many failures."""
+    caller = service.authenticator.caller(f"Bearer {key}", None, address)
+    if (
+        caller.by != "key"
+    ):  # a token's issuer keeps its principal: there is nobody to read anew (sessions, S2)
+        raise unauthenticated()
+    begun = service.sessions.begin(caller.name)
+    seconds = service.settings.session_minutes * 60
+    return LoggedIn(set_cookie(begun.token, seconds, tls=service.settings.tls), begun.csrf, caller)
+
+
+def log_out(service: Service, cookie_header: str | None) -> str:
+    """End the session of a request; returns the `Set-Cookie` that removes its cookie."""
+    token = cookie_of(cookie_header, SESSION_COOKIES)
+    if token is not None:
+        service.sessions.end(token)
+    return set_cookie("", 0, tls=service.settings.tls)
+
+
+def csrf_of(service: Service, cookie_header: str | None) -> str:
+    """The CSRF token of the session of a request; empty where there is none."""
+    token = cookie_of(cookie_header, SESSION_COOKIES)
+    return "" if token is None else service.sessions.csrf(token)
+
+
+def record_read(
+    service: Service, caller: Caller, page: str, *, tenant: str | None = None, filters: tuple[str, ...] = ()
+) -> None:
+    """Put a read on record before it is shown, for those whose reads are events; raises `unavailable` (P3)."""
+    if caller.recorded:
+        now_us, roles = service.clock.now_us(), tuple(sorted(caller.roles))
+        about = caller.tenant or tenant or ""
+        service.record(AccessRecorded(now_us, caller.name, roles, page, about, filters))
+
+
+def form_token(exchange: Exchange) -> str:
+    """The field `csrf` of a form; empty where there is none."""
+    if (exchange.header("content-type") or "").partition(";")[0].strip().lower() != FORM:
+        return ""
+    try:
+        return parse_qs(exchange.body.decode("utf-8"), max_num_fields=200).get("csrf", [""])[0]
+    except ValueError:
+        return ""

@@ -1,0 +1,201 @@
+"""One request and its answer: what is read once, and the headers that every answer has.
+
+E1 A body is read whole, up to a bound, before anything runs.
+E2 Every answer says that it is not to be framed, sniffed, stored or scripted; a page may replace the policy of its own.
+E3 An answer that is given in one piece has an `ETag`; asked for again unchanged, it is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+
+from kvcustody.governance.identity.w3c_trace import TRACEPARENT, trace_of
+from kvcustody.governance.service.problem_details import MEDIA_TYPE, ProblemError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+REQUEST_ID = "x-request-id"
+CERTIFICATE = "kvcustody.certificate"  # in a scope: the thumbprint of the connection's client certificate
+_SAFE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+    (b"cache-control", b"no-store"),
+)
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was complete."""
+
+
+class Exchange:
+    """A request, and the one answer to it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, *, tls: bool) -> None:
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = secrets.token_hex(10)
+        self.status = 0
+        self.body = b""
+        self.more: Headers = []
+        self.headers = _once(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._tls = tls
+        self._held: Message | None = None
+
+    def header(self, name: str) -> str | None:
+        """A header of the request; raises `malformed` where it came twice."""
+        values = self.headers.get(name.encode())
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise ProblemError("malformed", f"header `{name}` came {len(values)} times")
+        return values[0].decode("latin-1")
+
+    @property
+    def trace(self) -> str:
+        """The trace id that the request came with; empty where it came with none, a malformed one or two."""
+        values = self.headers.get(TRACEPARENT.encode(), ())
+        return trace_of(values[0].decode("latin-1")) if len(values) == 1 else ""
+
+    @property
+    def address(self) -> str:
+        """Where the request comes from; one place for all that use the Unix socket."""
+        client = self.scope.get("client")
+        return str(client[0]) if client else "unix"
+
+    @property
+    def certificate(self) -> str | None:
+        """The thumbprint of the client certificate that TLS has verified on this connection; None: it has none."""
+        found = self.scope.get(CERTIFICATE)
+        return found if isinstance(found, str) else None
+
+    async def read(self, bytes_max: int) -> None:
+        """Read the body (E1); raises `too-large`."""
+        stated = self.header("content-length")
+        if stated is not None and (not stated.isdecimal() or len(stated) > 15):
+            raise ProblemError("malformed", "`Content-Length` is not a number")
+        if stated is not None and int(stated) > bytes_max:
+            raise ProblemError("too-large", f"a body may have {bytes_max} bytes")
+        parts, size, more = [], 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > bytes_max:
+                raise ProblemError("too-large", f"a body may have {bytes_max} bytes")
+            more = message.get("more_body", False)
+        self.body = b"".join(parts)
+
+    def replay(self) -> Receive:
+        """A `receive` that gives the body once, then whatever the server has to say."""
+        given = False
+
+        async def receive() -> Message:
+            nonlocal given
+            if given:
+                return await self._receive()
+            given = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+
+        return receive
+
+    async def send(self, message: Message) -> None:
+        """Pass an answer's messages on, with the headers of every answer and an `ETag` where it fits (E2, E3)."""
+        if message["type"] == "http.response.start":
+            self._held = message
+            return
+        start = self._held
+        if start is not None:
+            self._held = None
+            whole = not message.get("more_body", False)
+            if whole and self.method == "GET" and start["status"] == 200:
+                message = self._tag(start, message)
+            self.status = start["status"]
+            start["headers"] = self._completed(start.get("headers", []))
+            await self._send(start)
+        await self._send(message)
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Give a whole answer."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, problem: ProblemError) -> None:
+        """Answer with a problem, if nothing was answered yet."""
+        if self.status:
+            return
+        self._held = None
+        await self.answer(*problem_answer(problem))
+
+    def _tag(self, start: Message, message: Message) -> Message:
+        body = message.get("body", b"")
+        given = [value for name, value in start["headers"] if name.lower() == b"etag"]
+        tag = given[0] if given else b'"' + hashlib.blake2b(body, digest_size=16).hexdigest().encode() + b'"'
+        headers = [(name, value) for name, value in start["headers"] if name.lower() != b"etag"]
+        known = self.headers.get(b"if-none-match", [])
+        if tag in [item.strip().removeprefix(b"W/") for value in known for item in value.split(b",")]:
+            start["status"] = 304
+            headers = [
+                pair for pair in headers if pair[0].lower() not in (b"content-length", b"content-type")
+            ]
+            message = {**message, "body": b""}
+        start["headers"] = [*headers, (b"etag", tag)]
+        return message
+
+    def _completed(self, headers: Headers) -> Headers:
+        mine = {name.lower() for name, _ in headers}
+        added = [pair for pair in _SAFE if pair[0] not in mine]
+        if self._tls:
+            added.append(_HSTS)
+        return [*headers, *added, *self.more, (REQUEST_ID.encode(), self.request_id.encode())]
+
+
+def problem_answer(problem: ProblemError) -> tuple[int, Headers, bytes]:
+    """A problem as status, headers and body."""
+    extra = [(name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()]
+    return problem.type.status, [(b"content-type", MEDIA_TYPE.encode()), *extra], problem.body()
+
+
+def packed(status: int, headers: Headers, body: bytes) -> bytes:
+    """A whole answer as bytes to be kept; `unpacked` reads them."""
+    head = [status, [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]]
+    text = orjson.dumps(head)
+    return len(text).to_bytes(4, "little") + text + body
+
+
+def unpacked(data: bytes) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of a kept answer, without the length that `Exchange.answer` adds."""
+    end = 4 + int.from_bytes(data[:4], "little")
+    status, headers = orjson.loads(data[4:end])
+    pairs = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    return status, [pair for pair in pairs if pair[0].lower() != b"content-length"], data[end:]
+
+
+def _once(headers: Headers) -> Mapping[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        found.setdefault(name.lower(), []).append(value)
+    return found

@@ -1,0 +1,311 @@
+"""The gate before every operation: who asks, may they, how often, was it asked before, and is it on record.
+
+G1 A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
+G2 What no operation declares is not served. A caller without the action is refused before the operation sees anything.
+G3 Reads of the ledger by those whose reads are events are on record before they are answered (class A).
+G4 A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
+G5 An error inside is one problem without details; the log has them, without secrets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import anyio
+import structlog
+from anyio.to_thread import run_sync
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import Response
+
+from kvcustody.audit.events import AccessRecorded
+from kvcustody.errors import IdentityError
+from kvcustody.governance.api.http.console_mount import Pages, form_token, is_page
+from kvcustody.governance.api.http.exchange import (
+    ClientGoneError,
+    Exchange,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    packed,
+    problem_answer,
+    unpacked,
+)
+from kvcustody.governance.api.http.operation import Operation, Operations
+from kvcustody.governance.api.http.record_before_answer import recorded
+from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.service.access.authenticator import too_many
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.idempotency import Claim
+from kvcustody.governance.service.ingest.traced_writer import CURRENT
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+_log = structlog.get_logger("kvcustody.access")
+_KEY_CHARACTERS_MAX = 200
+CALLER = "kvcustody.caller"
+Read = Callable[[Scope, dict[str, str]], Awaitable[Response]]  # of a request, and the parameters in its path
+
+
+class Gate:
+    """Wraps the application of operations."""
+
+    def __init__(
+        self,
+        app: Any,
+        operations: Operations,
+        service: Service,
+        *,
+        queries: dict[str, frozenset[str]],
+        reads: Mapping[str, Read],
+        workers_only: bool = False,
+        pages: Pages | None = None,
+    ) -> None:
+        self._app = app
+        self._operations = operations
+        self._service = service
+        self._queries = queries
+        self._reads = reads
+        self._workers_only = workers_only
+        self._pages = pages
+        self._running = 0
+        self._threads = anyio.CapacityLimiter(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI connection."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            exchange = Exchange(scope, receive, send, tls=self._service.settings.tls)
+            operation = self._operations.find(exchange.method, exchange.path)
+            CURRENT.set(exchange.trace)
+            if self._service.tracing is None:
+                await self._http(exchange, operation, None)
+            else:
+                name = operation.name if operation is not None else "none"
+                with self._service.tracing.request(exchange.headers, name) as span:
+                    await self._http(exchange, operation, span)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, exchange: Exchange, operation: Operation | None, span: Span | None) -> None:
+        started = time.perf_counter()
+        self._running += 1
+        caller = None
+        try:
+            if self._running > self._service.settings.running_requests_max:
+                raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
+            if operation is not None and operation.action is None:
+                await self._app(exchange.scope, exchange.replay(), exchange.send)
+                return
+            if is_page(self._pages, exchange.path):
+                caller = await self._page(exchange)
+                return
+            caller = await self._authenticate(exchange)
+            await self._serve(exchange, operation, caller)
+        except ProblemError as problem:
+            await exchange.refuse(problem)
+        except ClientGoneError:
+            pass
+        except SQLAlchemyError:
+            _log.error("database failed", request_id=exchange.request_id, exc_info=True)
+            await exchange.refuse(ProblemError("unavailable", headers={"Retry-After": "2"}))
+        except Exception:
+            _log.error("request failed", request_id=exchange.request_id, exc_info=True)
+            await exchange.refuse(ProblemError("internal"))
+        finally:
+            self._running -= 1
+            self._note(exchange, operation, caller, time.perf_counter() - started, span)
+
+    async def _authenticate(self, exchange: Exchange) -> Caller:
+        authorization = exchange.header("authorization")
+        cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        authenticator, address = self._service.authenticator, exchange.address
+        certificate = exchange.certificate
+        caller = authenticator.known(authorization, address, certificate)
+        if caller is None:
+            ask = (authorization, cookie, address, certificate)
+            caller = await run_sync(authenticator.caller, *ask, limiter=self._threads)
+        wait_seconds = self._service.rates.take(caller.name)
+        left = str(self._service.rates.left(caller.name)).encode()
+        exchange.more = [(b"ratelimit-remaining", left)]
+        if wait_seconds:
+            raise too_many(wait_seconds)
+        if cookie is not None and exchange.method not in ("GET", "HEAD"):
+            check_act(exchange, self._service.sessions, cookie)
+        return caller
+
+    async def _page(self, exchange: Exchange) -> Caller | None:
+        """A request of the pages: with its session, where it has one that is not over (pages_port, P1 and P2)."""
+        assert self._pages is not None
+        cookie = cookie_of(exchange.header("cookie"), SESSION_COOKIES)
+        caller = None
+        if cookie is not None:
+            find = self._service.authenticator.of_session
+            caller = await run_sync(find, cookie, limiter=self._threads)
+        rate = caller.name if caller is not None else f"page:{exchange.address}"
+        wait_seconds = self._service.rates.take(rate)
+        if wait_seconds:
+            raise too_many(wait_seconds)
+        await exchange.read(int(self._service.settings.body_bytes_max))
+        if exchange.method not in ("GET", "HEAD"):
+            if caller is None or cookie is None:
+                check_origin(exchange)
+            else:
+                check_act(exchange, self._service.sessions, cookie, form_token(exchange))
+        exchange.scope[CALLER] = caller
+        await self._pages(exchange.scope, exchange.replay(), exchange.send)
+        return caller
+
+    async def _serve(self, exchange: Exchange, operation: Operation | None, caller: Caller) -> None:
+        if operation is None:
+            allowed = self._operations.methods(exchange.path)
+            if allowed:
+                raise ProblemError("method-not-allowed", headers={"Allow": ", ".join(allowed)})
+            raise ProblemError("not-found")
+        action = operation.action
+        assert action is not None
+        caller.must(action, *operation.also)
+        if self._workers_only and not _for_workers(operation, caller):
+            raise ProblemError("not-found")
+        exchange.scope[CALLER] = caller
+        query = _query(exchange, self._queries[operation.name])
+        settings = self._service.settings
+        await exchange.read(int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max))
+        if operation.recorded and caller.recorded:
+            await recorded(self._service, self._access(query, operation, caller))
+        read = self._reads.get(operation.name)
+        if read is not None:
+            response = await read(exchange.scope, operation.parameters(exchange.path))
+            await response(exchange.scope, exchange.replay(), exchange.send)
+        elif operation.keyed:
+            await self._once(exchange, caller)
+        else:
+            await self._app(exchange.scope, exchange.replay(), exchange.send)
+
+    def _access(self, query: dict[str, str], operation: Operation, caller: Caller) -> AccessRecorded:
+        """The event of a read: the names of filters, and of their values the tenant's alone."""
+        roles = tuple(sorted(caller.roles))
+        tenant = caller.tenant or query.get("tenant", "")
+        now_us = self._service.clock.now_us()
+        return AccessRecorded(
+            now_us, caller.name, roles, operation.name, _storable(tenant), tuple(sorted(query))
+        )
+
+    # -- idempotency ----------------------------------------------------------------------------------------
+
+    async def _once(self, exchange: Exchange, caller: Caller) -> None:
+        """Run the request for the first time, or answer as the first time did (G4)."""
+        key = exchange.header("idempotency-key")
+        if key is None:
+            raise ProblemError("idempotency-key-required")
+        if not 1 <= len(key) <= _KEY_CHARACTERS_MAX or not key.isascii() or not key.isprintable():
+            raise ProblemError("malformed", "`Idempotency-Key` has 1 to 200 printable ASCII characters")
+        target = exchange.path.encode() + b"?" + exchange.scope.get("query_string", b"")
+        request = b"\0".join((target, (exchange.header("if-match") or "").encode(), exchange.body))
+        answers = self._service.answers
+        claim = await run_sync(answers.claim, caller.name, key, request, limiter=self._threads)
+        if isinstance(claim, bytes):
+            status, headers, body = unpacked(claim)
+            await exchange.answer(status, [*headers, (b"idempotency-replayed", b"true")], body)
+            return
+        await self._first(exchange, claim)
+
+    async def _first(self, exchange: Exchange, claim: Claim) -> None:
+        kept: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            kept.append(message)
+
+        answers = self._service.answers
+        try:
+            try:
+                await self._app(exchange.scope, exchange.replay(), keep)
+                status, headers = kept[0]["status"], list(kept[0]["headers"])
+                body = b"".join(message.get("body", b"") for message in kept[1:])
+            except ProblemError as problem:
+                status, headers, body = problem_answer(problem)
+            if status >= 500:
+                raise _FailedError
+            with anyio.CancelScope(shield=True):
+                await run_sync(answers.settle, claim, packed(status, headers, body), limiter=self._threads)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await run_sync(answers.give_up, claim, limiter=self._threads)
+            if not isinstance(error, _FailedError):
+                raise
+        headers = [pair for pair in headers if pair[0].lower() != b"content-length"]
+        await exchange.answer(status, headers, body)
+
+    # -- the access log -------------------------------------------------------------------------------------
+
+    def _note(
+        self,
+        exchange: Exchange,
+        operation: Operation | None,
+        caller: Caller | None,
+        seconds: float,
+        span: Span | None,
+    ) -> None:
+        name = operation.name if operation is not None else "none"
+        count = self._service.measuring.requests.setdefault((name, exchange.status), [0, 0.0])
+        count[0] += 1
+        count[1] += seconds
+        tracing, more = self._service.tracing, {}
+        if tracing is not None and span is not None:
+            more["trace_id"] = tracing.tell(
+                span, caller, method=exchange.method, status=exchange.status, request_id=exchange.request_id
+            )
+        _log.info(
+            "request",
+            request_id=exchange.request_id,
+            **more,
+            operation=name,
+            method=exchange.method,
+            status=exchange.status,
+            caller=caller.name if caller is not None else None,
+            authenticated_by=caller.by if caller is not None else None,
+            milliseconds=round(seconds * 1000, 1),
+        )
+
+
+def _for_workers(operation: Operation, caller: Caller) -> bool:
+    """Whether the workers' own address answers: what workers do, and what they do with their own keys."""
+    works = caller.reach(Action.WORK) is not Reach.NONE
+    return operation.action is Action.WORK or (operation.at_workers and works)
+
+
+def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:
+    """The query of a request; raises `invalid` for a parameter that is not declared, or that comes twice."""
+    text = exchange.scope.get("query_string", b"").decode("latin-1")
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=64)
+    except ValueError:
+        raise ProblemError("malformed", "too many query parameters") from None
+    query = dict(pairs)
+    if not query.keys() <= known:
+        errors = [{"at": "query", "what": "a parameter that this operation does not have"}]
+        raise ProblemError("invalid", errors=errors)
+    if len(query) != len(pairs):
+        raise ProblemError("invalid", errors=[{"at": "query", "what": "a parameter came twice"}])
+    return query
+
+
+def _storable(tenant: str) -> str:
+    try:
+        return check_identifier("tenant", tenant) if tenant else ""
+    except IdentityError:
+        return ""
+
+
+class _FailedError(Exception):
+    """The first run failed on our side."""

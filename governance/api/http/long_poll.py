@@ -1,0 +1,61 @@
+"""Questions that are held open until there is something new to answer.
+
+H1 Whoever was disabled, or whose key was revoked, while a question was held open is told nothing new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import Query
+
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.service import Service
+
+Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news.")]
+_LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
+
+
+async def held_open(
+    service: Service,
+    caller: Caller,
+    wait_seconds: int,
+    ask: Callable[[], dict[str, Any]],
+    news: Callable[[dict[str, Any]], bool],
+) -> dict[str, Any]:
+    """What `ask` gives, as soon as it is news, or when the wait or the service is over.
+
+    Whatever this process changes is seen at once; what another process does, within two seconds.
+    """
+    ends = time.monotonic() + wait_seconds
+    check: Callable[[], None] | None = None
+    while True:
+        seen, asked = service.changes, time.monotonic()
+        answer = await run_sync(_after(check, ask))
+        check = partial(service.authenticator.check_stands, caller)
+        if news(answer) or asked >= ends or service.stopping.is_set():
+            return answer
+        while service.changes == seen and not service.stopping.is_set():
+            now = time.monotonic()
+            if now >= ends or now >= asked + _LOOK_SECONDS:
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _after(
+    check: Callable[[], None] | None, ask: Callable[[], dict[str, Any]]
+) -> Callable[[], dict[str, Any]]:
+    """`ask`, and then the check, in one call to a thread (H1)."""
+
+    def both() -> dict[str, Any]:
+        answer = ask()
+        if check is not None:
+            check()
+        return answer
+
+    return ask if check is None else both

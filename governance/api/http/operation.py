@@ -1,0 +1,77 @@
+"""What every operation of the API declares; what is not declared is not served.
+
+O1 An operation names the one action that a caller's roles must allow. Only health checks have none.
+O2 A mutating POST has an idempotency key; PUT and DELETE are idempotent by what they mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvcustody.governance.service.access.roles import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: its name is the `operationId`. `action` None: open to everybody, without a credential."""
+
+    name: str
+    method: str
+    path: str
+    action: Action | None
+    tag: str
+    recorded: bool = False  # a read of the ledger: an event of its own for those whose reads are recorded
+    keyed: bool = False  # needs an `Idempotency-Key`
+    batch: bool = False  # takes a worker's batch: the larger limit
+    also: tuple[Action, ...] = ()  # other actions that allow it as well
+    at_workers: bool = False  # served to workers at their own address too
+    pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        text = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>[^/]+)", re.escape(self.path))
+        object.__setattr__(self, "pattern", re.compile(text))
+        assert self.keyed <= (self.method == "POST")
+
+    def parameters(self, path: str) -> dict[str, str]:
+        """What stands in a path of this operation for the names in its own."""
+        found = self.pattern.fullmatch(path)
+        return {} if found is None else found.groupdict()
+
+
+class Operations:
+    """The table of all operations, by name and by request."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Operation] = {}
+        self._literal: dict[tuple[str, str], Operation] = {}
+        self._paths: dict[str, list[str]] = {}  # the methods of paths without parameters
+        self._patterns: list[Operation] = []
+
+    def add(self, operation: Operation) -> None:
+        """Declare an operation; its name and its method and path are its own."""
+        place = (operation.method, operation.path)
+        assert operation.name not in self.by_name and place not in self._literal
+        self.by_name[operation.name] = operation
+        self._literal[place] = operation
+        if "{" in operation.path:
+            self._patterns.append(operation)
+        else:
+            self._paths.setdefault(operation.path, []).append(operation.method)
+
+    def find(self, method: str, path: str) -> Operation | None:
+        """The operation of a request; a path without parameters has the methods that the table gives it alone."""
+        if path in self._paths:
+            return self._literal.get((method, path))
+        for operation in self._patterns:
+            if operation.method == method and operation.pattern.fullmatch(path):
+                return operation
+        return None
+
+    def methods(self, path: str) -> list[str]:
+        """The methods that a path has, for `Allow`."""
+        if path in self._paths:
+            return sorted(self._paths[path])
+        here: Iterable[Operation] = self._patterns
+        return sorted({operation.method for operation in here if operation.pattern.fullmatch(path)})

@@ -1,0 +1,22 @@
+"""Pages of what the library gives whole: cut by position, the cursor bound to the question.
+
+An answer that can grow without bound has a query of its own with keyset positions; these cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.service import Service
+
+
+def page(
+    service: Service, question: Question, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
+) -> dict[str, Any]:
+    """The items from the cursor's position on, at most `limit`, and the cursor of the next page."""
+    position = service.cursors.read(question, cursor)
+    start = int(position[0]) if position else 0
+    following = service.cursors.write(question, [start + limit]) if start + limit < len(items) else None
+    return {"items": list(items[start : start + limit]), "next": following}

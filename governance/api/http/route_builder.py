@@ -1,0 +1,294 @@
+"""Builds the application from operations: every one declared with its action, its answers and its problems.
+
+B1 An operation is served exactly as it is declared; the API document is written from the same declarations.
+B2 Query parameters that an operation does not declare are refused: a filter that is misspelled filters nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+import structlog
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
+
+import kvcustody
+from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
+from kvcustody.governance.api.http.exchange import Scope, problem_answer
+from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute
+from kvcustody.governance.api.http.gate import CALLER, Read
+from kvcustody.governance.api.http.operation import Operation, Operations
+from kvcustody.governance.api.models.problem import ProblemDocument
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.problem_details import MEDIA_TYPE, TYPES, ProblemError, not_found
+from kvcustody.governance.service.service import Service
+
+DESCRIPTION = """Custody of KV caches: who may reuse a block, for how long it may exist, and proof that it is gone.
+
+Send one API key or OpenID Connect token as `Authorization: Bearer …`. What you may see follows from it alone: what is
+absent and what is somebody else's are answered alike. Refusals are problem details (RFC 9457); their types are stable.
+Pages are read with `cursor`, which fits the same filters only; `as_of` repeats a page as it was at a checkpoint."""
+TAGS = {
+    "self": "Your own principal, keys and session.",
+    "principals": "Who may ask: enrolled with the bootstrap key, ended by a key custodian.",
+    "keys": "The keys behind the ledger: its signing key, subjects' keys, tenants' keys on every worker.",
+    "custody": "What is held, for whom, until when, and how it ended.",
+    "audit": "The ledger: its events, its checkpoints and proofs.",
+    "erasures": "Requests to end custody, and their certificates.",
+    "evidence": "Reports for auditors, and checks of the whole ledger: long work, as jobs.",
+    "policies": "From a draft to an active revision.",
+    "operations": "Workers, quotas and capacity, scans, webhooks, health.",
+    "jobs": "Long work: exports, checks.",
+    "worker": "What a worker does: policies in, ledger batches out, erasures done.",
+}
+_ALWAYS = (
+    "unauthenticated",
+    "forbidden",
+    "too-many-requests",
+    "malformed",
+    "invalid",
+    "internal",
+    "unavailable",
+)
+Endpoint = Callable[..., Any]
+
+
+class Api:
+    """The application of operations of one service; `app` is what the gate wraps."""
+
+    def __init__(self, service: Service | None) -> None:
+        """`service` None: for the document alone; nothing can be served then."""
+        self.service = service
+        self.operations = Operations()
+        self.app = FastAPI(
+            title="kvcustody",
+            version=kvcustody.__version__,
+            summary="Custody of KV caches, under policy and on record.",
+            description=DESCRIPTION,
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
+        )
+        self.app.router.route_class = _Route
+        self.app.state.service = service
+        self._document: bytes | None = None
+        for kind, handler in _HANDLERS.items():
+            self.app.add_exception_handler(kind, handler)
+
+    def add(
+        self,
+        operation: Operation,
+        endpoint: Endpoint,
+        *,
+        answers: type[BaseModel] | None = None,
+        status: int = 200,
+        problems: Sequence[str] = (),
+        media: str = "application/json",
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Serve an operation: `answers` is the model of its success, `problems` the types that it may give besides."""
+        self.operations.add(operation)
+        names = {
+            *(_ALWAYS if operation.action is not None else ("internal", "unavailable", "malformed")),
+            *problems,
+        }
+        if operation.keyed:
+            names |= {"idempotency-key-required", "in-flight", "key-reused", "conflict", "too-large"}
+        if operation.method in ("PUT", "POST", "DELETE"):
+            names |= {"too-large", "csrf"}
+        extra: dict[str, Any] = {"x-kvcustody-action": operation.action and operation.action.value}
+        extra |= {"x-kvcustody-recorded": operation.recorded} | dict(more or {})
+        if operation.action is not None:
+            extra["security"] = [{"bearer": []}, {"session": []}]
+        if operation.keyed:
+            extra["parameters"] = [*extra.get("parameters", ()), _IDEMPOTENCY_KEY]
+        responses: dict[int | str, dict[str, Any]] = {}
+        if answers is None:
+            content = {media: {"schema": {"type": "string"}}} if status != 204 else {}
+            responses[status] = {
+                "description": "Done." if status == 204 else "The content.",
+                "content": content,
+            }
+        self.app.add_api_route(
+            operation.path,
+            endpoint,
+            methods=[operation.method],
+            operation_id=operation.name,
+            status_code=status,
+            response_model=answers,
+            response_class=Json if answers is not None else Response,
+            responses=responses | _documented(names),
+            tags=[operation.tag],
+            openapi_extra=extra,
+        )
+
+    def reads(self) -> dict[str, Read]:
+        """The GETs that need nothing of the framework (reading, F3), by the names of their operations."""
+        routes = (route for route in self.app.routes if isinstance(route, ReadRoute))
+        return {
+            route.operation_id or "": partial(self._answer, route.read)
+            for route in routes
+            if route.read is not None
+        }
+
+    async def _answer(self, read: Handler, scope: Scope, path: dict[str, str]) -> Response:
+        """What a GET answers, a problem included; `path` are the parameters in its path."""
+        request = Request({**scope, "app": self.app, "path_params": path})
+        try:
+            return await read(request)
+        except Exception as error:
+            for kind in type(error).__mro__:
+                if kind in _HANDLERS:
+                    return _HANDLERS[kind](request, error)
+            raise
+
+    def document(self) -> bytes:
+        """The API document, OpenAPI 3.1."""
+        if self._document is None:
+            made = self.app.openapi()
+            schemes = made.setdefault("components", {}).setdefault("securitySchemes", {})
+            schemes["bearer"] = {"type": "http", "scheme": "bearer", "description": "An API key, or a token."}
+            schemes["session"] = {"type": "apiKey", "in": "cookie", "name": "kvcustody"}
+            schemas = made["components"].setdefault("schemas", {})
+            problem = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= problem.pop("$defs", {}) | {"ProblemDocument": problem}
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            self._document = orjson.dumps(made, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        return self._document
+
+    def queries(self) -> dict[str, frozenset[str]]:
+        """The query parameters of every operation, by its name: from the routes, as the document costs a second."""
+        routes = (route for route in self.app.routes if isinstance(route, APIRoute))
+        return {route.operation_id or "": frozenset(_query_names(route.dependant)) for route in routes}
+
+
+class Json(JSONResponse):
+    """A JSON answer from typed values."""
+
+    def render(self, content: Any) -> bytes:
+        """The bytes."""
+        return orjson.dumps(content)
+
+
+def _service_of(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+def _caller_of(request: Request) -> Caller:
+    caller = request.scope.get(CALLER)
+    if not isinstance(caller, Caller):  # the gate was not passed: nothing is answered
+        raise ProblemError("unauthenticated")
+    return caller
+
+
+async def _serving(request: Request) -> Service:  # not sync: that would cost a hop to a thread
+    return _service_of(request)
+
+
+async def _asking(request: Request) -> Caller:
+    return _caller_of(request)
+
+
+class _Route(ReadRoute):
+    given = {_serving: _service_of, _asking: _caller_of}  # noqa: RUF012
+
+
+Serving = Annotated[Service, Depends(_serving)]
+Asking = Annotated[Caller, Depends(_asking)]
+
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": True,
+    "description": "A key of your own for this act; the same again gives the same answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[ -~]+$"},
+    "example": "3f6c0c1e-6a4f-4d5e-9a53-0d3c2f8e7b10",
+}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "string"}}}
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    for given in dependant.query_params:
+        yield given.alias
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
+
+
+def _documented(names: set[str]) -> dict[int | str, dict[str, Any]]:
+    found: dict[int | str, dict[str, Any]] = {}
+    for name in sorted(names):
+        kind = TYPES[name]
+        entry = found.setdefault(kind.status, {"description": "", "content": {MEDIA_TYPE: {}}})
+        entry["description"] = " / ".join(filter(None, (entry["description"], kind.title)))
+        content = entry["content"][MEDIA_TYPE]
+        content["schema"] = {"$ref": "#/components/schemas/ProblemDocument"}
+        example = {"type": kind.uri, "title": kind.title, "status": kind.status}
+        content.setdefault("examples", {})[name] = {"value": example}
+        if kind.status in (429, 503):
+            entry["headers"] = _RETRY_AFTER
+    return found
+
+
+def _problem(problem: ProblemError) -> Response:
+    status, headers, body = problem_answer(problem)
+    return Response(body, status, {name.decode(): value.decode("latin-1") for name, value in headers})
+
+
+def _custody(request: Request, error: Exception) -> Response:
+    """Our own errors: the caller's mistakes with their message, everything else without."""
+    if isinstance(error, ProblemError):
+        return _problem(error)
+    if isinstance(error, PolicyError):
+        return _problem(ProblemError("conflict", error.message))
+    if isinstance(error, LedgerError):
+        return _problem(ProblemError("unavailable", "the ledger cannot answer", headers={"Retry-After": "2"}))
+    if isinstance(error, (IdentityError, ConfigError)):
+        return _problem(ProblemError("invalid", error.message))
+    raise error
+
+
+def _malformed(request: Request, error: Exception) -> Response:
+    """What the models refuse: where and what, never the value."""
+    assert isinstance(error, RequestValidationError)
+    found = [
+        {"at": ".".join(str(part) for part in item["loc"])[:200], "what": str(item["msg"])[:200]}
+        for item in error.errors()[:20]
+    ]
+    return _problem(ProblemError("invalid", errors=found))
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return _problem(ProblemError("method-not-allowed", headers=dict(error.headers or {})))
+    if error.status_code == 404:
+        return _problem(not_found())
+    return _problem(ProblemError("malformed"))
+
+
+def _database(request: Request, error: Exception) -> Response:
+    """The database failed: told as not now, without its words."""
+    structlog.get_logger(__name__).error("database failed", exc_info=error)
+    return _problem(ProblemError("unavailable", headers={"Retry-After": "2"}))
+
+
+_HANDLERS: dict[Any, Callable[[Request, Exception], Response]] = {
+    CustodyError: _custody,
+    SQLAlchemyError: _database,
+    RequestValidationError: _malformed,
+    HTTPException: _http,
+}

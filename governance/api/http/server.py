@@ -1,0 +1,193 @@
+"""Runs a service: sockets closed to others, TLS, an orderly end.
+
+R1 A Unix socket is created with mode 0600; one that a dead process left is replaced, one that answers is not.
+R2 At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes.
+R3 With a second address, workers have a listener of their own that demands client certificates.
+
+How long a thread of a process that serves runs before another that waits gets its turn.
+
+The thread that commits gives the interpreter up at each statement and asks for it again a millisecond later. Requests
+that are being read keep it busy meanwhile, and by its default the interpreter lets them for 5 ms each time: with 24
+workers handing in, a commit waits longer than it works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.api.app import create_app
+from kvcustody.governance.api.http.client_certificate import CertifiedProtocol
+from kvcustody.governance.api.http.gate import Gate
+from kvcustody.governance.service.gc_tuning import seldom
+from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.settings import ServiceSettings, address
+
+_log = structlog.get_logger(__name__)
+_BACKLOG = 512
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep a connection: they close it, and never meet a closed one
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are handled outside: there may be two."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def serve(service: Service, *, app: Gate | None = None, ready: Any = None) -> None:
+    """Serve until a signal ends it; `app` stands in for the API's own, `ready` is called once it accepts."""
+    settings = service.settings
+    listeners = [(_listener(settings.listen), _config(app or create_app(service), settings))]
+    if settings.workers_listen:
+        workers = _config(create_app(service, workers_only=True), settings, demand_certificates=True)
+        listeners.append((_listener(settings.workers_listen), workers))
+    try:
+        with seldom(), short_turns(), asyncio.Runner(loop_factory=_loop()) as runner:
+            runner.run(_run(service, [(sock, _Server(config)) for sock, config in listeners], ready))
+    finally:
+        for sock, _ in listeners:
+            sock.close()
+        host, place = address(settings.listen)
+        if host is None:
+            Path(str(place)).unlink(missing_ok=True)
+
+
+def _loop() -> Any:
+    """uvloop's event loop where it is installed; it and httptools take half of what a request costs here."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _run(service: Service, servers: list[tuple[socket.socket, _Server]], ready: Any) -> None:
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        _log.info("service ending")
+        service.stopping.set()
+        for _, server in servers:
+            server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, end)
+    tasks = [asyncio.create_task(server.serve(sockets=[sock])) for sock, server in servers]
+    while not all(server.started for _, server in servers) and not any(task.done() for task in tasks):
+        await asyncio.sleep(0.01)
+    _log.info("service listening", listen=service.settings.listen)
+    _notify("READY=1")
+    if ready is not None:
+        ready()
+    watcher = asyncio.create_task(_watch(service, end))
+    await asyncio.gather(*tasks)
+    watcher.cancel()
+
+
+async def _watch(service: Service, end: Any) -> None:
+    """End when the service was told to stop by other means than a signal."""
+    while not service.stopping.is_set():
+        await asyncio.sleep(0.2)
+    end()
+
+
+def _config(app: Gate, settings: ServiceSettings, *, demand_certificates: bool = False) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if settings.tls_certificate_path is not None and settings.tls_key_path is not None:
+        if settings.tls_key_path.stat().st_mode & 0o077:
+            raise ConfigError(f"tls key `{settings.tls_key_path}`: is open to others; chmod 600 it")
+        tls = {"ssl_certfile": settings.tls_certificate_path, "ssl_keyfile": settings.tls_key_path}
+        if demand_certificates:
+            tls |= {"ssl_ca_certs": settings.tls_client_ca_path, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+            tls["http"] = CertifiedProtocol
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        **tls,
+    )
+    config.load()
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    return config
+
+
+def _listener(listen: str) -> socket.socket:
+    host, place = address(listen)
+    try:
+        if host is None:
+            return _unix(Path(str(place)))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, int(place)), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"listen `{listen}`: {error.strerror or error}", listen=listen) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _unix(path: Path) -> socket.socket:
+    """A listening Unix socket that its user alone can open (R1)."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()
+            else:
+                raise ConfigError(f"listen `unix:{path}`: another process serves it", path=path)
+    mask = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    finally:
+        os.umask(mask)
+    sock.listen(_BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def _notify(state: str) -> None:
+    """Tell systemd, where it asks to be told."""
+    place = os.environ.get("NOTIFY_SOCKET")
+    if place:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect("\0" + place[1:] if place.startswith("@") else place)
+            sock.sendall(state.encode())
+
+
+_TURN_SECONDS = 0.0005  # the default is 0.005
+
+
+@contextmanager
+def short_turns() -> Iterator[None]:
+    """Inside this block; afterwards they are as long as they were."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

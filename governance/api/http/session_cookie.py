@@ -1,0 +1,46 @@
+"""The session cookie, and the check that an act in a session comes from the service's own pages.
+
+K1 The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS it is `Secure` with the `__Host-` prefix.
+K2 An act in a session needs the session's CSRF token, and where the browser says whence it comes, the own origin.
+"""
+
+from __future__ import annotations
+
+from kvcustody.governance.api.http.exchange import Exchange
+from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.problem_details import ProblemError
+
+SECURE_COOKIE = "__Host-kvcustody"
+PLAIN_COOKIE = "kvcustody"  # on this machine, without TLS
+SESSION_COOKIES = (SECURE_COOKIE, PLAIN_COOKIE)
+
+
+def set_cookie(token: str, seconds: int, *, tls: bool) -> str:
+    """The `Set-Cookie` of a session; with 0 seconds it removes the cookie."""
+    name = SECURE_COOKIE if tls else PLAIN_COOKIE
+    secure = "; Secure" if tls else ""
+    return f"{name}={token}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def cookie_of(header: str | None, names: tuple[str, ...]) -> str | None:
+    """The value of the first of these cookies."""
+    if header is None:
+        return None
+    found = dict(part.strip().partition("=")[::2] for part in header.split(";"))
+    return next((found[name] for name in names if name in found), None)
+
+
+def check_origin(exchange: Exchange) -> None:
+    """Raise `csrf` where the browser says that the request comes from elsewhere (K2)."""
+    if exchange.header("sec-fetch-site") not in (None, "same-origin"):
+        raise ProblemError("csrf")
+    origin = exchange.header("origin")
+    if origin is not None and origin.partition("://")[2] != exchange.header("host"):
+        raise ProblemError("csrf")
+
+
+def check_act(exchange: Exchange, sessions: Sessions, cookie: str, form_token: str = "") -> None:
+    """Raise `csrf` unless an act in a session comes from a page of this service (K2)."""
+    check_origin(exchange)
+    if not sessions.vouches(cookie, exchange.header("x-csrf-token") or form_token):
+        raise ProblemError("csrf")

@@ -1,0 +1,269 @@
+"""Operations on the ledger: events by what they say, checkpoints, proofs, tiles.
+
+A1 A caller of one tenant sees that tenant's log; every other log is absent, the system log too.
+A2 With `as_of` a page is the same whenever it is asked for; the cursor of a page belongs to its filters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Path, Query, Response
+
+from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
+from kvcustody.audit.query.events import BlockRef, EventFilter, EventRow, find_events
+from kvcustody.audit.query.events import Cursor as Place
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.merkle import TreeError
+from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.audit import Checkpoint, Consistency, EventPage, LeafProof, Logs
+from kvcustody.governance.api.models.base import LARGE, AsOf, Cursor, Limit, Since, Tenant, Until
+from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+READ = Action.READ_CUSTODY
+KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
+_SCAN_MAX = 200_000  # leaves that one page looks at
+_TILE_WIDTH = 256
+_BLOCK = r"[0-9a-f]{32}:[0-9]{1,15}:[0-9]{1,15}(:[0-9]{1,6})?"
+_read = partial(Operation, method="GET", action=READ, tag="audit", recorded=True)
+Text = Annotated[str | None, Query(min_length=1, max_length=128)]
+Number = Annotated[int | None, Query(ge=0, lt=LARGE)]
+Kind = Annotated[KindName | None, Query(description="A kind of event.", examples=["receipt"])]
+LogName = Annotated[
+    str, Query(min_length=1, max_length=160, description="`tenant/NAME` or `system`.", examples=["system"])
+]
+Trace = Annotated[
+    str | None,
+    Query(
+        min_length=CHARACTERS,
+        max_length=CHARACTERS,
+        pattern=PATTERN,
+        description="A W3C trace id.",
+        examples=["4bf92f3577b34da6a3ce929d0e0e4736"],
+    ),
+]
+Index = Annotated[int, Query(ge=0, lt=LARGE)]
+
+
+def add_audit(api: Api) -> None:
+    """Declare the operations."""
+    paged = ("not-found", "cursor-invalid")
+    api.add(_read("listEvents", path="/v1/audit/events"), found_events, answers=EventPage, problems=paged)
+    api.add(_read("listLogs", path="/v1/audit/logs"), logs, answers=Logs, problems=paged)
+    latest = "/v1/audit/checkpoints/latest"
+    api.add(
+        _read("getLatestCheckpoint", path=latest),
+        latest_checkpoint,
+        answers=Checkpoint,
+        problems=("not-found",),
+    )
+    one = "/v1/audit/checkpoints/{size}"
+    api.add(_read("getCheckpoint", path=one), checkpoint, answers=Checkpoint, problems=("not-found",))
+    inclusion = _read("proveEvent", path="/v1/audit/proofs/inclusion")
+    api.add(inclusion, prove, answers=LeafProof, problems=("not-found",))
+    consistency = _read("proveConsistency", path="/v1/audit/proofs/consistency")
+    api.add(consistency, consistent, answers=Consistency, problems=("not-found",))
+    tiles = _read("getTile", path="/v1/audit/tiles/{level}/{index}")
+    api.add(tiles, tile, media="application/octet-stream", problems=("not-found",))
+
+
+def found_events(
+    caller: Asking,
+    service: Serving,
+    tenant: Tenant = None,
+    since: Since = None,
+    until: Until = None,
+    kind: Kind = None,
+    outcome: Text = None,
+    actor: Text = None,
+    rule: Text = None,
+    grant: Text = None,
+    revision: Number = None,
+    residency: Number = None,
+    incarnation: Annotated[str | None, Query(pattern=r"^[0-9a-f]{32}$")] = None,
+    block: Annotated[
+        str | None,
+        Query(pattern=f"^{_BLOCK}$", description="INCARNATION:BLOCK:GENERATION"),
+    ] = None,
+    trace: Trace = None,
+    as_of: AsOf = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Leaves by what they say, log by log, each in the order of time."""
+    mine = caller.tenant_of(READ, tenant)
+    asked = {
+        "tenant": mine, "since": since, "until": until, "kind": kind, "outcome": outcome, "actor": actor, "rule": rule,
+        "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
+        "trace": trace, "as_of": as_of,
+    }  # fmt: skip
+    question = Question("listEvents", caller.name, asked)
+    position = service.cursors.read(question, cursor)
+    wanted = EventFilter(
+        logs=None if mine is None else (log_of(mine),),
+        since_us=since,
+        until_us=until,
+        kinds=() if kind is None else (kind.value,),
+        outcome=outcome,
+        actor=actor,
+        rule=rule,
+        grant=grant,
+        revision=revision,
+        residency=residency,
+        incarnation=incarnation,
+        block=None if block is None else _block(block),
+        trace=trace,
+    )
+    after = None if position is None else Place(*position)
+    with service.reading(mine) as connection, absent_is_absent():
+        found = find_events(connection, wanted, after=after, limit=limit, as_of=as_of, scan_max=_SCAN_MAX)
+    following = None if found.next is None else service.cursors.write(question, list(found.next))
+    answer = {"items": [_event(row) for row in found.rows], "next": following, "as_of": as_of}
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def logs(
+    caller: Asking,
+    service: Serving,
+    tenant: Tenant = None,
+    as_of: AsOf = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Sub-logs and their heads: one's own, or all of them."""
+    mine = caller.tenant_of(READ, tenant)
+    with service.reading(mine) as connection, absent_is_absent():
+        proofs = LedgerProofs(connection)
+        size = proofs.checkpoint(as_of).size
+        found = [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
+    items = [{"log": log.name, "size": log.head.size, "root": log.head.root.hex()} for log in found]
+    question = Question("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
+    return page(service, question, items, cursor, limit) | {"as_of": size}
+
+
+def latest_checkpoint(service: Serving) -> dict[str, Any]:
+    """The newest checkpoint that is signed."""
+    with service.reading() as connection, absent_is_absent():
+        proofs = LedgerProofs(connection)
+        return _checkpoint(proofs, proofs.signed().size)
+
+
+def checkpoint(service: Serving, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4])]) -> dict[str, Any]:
+    """The checkpoint of a size of the root log, with the first signed note that covers it."""
+    with service.reading() as connection, absent_is_absent():
+        return _checkpoint(LedgerProofs(connection), size)
+
+
+def prove(caller: Asking, service: Serving, log: LogName, idx: Index, as_of: AsOf = None) -> Response:
+    """One leaf, and the proof that a signed checkpoint covers it: the newest, or the one of `as_of`."""
+    name = _log(caller, log)
+    with service.reading(_own(caller)) as connection, absent_is_absent():
+        leaf = LedgerProofs(connection).leaf(name, idx)
+    with service.reading() as connection, absent_is_absent():  # a proof goes through hashes of every log
+        proof = LedgerProofs(connection).inclusion(name, idx, as_of=as_of).to_bytes().decode()
+    body = orjson.loads(leaf)
+    event = {
+        "log": name,
+        "idx": idx,
+        "at_us": int(body["at_us"]),
+        "kind": body["kind"],
+        "leaf": orjson.Fragment(leaf),
+    }
+    answer = {"event": event, "canonical": leaf.decode(), "proof": proof}
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+def consistent(
+    caller: Asking,
+    service: Serving,
+    old_size: Annotated[int, Query(ge=1, lt=LARGE)],
+    size: Annotated[int, Query(ge=1, lt=LARGE)],
+    log: Annotated[str, Query(min_length=1, max_length=160, description="A sub-log, or `root`.")] = "root",
+) -> dict[str, Any]:
+    """Shows that a log only grew between two sizes."""
+    if old_size > size:
+        raise ProblemError("invalid", "`old_size` must not be larger than `size`")
+    name = log if log == "root" else _log(caller, log)
+    with service.reading(None if log == "root" else _own(caller)) as connection, absent_is_absent():
+        proofs = LedgerProofs(connection)
+        path = (
+            proofs.root_consistency(old_size, size)
+            if name == "root"
+            else proofs.consistency(name, old_size, size)
+        )
+    return {"log": name, "old_size": old_size, "size": size, "path": [node.hex() for node in path]}
+
+
+def tile(
+    caller: Asking,
+    service: Serving,
+    level: Annotated[int, Path(ge=0, le=7, examples=[0])],
+    index: Annotated[int, Path(ge=0, lt=LARGE, examples=[0])],
+    log: Annotated[str, Query(min_length=1, max_length=160, description="A sub-log, or `root`.")] = "root",
+    width: Annotated[int, Query(ge=1, le=_TILE_WIDTH)] = _TILE_WIDTH,
+) -> Response:
+    """A tile of hashes (C2SP tlog-tiles): `width` hashes of 32 bytes."""
+    name = None if log == "root" else _log(caller, log)
+    with service.reading(None if log == "root" else _own(caller)) as connection, absent_is_absent():
+        try:
+            data = LedgerProofs(connection).tiles(name).tile(level, index, width)
+        except TreeError:
+            raise not_found() from None
+    return Response(data, media_type="application/octet-stream")
+
+
+@contextmanager
+def absent_is_absent() -> Iterator[None]:
+    """What the ledger has no proof of is not there."""
+    try:
+        yield
+    except ProofError:
+        raise not_found() from None
+
+
+def _own(caller: Caller) -> str | None:
+    """The tenant behind whose wall a caller reads; None for those who see all."""
+    return None if caller.reach(READ) is Reach.ALL else caller.tenant
+
+
+def _log(caller: Caller, log: str) -> str:
+    """The log that a caller names, if they may see it (A1)."""
+    if caller.reach(READ) is Reach.ALL:
+        if log != SYSTEM and not log.startswith("tenant/"):
+            raise not_found()
+        return log
+    if caller.tenant is None or log != log_of(caller.tenant):
+        raise not_found()
+    return log
+
+
+def _checkpoint(proofs: LedgerProofs, size: int) -> dict[str, Any]:
+    found = proofs.checkpoint(size)
+    note = proofs.signed_or_none(size)
+    signed = None if note is None else note.note.decode()
+    return {"size": found.size, "root": found.root.hex(), "at_us": found.at_us, "note": signed}
+
+
+def _event(row: EventRow) -> dict[str, Any]:
+    leaf = orjson.Fragment(row.leaf)
+    return {"log": row.log, "idx": row.idx, "at_us": row.at_us, "kind": row.kind, "leaf": leaf}
+
+
+def _block(text: str) -> BlockRef:
+    if re.fullmatch(_BLOCK, text) is None:  # a page asks with what its reader typed
+        raise ProblemError("invalid", "`block` is not INCARNATION:BLOCK:GENERATION")
+    incarnation, *numbers = text.split(":")
+    return BlockRef(incarnation, *map(int, numbers))

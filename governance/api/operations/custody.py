@@ -1,0 +1,226 @@
+"""Operations on custody: residencies, a subject's page, totals, coverage, denials, gaps, findings, a block's history.
+
+Y1 Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see all.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.query import custody as queries
+from kvcustody.audit.query.live_residencies import live_residencies
+from kvcustody.audit.report.subject_access import subject_page
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import LARGE, Limit, Tenant
+from kvcustody.governance.api.models.base import Cursor as CursorText
+from kvcustody.governance.api.models.custody import (
+    BlockHistory,
+    CoverageAnswer,
+    Denials,
+    Findings,
+    Gaps,
+    LiveResidencies,
+    Residencies,
+    SubjectAnswer,
+    Totals,
+    facts,
+)
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.service import Service
+
+READ = Action.READ_CUSTODY
+DAY_US = 86_400_000_000
+Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
+Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42])]
+Subject = Annotated[
+    str, Query(min_length=1, max_length=128, description="The subject's own name, not its pseudonym.")
+]
+_read = partial(Operation, method="GET", action=READ, tag="custody", recorded=True)
+
+
+def add_custody(api: Api) -> None:
+    """Declare the operations."""
+    paged = ("not-found", "cursor-invalid")
+    api.add(
+        _read("listResidencies", path="/v1/custody/residencies"),
+        residencies,
+        answers=Residencies,
+        problems=paged,
+    )
+    one = _read("getSubject", path="/v1/custody/subject")
+    api.add(one, subject_of, answers=SubjectAnswer, problems=("not-found",))
+    api.add(_read("listLive", path="/v1/custody/live"), held_now, answers=LiveResidencies, problems=paged)
+    api.add(_read("listTotals", path="/v1/custody/totals"), totals, answers=Totals, problems=paged)
+    api.add(
+        _read("getCoverage", path="/v1/custody/coverage"),
+        covered,
+        answers=CoverageAnswer,
+        problems=("not-found",),
+    )
+    api.add(_read("listDenials", path="/v1/custody/denials"), denials, answers=Denials, problems=paged)
+    api.add(_read("listGaps", path="/v1/audit/gaps"), gaps, answers=Gaps, problems=paged)
+    api.add(_read("listFindings", path="/v1/orphans/findings"), findings, answers=Findings, problems=paged)
+    place = "/v1/custody/blocks/{incarnation}/{block}/{generation}"
+    api.add(_read("getBlockHistory", path=place), history, answers=BlockHistory, problems=("not-found",))
+
+
+def residencies(
+    caller: Asking,
+    service: Serving,
+    subject: Subject,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Everything that was held for one subject, oldest first."""
+    mine, names = _named(caller, service, tenant, subject)
+    with service.reading(mine) as connection:
+        found = queries.custody_of(connection, mine, names) if names else ()
+    question = Question("listResidencies", caller.name, {"tenant": mine, "subject": subject})
+    return page(service, question, facts(found), cursor, limit)
+
+
+def subject_of(
+    caller: Asking,
+    service: Serving,
+    subject: Subject,
+    tenant: Tenant = None,
+    at: Annotated[int | None, Query(ge=0, lt=LARGE, description="As of this UTC µs; default: now.")] = None,
+) -> dict[str, Any]:
+    """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
+    mine, names = _named(caller, service, tenant, subject)
+    with service.reading(mine) as connection:
+        return subject_page(
+            connection, mine, names, now_us=service.clock.utc_us() if at is None else at
+        ).data()
+
+
+def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -> tuple[str, list[str]]:
+    """The tenant of a subject that a caller asks about, and the subject's pseudonyms."""
+    mine = caller.tenant_of(READ, tenant)
+    if mine is None:
+        raise ProblemError("invalid", "a subject is asked for with its tenant")
+    return mine, service.names_of(mine, subject)
+
+
+def held_now(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
+    mine = caller.tenant_of(READ, tenant)
+    question = Question("listLive", caller.name, {"tenant": mine})
+    position = service.cursors.read(question, cursor)
+    after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
+    now_us = service.clock.utc_us()
+    with service.reading(mine) as connection:
+        found = live_residencies(connection, now_us=now_us, tenant=mine, after=after, limit=limit + 1)
+    following = None
+    if len(found) > limit:
+        last = found[limit - 1]
+        following = service.cursors.write(question, [last.opened_us, last.incarnation, last.residency])
+    return {"items": facts(found[:limit]), "next": following, "now_us": now_us}
+
+
+def totals(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """What the ledger holds, by tenant."""
+    mine = caller.tenant_of(READ, tenant)
+    with service.reading(mine) as connection:
+        found = [row for row in queries.tenant_totals(connection) if mine in (None, row.tenant)]
+    return page(service, Question("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit)
+
+
+def covered(
+    caller: Asking,
+    service: Serving,
+    tenant: Tenant = None,
+    since: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")] = None,
+    until: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: now.")] = None,
+    classification: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+    model: Annotated[
+        str | None, Query(pattern=r"^([0-9a-f]{16}|unknown)$", description="As leaves name it.")
+    ] = None,
+    tier: Annotated[
+        str | None, Query(pattern=r"^device$", description="The only one on record today.")
+    ] = None,
+) -> dict[str, Any]:
+    """Deletion coverage of the custody that was due in a period, by tenant and classification."""
+    mine = caller.tenant_of(READ, tenant)
+    until_us = service.clock.utc_us() if until is None else until
+    since_us = max(0, until_us - DAY_US) if since is None else since
+    if since_us >= until_us:
+        raise ProblemError("invalid", "`since` must be before `until`")
+    with service.reading(mine) as connection:
+        found = coverage(
+            connection,
+            since_us=since_us,
+            until_us=until_us,
+            tenant=mine,
+            classification=classification,
+            model=model,
+            tier=tier,
+        )
+    period = {"since_us": since_us, "until_us": until_us}
+    lag = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
+    return {"rows": facts(found.rows), "total": found.total._asdict(), **lag, **period}
+
+
+def denials(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Denied requests by reader, owner, rule and revision."""
+    mine = caller.tenant_of(READ, tenant)
+    with service.reading(mine) as connection:
+        found = queries.denials_by_rule(connection, tenant=mine)
+    return page(service, Question("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit)
+
+
+def gaps(caller: Asking, service: Serving, cursor: CursorText = None, limit: Limit = 100) -> dict[str, Any]:
+    """Evidence that is missing and known to be: of all tenants together, so for those who see all."""
+    _sees_all(caller.reach(READ))
+    with service.reading() as connection:
+        found = queries.gaps(connection)
+    return page(service, Question("listGaps", caller.name, {}), facts(found), cursor, limit)
+
+
+def findings(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Orphan findings, oldest first."""
+    mine = caller.tenant_of(READ, tenant)
+    with service.reading(mine) as connection:
+        found = queries.findings(connection, tenant=mine)
+    return page(service, Question("listFindings", caller.name, {"tenant": mine}), facts(found), cursor, limit)
+
+
+def history(
+    caller: Asking,
+    service: Serving,
+    incarnation: Incarnation,
+    block: Place,
+    generation: Place,
+    pool: Annotated[int, Query(ge=0, le=1 << 20)] = 0,
+) -> dict[str, Any]:
+    """Everything on record about one (block, generation): of your own tenant, where you have one."""
+    with service.reading(caller.tenant) as connection:
+        found = queries.block_history(connection, incarnation, block, generation, pool)
+    if caller.reach(READ) is Reach.OWN:
+        found = tuple(event for event in found if event.log == f"tenant/{caller.tenant}")
+    if not found:
+        raise not_found()
+    return {"items": facts(found), "next": None}
+
+
+def _sees_all(reach: Reach) -> None:
+    if reach is not Reach.ALL:
+        raise ProblemError("forbidden")

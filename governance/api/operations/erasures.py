@@ -1,0 +1,204 @@
+"""Operations on erasures: ask for one, watch it over all workers, take its certificate.
+
+Z1 A tenant's administrator erases that tenant's custody alone; the tenant comes from the credential.
+Z2 A request is durable in the ledger before it is answered; workers find it there.
+Z3 The certificate of an erasure is for those who may certify its tenant; so is the opening, which names the selector.
+"""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Path, Response
+
+from kvcustody.audit.erasure import requests_and_answers as ledger
+from kvcustody.audit.erasure.preview import preview
+from kvcustody.audit.erasure.requests_and_answers import Requested
+from kvcustody.audit.subjects.subject_table import session_names, subject_names
+from kvcustody.errors import LedgerError
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
+from kvcustody.governance.api.models.custody import facts
+from kvcustody.governance.api.models.erasures import (
+    Certificate,
+    Erasure,
+    ErasurePreview,
+    ErasureRequest,
+    Erasures,
+    ErasureStatus,
+    OpeningModel,
+)
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import Selector, check_selector
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.certificates import certificate, opening
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import not_found
+from kvcustody.governance.service.service import Service
+
+READ = Action.READ_CUSTODY
+ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
+_read = partial(Operation, method="GET", action=READ, tag="erasures", recorded=True)
+_certify = partial(Operation, method="GET", action=Action.CERTIFY, tag="erasures", recorded=True)
+
+
+def add_erasures(api: Api) -> None:
+    """Declare the operations."""
+    asking = Operation("requestErasure", "POST", "/v1/erasures", Action.ERASE, "erasures", keyed=True)
+    api.add(asking, request, answers=Erasure, status=202, problems=("not-found",))
+    looking = Operation(
+        "previewErasure", "POST", "/v1/erasures:preview", Action.ERASE, "erasures", recorded=True
+    )
+    api.add(looking, previewed, answers=ErasurePreview, problems=("not-found",))
+    listing = _read("listErasures", path="/v1/erasures")
+    api.add(listing, erasures, answers=Erasures, problems=("not-found", "cursor-invalid"))
+    api.add(
+        _read("getErasure", path="/v1/erasures/{erasure}"),
+        erasure_of,
+        answers=ErasureStatus,
+        problems=("not-found",),
+    )
+    one = "/v1/erasures/{erasure}"
+    missing = ("not-found", "conflict")
+    made = _certify("getCertificate", path=f"{one}/certificate")
+    api.add(made, certificate_of, answers=Certificate, problems=missing)
+    page_ = _certify("getCertificatePage", path=f"{one}/certificate.html")
+    api.add(page_, certificate_page, media="text/html", problems=(*missing, "not-acceptable"))
+    opens = _certify("getOpening", path=f"{one}/opening")
+    api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
+
+
+def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
+    """Ask that all custody of a selector end by a deadline, in every worker."""
+    selector = _selector(caller, what)
+    now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
+    deadline_us = now_us + what.deadline_seconds * 1_000_000
+    service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))
+    service.changed()
+    offset_us = service.writer.offset_us
+    return {
+        "erasure": erasure,
+        "tenant": selector.tenant,
+        "selector": selector.kind,
+        "actor": caller.name,
+        "at_us": now_us + offset_us,
+        "deadline_us": deadline_us + offset_us,
+    }
+
+
+def previewed(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
+    """What this erasure would cover if it were asked for now: live residencies by tenant and classification.
+
+    Parts of the selector that the ledger does not know of a residency are named in `not_counted`: then it covers at
+    most what is counted. Nothing is erased.
+    """
+    selector = _selector(caller, what)
+    tenant, subject, session = selector.tenant, selector.subject, selector.session
+    beyond = [name for name in selector.narrowing if name != "classification"]
+    subjects: list[str] | None = None
+    sessions: list[str] | None = None
+    with service.reading() as connection:  # no wall: who is behind a pseudonym is in no tenant's log
+        if tenant is not None and subject is not None:
+            subjects = subject_names(connection, tenant, subject, service.subject_keys)
+            if session is not None:
+                sessions = session_names(connection, tenant, subject, session, service.subject_keys)
+        elif session is not None:
+            beyond.append("session")
+    with service.reading(tenant) as connection:
+        found = preview(
+            connection,
+            now_us=service.clock.utc_us(),
+            tenant=tenant,
+            subjects=subjects,
+            sessions=sessions,
+            classification=selector.classification,
+            not_counted=sorted(beyond),
+        )
+    figures = {"residencies": found.residencies, "running": found.running, "is_cut": found.is_cut}
+    named = {"not_counted": list(found.not_counted), "workers": list(found.workers)}
+    return {"tenant": tenant, "selector": selector.kind, "rows": facts(found.rows), **figures, **named}
+
+
+def erasures(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Erasures that were asked for, newest first."""
+    mine = caller.tenant_of(READ, tenant)
+    with service.reading(mine) as connection:
+        found = ledger.requests(connection, tenant=mine)
+    question = Question("listErasures", caller.name, {"tenant": mine})
+    return page(service, question, [_shown(item) for item in found], cursor, limit)
+
+
+def erasure_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str, Any]:
+    """One erasure: which workers have answered, which have not, and what each ended."""
+    with service.reading(caller.tenant) as connection:
+        try:
+            found = ledger.status(connection, erasure, service.clock.utc_us())
+        except LedgerError:
+            raise not_found() from None
+    if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:
+        raise not_found()
+    standing = {
+        "outcome": found.outcome,
+        "waiting": list(found.waiting),
+        "unreachable": list(found.unreachable),
+    }
+    return _shown(found.request) | standing | {"answers": facts(found.answers)}
+
+
+def certificate_of(caller: Asking, service: Serving, erasure: ErasureId) -> Response:
+    """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
+    _certified(caller, service, erasure)
+    return Response(orjson.dumps(certificate(service, erasure)), media_type="application/json")
+
+
+def certificate_page(caller: Asking, service: Serving, erasure: ErasureId) -> Response:
+    """The certificate as one page for people, which prints."""
+    _certified(caller, service, erasure)
+    made = service.documents.certificate(certificate(service, erasure))
+    return Response(made, media_type="text/html; charset=utf-8")
+
+
+def opening_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str, Any]:
+    """What opens the commitment of an erasure's certificate: it names the selector; keep it from others."""
+    _certified(caller, service, erasure)
+    return opening(service, erasure)._asdict()
+
+
+def _certified(caller: Caller, service: Service, erasure: str) -> None:
+    """Raise `not-found` unless the erasure is there and its tenant is one that the caller certifies (Z3)."""
+    tenant = caller.tenant if caller.reach(Action.CERTIFY) is Reach.OWN else None
+    with service.reading(tenant) as connection:
+        try:
+            found = ledger.request(connection, erasure)
+        except LedgerError:
+            raise not_found() from None
+    if caller.reach(Action.CERTIFY) is Reach.OWN and found.tenant != caller.tenant:
+        raise not_found()
+
+
+def _selector(caller: Caller, what: ErasureRequest) -> Selector:
+    """The selector of a request, its tenant from the credential (Z1); raises for one that is none."""
+    mine = caller.tenant_of(Action.ERASE, what.tenant)
+    parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
+    for name, value in (*parts.items(), ("tenant", mine)):
+        if value is not None:
+            check_identifier(name, value)
+    model = None if what.model is None else bytes.fromhex(what.model)
+    labels = tuple(sorted(what.labels.items()))
+    selector = Selector(tenant=mine, model=model, key_epoch=what.key_epoch, labels=labels, **parts)
+    check_selector(selector)
+    return selector
+
+
+def _shown(found: Requested) -> dict[str, Any]:
+    names = ("erasure", "tenant", "selector", "actor", "at_us", "deadline_us")
+    return {name: getattr(found, name) for name in names}

@@ -1,0 +1,83 @@
+"""The ledger as a stream for security monitoring: pulled, in the order of commits, resumable for ever.
+
+W1 `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
+W2 A caller of one tenant is given that tenant's log alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import orjson
+from anyio.to_thread import run_sync
+from fastapi import Query, Response
+
+from kvcustody.audit.events import log_of
+from kvcustody.audit.siem.commit_order_reader import START, Followed, Position, follow, newest
+from kvcustody.audit.siem.formats import Shape, told
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.audit import StreamPage
+from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.service import Service
+
+_LOOK_SECONDS = 0.5
+
+
+def add_stream(api: Api) -> None:
+    """Declare the operation."""
+    operation = Operation(
+        "streamEvents", "GET", "/v1/audit/stream", Action.READ_CUSTODY, "audit", recorded=True
+    )
+    api.add(operation, stream, answers=StreamPage, problems=("not-found", "cursor-invalid"))
+
+
+async def stream(
+    caller: Asking,
+    service: Serving,
+    tenant: Tenant = None,
+    shape: Annotated[Shape, Query(description="OCSF, CloudEvents, or the leaf as it stands.")] = Shape.OCSF,
+    begin: Annotated[
+        str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor begins.")
+    ] = "oldest",
+    wait: Annotated[int, Query(ge=0, le=30, description="Seconds to wait for something new.")] = 0,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> Response:
+    """Leaves in the order of their commits, from where the cursor left off; held open up to `wait` seconds."""
+    mine = caller.tenant_of(Action.READ_CUSTODY, tenant)
+    question = Question("streamEvents", caller.name, {"tenant": mine})
+    given = service.cursors.read(question, cursor)
+    at = None if given is None else Position(int(given[0]), int(given[1]))
+    found = await _news(service, mine, at, begin, limit, wait)
+    if wait:
+        await run_sync(service.authenticator.check_stands, caller)
+    answer: dict[str, Any] = {
+        "items": [told(row, shape) for row in found.rows],
+        "next": service.cursors.write(question, list(found.position)),
+        "more": found.more,
+    }
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+async def _news(
+    service: Service, tenant: str | None, at: Position | None, begin: str, limit: int, wait_seconds: int
+) -> Followed:
+    ends = time.monotonic() + wait_seconds
+    log = None if tenant is None else log_of(tenant)
+
+    def look() -> Followed:
+        with service.reading(tenant) as connection:
+            start = at or (newest(connection) if begin == "newest" else START)
+            return follow(connection, start, log=log, limit=limit)
+
+    while True:
+        found = await run_sync(look)
+        at = found.position
+        if found.rows or found.more or time.monotonic() >= ends or service.stopping.is_set():
+            return found
+        await asyncio.sleep(_LOOK_SECONDS)

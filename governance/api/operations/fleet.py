@@ -1,0 +1,270 @@
+"""Operations for those who run a fleet: scans for orphans, quotas, capacity, webhooks.
+
+T1 They show what a fleet needs to be run, by tenant's name and in blocks: never a subject, a session or a leaf.
+
+Operations on scans that workers are asked for: operators ask, workers take and answer.
+
+S1 A worker sees and answers its own orders alone; another's are absent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+
+from kvcustody.audit.query import custody as queries
+from kvcustody.audit.query.scans import scan_of, scans
+from kvcustody.governance.api.http.long_poll import Wait, held_open
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
+from kvcustody.governance.api.models.jobs import Job as JobModel
+from kvcustody.governance.api.models.operations import (
+    Capacity,
+    Quotas,
+    ScanDetail,
+    Scans,
+    Sink,
+    SinkPage,
+    SinkReason,
+)
+from kvcustody.governance.api.models.scan_orders import (
+    ScanDone,
+    ScanOrderModel,
+    ScanOrderPage,
+    ScansOwed,
+    ScanWanted,
+)
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.fleet.workers import Worker
+from kvcustody.governance.service.jobs import shown
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.service import Service
+from kvcustody.policies.document.model import Policy
+
+Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
+Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
+SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
+_read = partial(Operation, method="GET", action=Action.READ_OPERATIONS, tag="operations")
+_operate = partial(Operation, method="POST", action=Action.OPERATE, tag="operations", keyed=True)
+
+
+def add_operating(api: Api) -> None:
+    """Declare the operations."""
+    scanning = _operate("startScan", path="/v1/orphans/scans")
+    api.add(scanning, start_scan, answers=JobModel, status=202)
+    listing = _read("listScans", path="/v1/orphans/scans")
+    api.add(listing, listed_scans, answers=Scans, problems=("cursor-invalid",))
+    one = _read("getScan", path="/v1/orphans/scans/{incarnation}/{scan}")
+    api.add(one, one_scan, answers=ScanDetail, problems=("not-found",))
+    quotas_ = _read("listQuotas", path="/v1/quotas")
+    api.add(quotas_, quotas, answers=Quotas, problems=("cursor-invalid",))
+    capacity_ = _read("getCapacity", path="/v1/capacity")
+    api.add(capacity_, capacity, answers=Capacity, problems=("cursor-invalid",))
+    api.add(_read("listSinks", path="/v1/sinks"), sinks, answers=SinkPage)
+    for act, says in _SINK_ACTS.items():
+        operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}")
+        api.add(operation, _changing(act, says), answers=Sink, problems=("not-found",))
+
+
+_SINK_ACTS = {
+    "detach": "Give a webhook nothing more, over restarts too; its place stays.",
+    "attach": "Give a webhook leaves again, from where it was.",
+    "retry": "Send a webhook the batches again that were given up, oldest first.",
+}
+
+
+def start_scan(caller: Asking, service: Serving) -> dict[str, Any]:
+    """Scan the ledger for what it says against itself; the job's result names the scan."""
+    return shown(service.scans.start(caller.name))
+
+
+def listed_scans(
+    caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Scans of workers and of the ledger, newest first."""
+    question = Question("listScans", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
+    with service.reading() as connection:
+        found = scans(connection, after=after, limit=limit)
+    following = None if found.next is None else service.cursors.write(question, list(found.next))
+    return {"items": [scan._asdict() for scan in found.scans], "next": following}
+
+
+def one_scan(service: Serving, incarnation: Incarnation, scan: Number) -> dict[str, Any]:
+    """One scan, and everything that it found."""
+    with service.reading() as connection:
+        found = scan_of(connection, incarnation, scan)
+    if found is None:
+        raise not_found()
+    return {"scan": found[0]._asdict(), "findings": [finding._asdict() for finding in found[1]]}
+
+
+def quotas(
+    caller: Asking, service: Serving, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """What each tenant may hold by the active policy, what it holds by the ledger, what its workers charge it for."""
+    with service.reading() as connection:
+        totals = queries.tenant_totals(connection)
+    held = {row.tenant: max(0, row.written_blocks - row.ended_blocks) for row in totals}
+    charged: Counter[str] = Counter()
+    for worker in service.fleet.running():
+        charged.update(worker.charged)
+    revision, policy = _active(service)
+    named = {} if policy is None else {found.id: found for found in policy.tenants}
+    rows = []
+    for name in sorted(held.keys() | named.keys() | charged.keys()):
+        if tenant in (None, name):
+            found = named.get(name)
+            rows.append(
+                {
+                    "tenant": name,
+                    "group": None if found is None else found.group,
+                    "guaranteed": None if found is None else _percent(found.guaranteed),
+                    "cap": None if found is None else _percent(found.cap),
+                    "held_blocks": held.get(name, 0),
+                    "charged_blocks": charged[name],
+                }
+            )
+    question = Question("listQuotas", caller.name, {"tenant": tenant})
+    return page(service, question, rows, cursor, limit) | {"revision": revision}
+
+
+def capacity(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """The blocks of every running worker by state, as it last said."""
+    rows = [_capacity(worker) for worker in service.fleet.running()]
+    found = page(service, Question("getCapacity", caller.name, {}), rows, cursor, limit)
+    return found | {"blocks": sum(row["blocks"] for row in rows)}
+
+
+def sinks(service: Serving) -> dict[str, Any]:
+    """The webhooks that the settings name: delivered, given up, and why one does not go on."""
+    return {"items": [status._asdict() for status in service.sinks.listed()], "next": None}
+
+
+def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
+    def change(caller: Asking, service: Serving, name: SinkName, what: SinkReason) -> dict[str, Any]:
+        changing = getattr(service.sinks, act)
+        status: dict[str, Any] = changing(name, by=caller.name, reason=what.reason)._asdict()
+        return status
+
+    change.__doc__ = says
+    return change
+
+
+def _active(service: Service) -> tuple[int, Policy | None]:
+    try:
+        state = service.policies.state()
+    except ProblemError:  # this service releases no policies
+        return 0, None
+    return state.active_revision, None if state.active is None else state.active.policy
+
+
+def _capacity(worker: Worker) -> dict[str, Any]:
+    states = {
+        name.removeprefix("blocks."): int(value)
+        for name, value in sorted(worker.status.items())
+        if name.startswith("blocks.") and name != "blocks.total"
+    }
+    return {
+        "worker": worker.worker,
+        "incarnation": worker.incarnation,
+        "silent": worker.silent,
+        "blocks": int(worker.status.get("blocks.total", 0)),
+        "bytes_per_block": int(worker.status.get("bytes_per_block", 0)),
+        "by_state": states,
+    }
+
+
+def _percent(share: Fraction) -> str:
+    return f"{float(share * 100):g}%"
+
+
+WorkerName = Annotated[str, Path(min_length=1, max_length=128, examples=["gpu-0"])]
+OrderId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
+Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
+_work = partial(Operation, action=Action.WORK, tag="worker")
+
+
+def add_scan_orders(api: Api) -> None:
+    """Declare the operations."""
+    place = "/v1/workers/{worker}/scans"
+    asking = Operation("orderScan", "POST", place, Action.OPERATE, "operations", keyed=True)
+    api.add(asking, order_scan, answers=ScanOrderModel, status=202, problems=("not-found", "conflict"))
+    listing = _read("listScanOrders", path="/v1/orphans/orders")
+    api.add(listing, listed_scan_orders, answers=ScanOrderPage, problems=("cursor-invalid",))
+    one = _read("getScanOrder", path="/v1/orphans/orders/{order}")
+    api.add(one, one_scan_order, answers=ScanOrderModel, problems=("not-found",))
+    api.add(_work("takeScans", "GET", "/v1/worker/scans"), owed, answers=ScansOwed)
+    answering = _work("answerScan", "PUT", "/v1/worker/incarnations/{incarnation}/scans/{order}")
+    api.add(answering, answer_scan_order, answers=ScanOrderModel, problems=("not-found", "conflict"))
+
+
+def order_scan(caller: Asking, service: Serving, worker: WorkerName, what: ScanWanted) -> dict[str, Any]:
+    """Ask a worker to scan all of its memory for orphans and to repair what it finds, at its next pull.
+
+    The order that already waits for this worker is given again.
+    """
+    made = service.scans.orders.ask(worker, caller.name, what.within_seconds)
+    service.changed()
+    return made._asdict()
+
+
+def listed_scan_orders(
+    caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
+    """Scans that workers were asked for, newest first, with what became of each."""
+    question = Question("listScanOrders", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    before = None if position is None else (int(position[0]), str(position[1]))
+    found = service.scans.orders.listed(before=before, limit=limit + 1)
+    following = None
+    if len(found) > limit:
+        last = found[limit - 1]
+        following = service.cursors.write(question, [last.at_us, last.order])
+    return {"items": [item._asdict() for item in found[:limit]], "next": following}
+
+
+def one_scan_order(service: Serving, order: OrderId) -> dict[str, Any]:
+    """One order; a scan's findings are those of `getScan` by its incarnation and number."""
+    return service.scans.orders.get(order)._asdict()
+
+
+async def owed(
+    caller: Asking,
+    service: Serving,
+    wait: Wait = 0,
+    known: Annotated[
+        str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that it has.")
+    ] = "",
+) -> dict[str, Any]:
+    """Scans that this worker is asked for; held open up to `wait` seconds for one that it does not know."""
+    taken = set(known.split(","))
+    return await held_open(
+        service,
+        caller,
+        wait,
+        lambda: _owed(service, caller.name),
+        lambda answer: any(item not in taken for item in answer["orders"]),
+    )
+
+
+def answer_scan_order(
+    caller: Asking, service: Serving, incarnation: Uuid, order: OrderId, what: ScanDone
+) -> dict[str, Any]:
+    """What became of an order. The same answer again changes nothing; a scan must be in the ledger first."""
+    service.fleet.sender(caller.name, incarnation)
+    orders = service.scans.orders
+    return orders.answer(caller.name, order, incarnation, scan=what.scan, reason=what.reason)._asdict()
+
+
+def _owed(service: Service, worker: str) -> dict[str, Any]:
+    return {"orders": [item.order for item in service.scans.orders.owed(worker)]}

@@ -1,0 +1,55 @@
+"""Operations of an owner on what it has granted: see it, and take it back at once.
+
+W1 An owner takes back what the revisions in effect say is its own alone. Another tenant's grant and none: one answer.
+W2 It takes effect before it is on record, for good, on every worker by its next pull, which is held open for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Response
+
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.policies import OwnGrants, Release, SignedStep
+from kvcustody.governance.api.operations.policy_release import taken
+from kvcustody.governance.release.declared_openings import own_ways
+from kvcustody.governance.release.record import Record, Step
+from kvcustody.governance.release.replay_records import ReleaseState
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import not_found
+
+_FIELDS = ("id", "kind", "reader", "at_most", "until_us", "state", "reason")
+
+
+def add_grants(api: Api) -> None:
+    """Declare the operations."""
+    listing = Operation("listOwnGrants", "GET", "/v1/policies/grants", Action.CONSENT, "policies")
+    api.add(listing, own_grants, answers=OwnGrants, problems=("conflict", "cursor-invalid"))
+    taking = Operation(
+        "withdrawGrants", "POST", "/v1/policies:withdraw", Action.CONSENT, "policies", keyed=True
+    )
+    api.add(taking, withdraw, answers=Release, problems=("not-found", "conflict"))
+
+
+def own_grants(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Grants and segments in effect that open your own tenant's blocks: to whom, up to what, until when."""
+    ways = own_ways(service.policies.state(), caller.tenant or "", service.clock.utc_us())
+    items = [{name: getattr(way, name) for name in _FIELDS} for way in ways]
+    return page(service, Question("listOwnGrants", caller.name, {}), items, cursor, limit)
+
+
+def withdraw(caller: Asking, service: Serving, what: SignedStep) -> Response:
+    """Take back, at once and for good, grants and segments that open your own tenant's blocks."""
+
+    def check(state: ReleaseState, record: Record) -> None:
+        ids = record.body.get("ids")
+        named = [id_ for id_ in ids if isinstance(id_, str)] if isinstance(ids, list) else []
+        if any(state.owners(id_) != {caller.tenant} for id_ in named):
+            raise not_found()
+
+    return taken(service, what, caller, (Step.REVOKED,), None, check)

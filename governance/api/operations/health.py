@@ -1,0 +1,64 @@
+"""Operations of health: is it alive, is it ready, what is wrong, what is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Response
+
+from kvcustody.audit.witness.status import witness_status
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.route_builder import Api, Serving
+from kvcustody.governance.api.models.health import Alive, Health
+from kvcustody.governance.observability.metrics import exposition
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.problem_details import ProblemError
+
+
+def add_health(api: Api) -> None:
+    """Declare the operations. The two open ones say a word, and nothing of what runs here."""
+    api.add(Operation("live", "GET", "/health/live", None, "operations"), live, answers=Alive)
+    api.add(Operation("ready", "GET", "/health/ready", None, "operations"), ready, answers=Alive)
+    measured = Operation("getMetrics", "GET", "/metrics", Action.READ_HEALTH, "operations")
+    api.add(measured, metrics, media="text/plain")
+    api.add(
+        Operation("getHealth", "GET", "/v1/health", Action.READ_HEALTH, "operations"), health, answers=Health
+    )
+
+
+def live() -> dict[str, Any]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+def ready(service: Serving) -> dict[str, Any]:
+    """Requests can be served: the ledger records, and the database answers."""
+    if not service.ready():
+        raise ProblemError("unavailable", headers={"Retry-After": "2"})
+    return {"status": "ok"}
+
+
+def metrics(service: Serving) -> Response:
+    """Every measure in Prometheus' text format; tenants by pseudonym unless the settings say otherwise."""
+    return Response(
+        exposition(service.measuring.samples()), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+def health(service: Serving) -> dict[str, Any]:
+    """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves."""
+    with service.reading() as connection:
+        seen = witness_status(connection, service.clock.utc_us())
+    status = service.writer.status()
+    signer = service.signer.status() if service.signer is not None else None
+    workers = [worker for _, worker in service.fleet.listed(limit=1000) if worker.ended_us is None]
+    return {
+        "status": "ok" if status.healthy and status.admitting else "degraded",
+        "ledger": status._asdict(),
+        "checkpoints": None if signer is None else signer._asdict(),
+        "witnesses": seen._asdict() | {"witnesses": [witness._asdict() for witness in seen.witnesses]},
+        "row_walls": service.row_walls,
+        "received_leaves": service.ingest.stored_leaves,
+        "workers": len(workers),
+        "silent_workers": sorted({worker.worker for worker in workers if worker.silent}),
+    }

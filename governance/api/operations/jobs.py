@@ -1,0 +1,127 @@
+"""Operations on jobs: exports of the ledger; the progress of every job, its end, its files.
+
+J1 A job is its principal's own. What an export holds is what its principal may see.
+J2 That something was taken out of the ledger is on record before it is (class A), whoever does it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+from functools import partial
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+from fastapi import Path, Response
+from fastapi.responses import FileResponse
+
+from kvcustody.audit.events import AccessRecorded, log_of
+from kvcustody.audit.exports.export_writer import Selection, write_export
+from kvcustody.audit.exports.file_formats import Format
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.jobs import ExportRequest, Jobs
+from kvcustody.governance.api.models.jobs import Job as JobModel
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.jobs import Progress, shown
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import ProblemError
+
+READ = Action.READ_CUSTODY
+JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
+FileName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$", examples=["export.tar"])]
+_mine = partial(
+    Operation, action=READ, tag="jobs", also=(Action.READ_OPERATIONS,)
+)  # a job is its principal's own
+
+
+def add_jobs(api: Api) -> None:
+    """Declare the operations."""
+    exporting = Operation("exportLedger", "POST", "/v1/exports", READ, "jobs", keyed=True)
+    api.add(exporting, export, answers=JobModel, status=202, problems=("not-found",))
+    api.add(_mine("listJobs", "GET", "/v1/jobs"), jobs, answers=Jobs, problems=("cursor-invalid",))
+    api.add(_mine("getJob", "GET", "/v1/jobs/{job}"), job_of, answers=JobModel, problems=("not-found",))
+    cancelling = _mine("cancelJob", "POST", "/v1/jobs/{job}/cancel", keyed=True)
+    api.add(cancelling, cancel, answers=JobModel, problems=("not-found",))
+    reading = Operation("getJobFile", "GET", "/v1/jobs/{job}/files/{name}", READ, "jobs")
+    api.add(reading, file_of, media="application/octet-stream", problems=("not-found",))
+
+
+def export(caller: Asking, service: Serving, what: ExportRequest) -> dict[str, Any]:
+    """Take leaves out of the ledger, with everything that is needed to verify them offline, as one tar file."""
+    mine = caller.tenant_of(READ, what.tenant)
+    if what.since is not None and what.until is not None and what.since >= what.until:
+        raise ProblemError("invalid", "`since` must be before `until`")
+    now_us, roles = service.clock.now_us(), tuple(sorted(caller.roles))
+    service.record(AccessRecorded(now_us, caller.name, roles, "exportLedger", mine or ""))
+    logs = () if mine is None else (log_of(mine),)
+    selection = Selection(logs, what.since, what.until)
+    made_at_us = service.clock.utc_us()
+
+    def work(progress: Progress) -> dict[str, Any]:
+        source = LedgerSource(service.reader, as_of=what.as_of)
+        folder = progress.folder / "export"
+        made = write_export(
+            folder,
+            source,
+            selection,
+            form=Format(what.form),
+            made_at_us=made_at_us,
+            progress=lambda log, done, total: progress(done, total),
+        )
+        packed = _pack(folder)
+        return {"leaves": made.leaves, "checkpoint": made.root.size, "files": [packed]}
+
+    parameters = what.model_dump(exclude_none=True)
+    return shown(
+        service.jobs.start("export", work, principal=caller.name, tenant=mine, parameters=parameters)
+    )
+
+
+def jobs(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 50) -> dict[str, Any]:
+    """Your jobs, newest first."""
+    question = Question("listJobs", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    before = None if position is None else (int(position[0]), str(position[1]))
+    found = service.jobs.listed(principal=caller.name, before=before, limit=limit + 1)
+    following = None
+    if len(found) > limit:
+        last = found[limit - 1]
+        following = service.cursors.write(question, [last.created_us, last.job])
+    return {"items": [shown(item) for item in found[:limit]], "next": following}
+
+
+def job_of(caller: Asking, service: Serving, job: JobId) -> dict[str, Any]:
+    """One of your jobs."""
+    return shown(service.jobs.get(job, principal=caller.name))
+
+
+def cancel(caller: Asking, service: Serving, job: JobId) -> dict[str, Any]:
+    """Ask one of your jobs to stop; what it made is removed."""
+    return shown(service.jobs.cancel(job, principal=caller.name))
+
+
+def file_of(caller: Asking, service: Serving, job: JobId, name: FileName) -> Response:
+    """A file that one of your jobs made."""
+    path = service.jobs.file(job, name, principal=caller.name)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return FileResponse(path, media_type="application/octet-stream", headers=headers)
+
+
+def _pack(folder: FilePath) -> dict[str, Any]:
+    """An export as one tar file, the folder gone; the same leaves give the same bytes."""
+    path = folder.with_suffix(".tar")
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for item in sorted(folder.rglob("*")):
+            if item.is_file():
+                info = tarfile.TarInfo(str(item.relative_to(folder.parent)))
+                info.size, info.mode = item.stat().st_size, 0o600
+                with item.open("rb") as content:
+                    archive.addfile(info, content)
+    shutil.rmtree(folder)
+    with path.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}

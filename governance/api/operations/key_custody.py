@@ -1,0 +1,80 @@
+"""Operations of key custodians: the ledger's signing key, subjects' keys, tenants' keys on every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvcustody.audit.query.key_orders import DESTROY, ROTATE
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.key_custody import (
+    Handover,
+    KeyOrderModel,
+    KeyOrderPage,
+    SigningKeys,
+    SubjectNamed,
+    TenantNamed,
+    UnlinkedModel,
+)
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.fleet import key_custody as custody
+from kvcustody.governance.service.page_cursor import Question
+
+_manage = partial(Operation, action=Action.MANAGE_KEYS, tag="keys")
+_ORDERS = {
+    "rotate": (ROTATE, "Order that every worker begin a new key epoch of a tenant; what was cached under earlier ones "
+               "is found no more, and swept."),
+    "destroy": (DESTROY, "Order that every worker destroy the key epochs that a tenant has now, and begin a new one: a "
+                "crypto-erasure of what they sealed. Earlier segments of the tenant are misses until declared again."),
+}  # fmt: skip
+
+
+def add_key_custody(api: Api) -> None:
+    """Declare the operations."""
+    api.add(_manage("listSigningKeys", "GET", "/v1/keys/signing"), signing_keys, answers=SigningKeys)
+    rotating = _manage("rotateSigningKey", "POST", "/v1/keys/signing:rotate", keyed=True)
+    api.add(rotating, rotate, answers=SigningKeys)
+    unlinking = _manage("unlinkSubject", "POST", "/v1/keys/subjects:destroy", keyed=True)
+    api.add(unlinking, unlink, answers=UnlinkedModel)
+    for verb, (action, says) in _ORDERS.items():
+        ordering = _manage(f"{verb}TenantKeys", "POST", f"/v1/keys/tenants:{verb}", keyed=True)
+        api.add(ordering, _ordering(action, says), answers=KeyOrderModel, status=202)
+    listing = _manage("listKeyOrders", "GET", "/v1/keys/tenants")
+    api.add(listing, orders, answers=KeyOrderPage, problems=("cursor-invalid",))
+
+
+def signing_keys(service: Serving) -> dict[str, Any]:
+    """Every public key that signs or signed this ledger, oldest first, and the sizes that each may sign."""
+    return {"items": [period._asdict() for period in custody.signing_keys(service)]}
+
+
+def rotate(caller: Asking, service: Serving, how: Handover) -> dict[str, Any]:
+    """Hand the ledger over to a new signing key: both sign the handover, which is on record before the new one signs.
+
+    The old key stays beside the new one, under its id, and may sign nothing newer. Give auditors the new public key.
+    """
+    return {"items": [period._asdict() for period in custody.hand_over(service, caller.name, how.kind)]}
+
+
+def unlink(caller: Asking, service: Serving, who: SubjectNamed) -> dict[str, Any]:
+    """Destroy what says who a subject's pseudonyms are; every leaf and proof stays. Says what remains where."""
+    return custody.unlink(service, who.tenant, who.subject, actor=caller.name, reason=who.reason)._asdict()
+
+
+def orders(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Orders on tenants' keys, newest first; what each worker did is a `key-event` in the tenant's log."""
+    items = [order._asdict() for order in reversed(custody.orders(service))]
+    return page(service, Question("listKeyOrders", caller.name, {}), items, cursor, limit)
+
+
+def _ordering(action: str, says: str) -> Callable[..., dict[str, Any]]:
+    def ordered(caller: Asking, service: Serving, what: TenantNamed) -> dict[str, Any]:
+        made = custody.order(service, what.tenant, action, actor=caller.name, reason=what.reason)
+        return made._asdict()
+
+    ordered.__doc__ = says
+    return ordered

@@ -1,0 +1,251 @@
+"""Operations of the policy's release: what stands, the revisions, and the signed steps that people take.
+
+S1 A step arrives signed by its caller's own key; each operation takes the kind of step that its role may take.
+S2 Who acts for one tenant alone sees of a release where it stands and what waits for that tenant's consent: no
+   document, no step, nothing of another tenant's.
+S3 An activation builds on what its caller has seen: `If-Match` is the `ETag` of the release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Header, Path, Response
+
+from kvcustody.errors import PolicyError
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.pagination import page
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.api.models.policies import (
+    Answer,
+    Consents,
+    Records,
+    Release,
+    RevisionDetail,
+    Revisions,
+    SignedStep,
+)
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.consents import revoked_of, waiting_for
+from kvcustody.governance.release.record import Record, Step
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.fleet.policy_releases import PolicyDesk
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.service import Service
+
+Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
+IfMatch = Annotated[
+    str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
+]
+_STEPPERS = (Action.APPROVE_POLICY, Action.STAGE_POLICY, Action.NARROW_POLICY, Action.WRITE_POLICY)
+_read = partial(Operation, method="GET", action=Action.READ_POLICY, tag="policies")
+_STEPS: tuple[tuple[str, str, Action, tuple[Step, ...], bool | None, str], ...] = (
+    ("proposePolicy", "propose", Action.WRITE_POLICY, (Step.PROPOSED,), None,
+     "Propose a document as the next revision, or again what an earlier revision said (a roll-back)."),
+    ("approvePolicy", "approve", Action.APPROVE_POLICY, (Step.APPROVED,), None,
+     "Approve a revision that somebody else proposed, and exactly what it widens."),
+    ("consentToPolicy", "consent", Action.CONSENT, (Step.CONSENTED,), None,
+     "The owner's consent to what a revision opens on its own tenant's data."),
+    ("activatePolicy", "activate", Action.ACTIVATE_POLICY, (Step.ACTIVATED,), False,
+     "Put an approved revision into effect, once its proof holds and every owner has consented."),
+    ("stagePolicy", "stage", Action.STAGE_POLICY, (Step.ACTIVATED,), True,
+     "Put an approved revision into effect for some tenants, or for a share of them."),
+    ("revokeGrants", "revoke", Action.NARROW_POLICY, (Step.REVOKED,), None,
+     "Take grants, segments or groups back for good; in effect before it is on record."),
+    ("breakGlass", "break-glass", Action.NARROW_POLICY, (Step.BROKE_GLASS,), None,
+     "One person's act in an emergency, for hours: only narrower, or a revision that was in effect."),
+)  # fmt: skip
+
+
+def add_policies(api: Api) -> None:
+    """Declare the operations."""
+    missing = ("not-found", "conflict")
+    api.add(
+        _read("listRevisions", path="/v1/policies"),
+        revisions,
+        answers=Revisions,
+        problems=("conflict", "cursor-invalid"),
+    )
+    standing = Operation(
+        "getRelease",
+        "GET",
+        "/v1/policies/release",
+        Action.READ_POLICY,
+        "policies",
+        also=(*_STEPPERS, Action.CONSENT),
+    )
+    api.add(standing, release, answers=Release, problems=("conflict",))
+    records_ = Operation(
+        "listReleaseRecords", "GET", "/v1/policies/records", Action.READ_POLICY, "policies", also=_STEPPERS
+    )
+    api.add(records_, records, answers=Records, problems=("conflict", "cursor-invalid"))
+    consents_ = Operation("listConsents", "GET", "/v1/policies/consents", Action.CONSENT, "policies")
+    api.add(consents_, consents, answers=Consents, problems=("conflict", "cursor-invalid"))
+    api.add(
+        _read("getRevision", path="/v1/policies/{revision}"),
+        revision_of,
+        answers=RevisionDetail,
+        problems=missing,
+    )
+    api.add(
+        _read("reviewRevision", path="/v1/policies/{revision}/review"),
+        review,
+        answers=Answer,
+        problems=missing,
+    )
+    for name, verb, action, steps, staged, says in _STEPS:
+        operation = Operation(name, "POST", f"/v1/policies:{verb}", action, "policies", keyed=True)
+        problems = ("conflict", "changed", "if-match-required") if staged is not None else ("conflict",)
+        api.add(operation, _taking(steps, staged, says), answers=Release, problems=problems)
+
+
+def revisions(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Every revision, newest first."""
+    state = _state(service.policies)
+    items = [_revision(state, state.proposals[number]) for number in sorted(state.proposals, reverse=True)]
+    return page(service, Question("listRevisions", caller.name, {}), items, cursor, limit)
+
+
+def release(caller: Asking, service: Serving) -> Response:
+    """Where the release stands."""
+    return _release(_state(service.policies), caller.tenant)
+
+
+def consents(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """What a proposed revision would open on your own tenant's data, and has no consent yet."""
+    found = waiting_for(_state(service.policies), caller.tenant or "")
+    items = [
+        {
+            "revision": item.revision,
+            "manifest": item.manifest,
+            "author": item.author,
+            "note": item.note,
+            "opening": item.id,
+            "what": item.opening.data(),
+        }
+        for item in found
+    ]
+    return page(service, Question("listConsents", caller.name, {}), items, cursor, limit)
+
+
+def records(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """The signed steps themselves, oldest first: whoever trusts nobody folds and verifies them."""
+    service.policies.trust  # noqa: B018 - `conflict` where there is none
+    items = [{"record": data.decode()} for data in service.policies.records()]
+    found = page(service, Question("listReleaseRecords", caller.name, {}), items, cursor, limit)
+    return {"items": [item["record"] for item in found["items"]], "next": found["next"]}
+
+
+def revision_of(service: Serving, revision: Number) -> dict[str, Any]:
+    """One revision, with its document."""
+    state = _state(service.policies)
+    found = _proposal(state, revision)
+    return _revision(state, found) | {"document": found.document}
+
+
+def review(service: Serving, revision: Number) -> Response:
+    """The proof of a revision, what it changes against the active one, and the consents that are missing."""
+    state = _state(service.policies)
+    found = gates.review(state, _proposal(state, revision))
+    answer = {
+        "proof": found.proof.data(),
+        "change": found.change.data(),
+        "cells": found.cells,
+        "missing": [opening.data() for opening in found.missing],
+    }
+    return Response(orjson.dumps(answer, default=str), media_type="application/json")
+
+
+def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable[..., Response]:
+    if staged is None:
+
+        def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
+            return taken(service, what, caller, steps, None)
+
+        take.__doc__ = says
+        return take
+
+    def take_matching(
+        caller: Asking, service: Serving, what: SignedStep, if_match: IfMatch = None
+    ) -> Response:
+        if if_match is None:
+            raise ProblemError("if-match-required")
+        if if_match.strip() not in (_tag(_state(service.policies)), "*"):
+            raise ProblemError("changed")
+        return taken(service, what, caller, steps, staged)
+
+    take_matching.__doc__ = says
+    return take_matching
+
+
+def taken(
+    service: Service,
+    what: SignedStep,
+    caller: Caller,
+    steps: tuple[Step, ...],
+    staged: bool | None,
+    check: Callable[[ReleaseState, Record], None] | None = None,
+) -> Response:
+    """Take a signed step of one of these kinds, and tell the workers that wait."""
+    desk = service.policies
+    desk.trust  # noqa: B018 - `conflict` where there is none
+    state = desk.take(what.record.encode(), caller=caller.name, steps=steps, staged=staged, check=check)
+    service.changed()
+    return _release(state, caller.tenant)
+
+
+def _state(desk: PolicyDesk) -> ReleaseState:
+    return desk.state()
+
+
+def _tag(state: ReleaseState) -> str:
+    return f'"{state.head}"'
+
+
+def _release(state: ReleaseState, tenant: str | None) -> Response:
+    answer = {
+        "audience": state.trust.audience,
+        "steps": len(state.records),
+        "head": state.head,
+        "last_us": state.records[-1].at_us if state.records else 0,
+        "active_revision": state.active_revision,
+        "staged_revision": 0 if state.staged is None else state.staged.revision,
+        "revoked": sorted(state.revoked if tenant is None else revoked_of(state, tenant)),
+    }
+    return Response(orjson.dumps(answer), media_type="application/json", headers={"ETag": _tag(state)})
+
+
+def _proposal(state: ReleaseState, revision: int) -> Proposal:
+    try:
+        return state.proposal(revision)
+    except PolicyError:
+        raise not_found() from None
+
+
+def _revision(state: ReleaseState, found: Proposal) -> dict[str, Any]:
+    standing = "approved" if found.approval is not None else "proposed"
+    if found is state.staged:
+        standing = "staged"
+    elif found is state.active:
+        standing = "active"
+    elif found.activated:
+        standing = "past"
+    return {
+        "revision": found.revision,
+        "name": found.policy.name,
+        "digest": found.manifest.digest,
+        "author": found.author,
+        "note": found.note,
+        "state": standing,
+        "approver": None if found.approval is None else found.approval.approver,
+        "issued_us": found.manifest.issued_us,
+        "expires_us": found.manifest.expires_us,
+        "restores": found.restores,
+    }

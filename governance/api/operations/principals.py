@@ -1,0 +1,273 @@
+"""Operations of key custodians on who may ask: see principals and their keys, disable them, refuse their keys.
+
+E1 They only take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone.
+E2 An unknown principal, an unknown key and another principal's key are one answer.
+E3 The last who manages keys is ended where the request says that it means so, and not else.
+
+Operations of the bootstrap key: enrol principals, give them keys, let them back in. Nothing else is open to it.
+
+Operations on oneself: who am I, my keys, my session, which version.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Path, Query, Request, Response
+
+import kvcustody
+from kvcustody.audit.database.engine import SCHEMA_REVISION
+from kvcustody.governance.api.http.exchange import CERTIFICATE
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, set_cookie
+from kvcustody.governance.api.models.access import (
+    Document,
+    Ending,
+    Enrolled,
+    Enrolment,
+    IssuedKey,
+    KeyEnding,
+    KeyRequest,
+    Keys,
+    Principal,
+    PrincipalName,
+    PrincipalPage,
+    Rotation,
+    Session,
+    Version,
+    Whoami,
+)
+from kvcustody.governance.api.models.base import Cursor, Limit
+from kvcustody.governance.service.access.principal_table import Principal as Found
+from kvcustody.governance.service.access.roles import Action, Reach, Role, reach
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.problem_details import ProblemError
+
+_manage = partial(Operation, action=Action.MANAGE_KEYS, tag="principals")
+
+
+def add_principal_endings(api: Api) -> None:
+    """Declare the operations."""
+    listing = _manage("listKeys", "GET", "/v1/principals/{name}/keys", also=(Action.ENROL,))
+    api.add(listing, keys, answers=Keys, problems=("not-found",))
+    disabling = _manage("disablePrincipal", "POST", "/v1/principals:disable", keyed=True)
+    api.add(disabling, disable, answers=Principal, problems=("not-found",))
+    revoking = _manage("revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True)
+    api.add(revoking, revoke_keys, answers=Keys, problems=("not-found",))
+
+
+def keys(service: Serving, name: Named) -> dict[str, Any]:
+    """The keys of a principal, newest first: when they were issued and last used, never what they are."""
+    service.principals.get(name)
+    return {"items": [key._asdict() for key in service.principals.keys(name)]}
+
+
+def disable(caller: Asking, service: Serving, who: Ending) -> dict[str, Any]:
+    """End a principal with all of its keys and sessions, at once; its tokens too, where an issuer keeps it.
+
+    Whatever it shows is answered as an unknown key is. Questions that it holds open are not answered any more.
+    """
+    found = service.principals.disable(who.name, allow_last=who.allow_last, by=caller.name)
+    service.changed()
+    return shown(found)
+
+
+def revoke_keys(caller: Asking, service: Serving, which: KeyEnding) -> dict[str, Any]:
+    """Refuse one key of a principal from now on, or all of them and its sessions; its keys, as they are then."""
+    book, allow = service.principals, which.allow_last
+    if which.prefix is None:
+        book.revoke_keys(which.name, allow_last=allow, by=caller.name)
+    else:
+        book.revoke_key(which.prefix, principal=which.name, allow_last=allow, by=caller.name)
+    service.changed()
+    return {"items": [key._asdict() for key in book.keys(which.name)]}
+
+
+Named = Annotated[str, Path(min_length=1, max_length=128, examples=["alice"])]
+_enrol = partial(Operation, action=Action.ENROL, tag="principals")
+
+
+def add_enrolment(api: Api) -> None:
+    """Declare the operations."""
+    listing = _enrol("listPrincipals", "GET", "/v1/principals", also=(Action.MANAGE_KEYS,))
+    api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
+    one = _enrol("getPrincipal", "GET", "/v1/principals/{name}", also=(Action.MANAGE_KEYS,))
+    api.add(one, principal, answers=Principal, problems=("not-found",))
+    enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True)
+    api.add(enrolling, enrol, answers=Enrolled, status=201)
+    issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True)
+    api.add(issuing, issue_key, answers=IssuedKey, status=201, problems=("not-found",))
+    enabling = _enrol("enablePrincipal", "POST", "/v1/principals:enable", keyed=True)
+    api.add(enabling, enable, answers=Principal, problems=("not-found",))
+
+
+def principals(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Every principal that was ever enrolled, in the order of names."""
+    question = Question("listPrincipals", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    found = service.principals.listed(after=str(position[0]) if position else "", limit=limit + 1)
+    following = service.cursors.write(question, [found[limit - 1].name]) if len(found) > limit else None
+    return {"items": [shown(item) for item in found[:limit]], "next": following}
+
+
+def principal(service: Serving, name: Named) -> dict[str, Any]:
+    """One principal."""
+    return shown(service.principals.get(name))
+
+
+def enrol(caller: Asking, service: Serving, who: Enrolment) -> dict[str, Any]:
+    """Enrol a principal, and issue its first key."""
+    if Role.BOOTSTRAP in who.roles:
+        raise ProblemError("invalid", "the bootstrap role is given by `kvcustody init` alone")
+    if who.certificate is not None and Role.WORKER not in who.roles:
+        raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
+    made = service.principals.enrol(who.name, who.roles, tenant=who.tenant, kind=who.kind, by=caller.name)
+    days = who.key_days or service.settings.key_days
+    key = service.principals.issue_key(who.name, days=days, certificate=who.certificate, by=caller.name)
+    return {"principal": shown(made), "key": key._asdict()}
+
+
+def issue_key(caller: Asking, service: Serving, name: Named, how: KeyRequest) -> dict[str, Any]:
+    """A further key for a principal that was enrolled and has lost its own; not for the bootstrap role.
+
+    With `overlap_days` the principal's other keys end after so many days: the way to another client certificate.
+    """
+    if Role.BOOTSTRAP in service.principals.get(name).roles:
+        raise ProblemError("invalid", "a bootstrap key is made by `kvcustody init` alone")
+    bound, overlap = how.certificate, how.overlap_days
+    issue = service.principals.issue_key
+    made = issue(name, days=how.days, overlap_days=overlap, certificate=bound, by=caller.name)
+    return made._asdict()
+
+
+def enable(caller: Asking, service: Serving, who: PrincipalName) -> dict[str, Any]:
+    """Let a principal ask again that was disabled. No key or session from before works: issue a new key."""
+    return shown(service.principals.enable(who.name, by=caller.name))
+
+
+def shown(found: Found) -> dict[str, Any]:
+    """A principal as the API shows it."""
+    return found._asdict() | {"roles": sorted(found.roles)}
+
+
+AllowLast = Annotated[bool, Query(description="Even the last key of the last who manages keys.")]
+Prefix = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", examples=["0f1e2d3c4b5a"])]
+
+
+_mine = partial(Operation, action=Action.SELF, tag="self")
+
+
+def add_self_service(api: Api) -> None:
+    """Declare the operations."""
+    api.add(_mine("whoami", "GET", "/v1/whoami"), whoami, answers=Whoami)
+    api.add(_mine("version", "GET", "/v1/version"), version, answers=Version)
+    api.add(_mine("listOwnKeys", "GET", "/v1/keys", at_workers=True), own_keys, answers=Keys)
+    rotate = _mine("rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True)
+    api.add(rotate, rotate_own_key, answers=IssuedKey, status=201)
+    revoke = _mine("revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True)
+    api.add(revoke, revoke_own_key, status=204, problems=("not-found", "conflict"))
+    begin = _mine("beginSession", "POST", "/v1/session", keyed=True)
+    api.add(begin, begin_session, answers=Session, status=201)
+    api.add(_mine("endSession", "DELETE", "/v1/session"), end_session, status=204)
+    document = _mine("apiDocument", "GET", "/v1/openapi.json")
+    api.add(document, _document(api), answers=Document)
+
+
+def _document(api: Api) -> Callable[[], Response]:
+    def document() -> Response:
+        """The document of this API, OpenAPI 3.1."""
+        return Response(api.document(), media_type="application/json")
+
+    return document
+
+
+def whoami(caller: Asking) -> dict[str, Any]:
+    """Who you are to this service, and what your roles let you do."""
+    actions = {action.value: reach(caller.roles, action) for action in Action}
+    return {
+        "name": caller.name,
+        "roles": sorted(caller.roles),
+        "tenant": caller.tenant,
+        "by": caller.by,
+        "actions": {name: found.name.lower() for name, found in actions.items() if found is not Reach.NONE},
+    }
+
+
+def version() -> Response:
+    """The versions that decide how this service behaves."""
+    found = {
+        "kvcustody": kvcustody.__version__,
+        "api": "v1",
+        "schema": SCHEMA_REVISION,
+        "python": platform.python_version(),
+    }
+    return Response(orjson.dumps(found), media_type="application/json")
+
+
+def own_keys(caller: Asking, service: Serving) -> dict[str, Any]:
+    """Your keys, newest first: when they were issued and last used, never what they are."""
+    return {"items": [key._asdict() for key in service.principals.keys(caller.name)]}
+
+
+def rotate_own_key(caller: Asking, service: Serving, request: Request, how: Rotation) -> dict[str, Any]:
+    """A new key for yourself; your other keys end after the overlap.
+
+    It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
+    connection.
+    """
+    _enrolled(caller.by)
+    book, presented = service.principals, request.scope.get(CERTIFICATE)
+    if how.bind and presented is None:
+        raise ProblemError(
+            "invalid", "`bind` needs a connection with a client certificate (`workers_listen`)"
+        )
+    bound = presented if how.bind else book.binding(caller.key)
+    days, overlap = how.days, how.overlap_days
+    return book.issue_key(
+        caller.name, days=days, overlap_days=overlap, certificate=bound, by=caller.name
+    )._asdict()
+
+
+def revoke_own_key(
+    caller: Asking, service: Serving, prefix: Prefix, allow_last: AllowLast = False
+) -> Response:
+    """Refuse one of your keys from now on."""
+    book = service.principals
+    book.revoke_key(prefix, principal=caller.name, allow_last=allow_last, by=caller.name)
+    return Response(status_code=204)
+
+
+def begin_session(caller: Asking, service: Serving) -> Response:
+    """Begin a session of a person at the console: sets its cookie."""
+    _enrolled(caller.by)
+    made = service.sessions.begin(caller.name)
+    seconds = service.settings.session_minutes * 60
+    body = orjson.dumps({"csrf": made.csrf, "expires_us": made.expires_us})
+    answer = Response(body, 201, media_type="application/json")
+    answer.headers["Set-Cookie"] = set_cookie(made.token, seconds, tls=service.settings.tls)
+    return answer
+
+
+def end_session(service: Serving, request: Request) -> Response:
+    """End the session, and remove its cookie."""
+    for name in SESSION_COOKIES:
+        token = request.cookies.get(name)
+        if token is not None:
+            service.sessions.end(token)
+    answer = Response(status_code=204)
+    answer.headers["Set-Cookie"] = set_cookie("", 0, tls=service.settings.tls)
+    return answer
+
+
+def _enrolled(by: str) -> None:
+    if by == "token":
+        raise ProblemError(
+            "conflict", "a token's issuer keeps its principal; there is no key or session for it here"
+        )
+    if by == "local":
+        raise ProblemError("conflict", "a key or a session of one's own is asked for over a server")

@@ -1,0 +1,144 @@
+"""Evidence reports and checks of the whole ledger, as jobs.
+
+E1 A report is of what its principal may see; a check reads every log, and a record of processing names every tenant,
+   so they are for those who see all.
+E2 That any was asked for is on record before it begins, for those whose reads are events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.report.framework import NAMES, load_framework
+from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
+from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
+from kvcustody.errors import ConfigError
+from kvcustody.governance.api.http.console_mount import record_read
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.evidence import (
+    CheckRequest,
+    Frameworks,
+    ProcessingRecord,
+    ProcessingRequest,
+    ReportRequest,
+)
+from kvcustody.governance.api.models.jobs import Job as JobModel
+from kvcustody.governance.api.operations.policy_workbench import policy_of
+from kvcustody.governance.observability.processing_record import Stated, record_of
+from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.jobs import Progress, shown
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.reports import asked_of, start_report
+from kvcustody.governance.service.service import Service
+from kvcustody.policies.document.model import Policy
+
+READ = Action.READ_CUSTODY
+_PROBLEMS_MAX = 100
+_LEAVES_BETWEEN = 50_000
+_evidence = partial(Operation, action=READ, tag="evidence")
+
+
+def add_evidence(api: Api) -> None:
+    """Declare the operations."""
+    reporting = _evidence("makeReport", "POST", "/v1/reports", keyed=True)
+    problems = ("not-found", "not-acceptable")
+    api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
+    listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
+    api.add(listing, frameworks, answers=Frameworks)
+    recording = _evidence("makeProcessingRecord", "POST", "/v1/reports:processing")
+    api.add(recording, processing_record, answers=ProcessingRecord, problems=("conflict",))
+    checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True)
+    api.add(checking, check, answers=JobModel, status=202)
+
+
+def make_report(caller: Asking, service: Serving, what: ReportRequest) -> dict[str, Any]:
+    """Make an evidence report of a period: its files, its SHA-256 and the command that makes it again."""
+    mine = caller.tenant_of(READ, what.tenant)
+    able = service.documents.formats()
+    formats: Sequence[str] = what.formats or able
+    if not set(formats) <= set(able):
+        raise ProblemError("not-acceptable", "this service cannot write one of these formats")
+    try:
+        asked = asked_of(
+            service, what.framework, mine, since_us=what.since, until_us=what.until, as_of=what.as_of,
+            seed=what.seed, sample=what.sample, extends=what.extends, recount=what.recount,
+        )  # fmt: skip
+    except ConfigError as error:
+        raise ProblemError("invalid", error.message) from None
+    record_read(service, caller, "makeReport", tenant=mine)
+    return shown(start_report(service, caller.name, asked, formats, expects=what.expected_digest))
+
+
+def processing_record(caller: Asking, service: Serving, what: ProcessingRequest) -> dict[str, Any]:
+    """The record of processing activities (GDPR 30): time limits, recipients and measures, as the policy has them.
+
+    It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
+    """
+    if caller.reach(READ) is not Reach.ALL:
+        raise ProblemError("forbidden")
+    if what.since is not None and what.until is not None and what.since >= what.until:
+        raise ProblemError("invalid", "`since` must be before `until`")
+    policy = _in_effect(service) if what.policy is None else policy_of(what.policy)
+    record_read(service, caller, "makeProcessingRecord")
+    with service.reading() as connection:
+        total = coverage(connection, since_us=what.since, until_us=what.until).total
+    stated = Stated(**what.model_dump(include=set(Stated._fields)))
+    return record_of(policy, total, stated).facts()
+
+
+def _in_effect(service: Service) -> Policy:
+    active = service.policies.state().active
+    if active is None:
+        raise ProblemError("conflict", "no policy is in effect; send one")
+    return active.policy
+
+
+def frameworks() -> dict[str, Any]:
+    """The frameworks that reports are arranged by, and the controls that there is evidence for."""
+    found = [load_framework(name) for name in NAMES]
+    return {
+        "items": [
+            {"id": item.id, "title": item.title, "edition": item.edition, "controls": len(item.controls)}
+            for item in found
+        ],
+        "next": None,
+    }
+
+
+def check(caller: Asking, service: Serving, what: CheckRequest) -> dict[str, Any]:
+    """Compute trees, roots, checkpoints and derived rows again from the leaves; the result names the first bad one."""
+    if caller.reach(READ) is not Reach.ALL:
+        raise ProblemError("forbidden")
+    try:
+        keys = [parse_vkey(text) for text in what.keys]
+    except NoteError as error:
+        raise ProblemError("invalid", error.message) from None
+    kept = [note.encode() for note in what.notes]
+    record_read(service, caller, "checkLedger")
+
+    def work(progress: Progress) -> dict[str, Any]:
+        told = 0
+
+        def tell(log: str, done: int, total: int) -> None:
+            nonlocal told
+            if done >= told + _LEAVES_BETWEEN or done == total:
+                told = done
+                progress(done, total)
+
+        with service.reading() as connection:
+            return _found(fsck(connection, keys=keys, kept=kept, progress=tell))
+
+    parameters = {"keys": len(keys), "notes": len(kept)}
+    return shown(service.jobs.start("check", work, principal=caller.name, tenant=None, parameters=parameters))
+
+
+def _found(report: FsckReport) -> dict[str, Any]:
+    names = ("logs", "leaves", "root_leaves", "checkpoints", "signed", "verified", "purged")
+    problems = [problem._asdict() for problem in report.problems[:_PROBLEMS_MAX]]
+    first = None if report.first is None else report.first._asdict()
+    facts = {name: getattr(report, name) for name in names}
+    return facts | {"sound": report.ok, "first": first, "problems": problems}

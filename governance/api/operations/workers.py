@@ -1,0 +1,171 @@
+"""Operations on and of workers: what operators see of them, and how they hand in their ledgers.
+
+K1 A worker speaks for the incarnations that its own key registered: another's are absent.
+K2 A batch that was answered with 200 is durable. The same batch again adds nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import Path, Query, Request
+
+from kvcustody.audit.erasure.requests_and_answers import names, pending
+from kvcustody.audit.query.key_orders import key_orders
+from kvcustody.audit.subjects.subject_table import unlinkings, without_row
+from kvcustody.governance.api.http.long_poll import Wait, held_open
+from kvcustody.governance.api.http.operation import Operation
+from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
+from kvcustody.governance.api.models.workers import (
+    BatchStored,
+    Heard,
+    Incarnation,
+    Orders,
+    PolicyRecords,
+    Pseudonyms,
+    Registered,
+    Report,
+    Unlinked,
+    Workers,
+)
+from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.service import Service
+
+Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
+Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
+_STEPS_MAX = 200
+_work = partial(Operation, action=Action.WORK, tag="worker")
+_BATCH = {
+    "requestBody": {
+        "required": True,
+        "description": "NDJSON: a list of new names, then one canonical leaf a line.",
+        "content": {"application/x-ndjson": {"schema": {"type": "string"}, "example": "[]\n"}},
+    }
+}
+
+
+def add_workers(api: Api) -> None:
+    """Declare the operations."""
+    listing = Operation("listWorkers", "GET", "/v1/workers", Action.READ_OPERATIONS, "operations")
+    api.add(listing, listed, answers=Workers, problems=("cursor-invalid",))
+    mine = "/v1/worker/incarnations/{incarnation}"
+    problems = ("not-found", "conflict")
+    api.add(_work("registerIncarnation", "PUT", mine), register, answers=Registered, problems=problems)
+    api.add(_work("reportStatus", "PUT", f"{mine}/status"), report, answers=Heard, problems=("not-found",))
+    steps = _work("pullPolicy", "GET", "/v1/worker/policy/records")
+    api.add(steps, policy_records, answers=PolicyRecords)
+    api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
+    checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
+    api.add(checking, check_pseudonyms, answers=Unlinked)
+    batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
+    api.add(batch, ship, answers=BatchStored, problems=("not-found", "refused-leaf"), more=_BATCH)
+
+
+async def policy_records(
+    caller: Asking, service: Serving, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
+) -> dict[str, Any]:
+    """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
+    return await held_open(
+        service, caller, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
+    )
+
+
+async def erasures(
+    caller: Asking,
+    service: Serving,
+    wait: Wait = 0,
+    known: Annotated[
+        str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")
+    ] = "",
+    keys: Annotated[
+        int | None, Query(ge=0, lt=LARGE, description="The newest order on keys that it has; 0: none.")
+    ] = None,
+) -> dict[str, Any]:
+    """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news."""
+    taken = set(known.split(","))
+    return await held_open(
+        service,
+        caller,
+        wait,
+        lambda: _owed(service, caller.name),
+        lambda answer: (
+            any(item["erasure"] not in taken for item in answer["items"])
+            or (keys is not None and any(item["order"] > keys for item in answer["keys"]))
+        ),
+    )
+
+
+def listed(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+    """Incarnations of workers, oldest first."""
+    question = Question("listWorkers", caller.name, {})
+    position = service.cursors.read(question, cursor)
+    found = service.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
+    following = service.cursors.write(question, [found[limit - 1][0]]) if len(found) > limit else None
+    return {"items": [worker._asdict() for _, worker in found[:limit]], "next": following}
+
+
+def register(caller: Asking, service: Serving, incarnation: Uuid, what: Incarnation) -> dict[str, Any]:
+    """Put a new incarnation of this worker on record; closes the custody of its dead predecessors."""
+    return {"new": service.fleet.register(caller.name, incarnation, what.offset_us), "worker": caller.name}
+
+
+def report(caller: Asking, service: Serving, incarnation: Uuid, what: Report) -> dict[str, Any]:
+    """What the worker says of itself: counters by name, the policy revision that it enforces, blocks by tenant."""
+    service.fleet.sender(caller.name, incarnation)
+    service.fleet.heard(
+        caller.name, incarnation, revision=what.policy_revision, status=what.status, charged=what.charged
+    )
+    return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
+
+
+def check_pseudonyms(service: Serving, what: Pseudonyms) -> dict[str, Any]:
+    """Which of these pseudonyms nobody is behind any more: a worker forgets them, and who comes back gets another."""
+    with service.reading() as connection:
+        return {"gone": without_row(connection, what.names)}
+
+
+async def ship(
+    caller: Asking, service: Serving, incarnation: Uuid, sequence: Sequence, request: Request
+) -> dict[str, Any]:
+    """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
+    body = await request.body()
+
+    def store() -> dict[str, Any]:
+        batch = service.ingest.read(body, service.fleet.sender(caller.name, incarnation))
+        stored = service.ingest.put(incarnation, batch)
+        service.fleet.received(incarnation, max(sequence, batch.last_sequence))
+        last = {"last_sequence": batch.last_sequence, "unlinkings": _unlinkings(service)}
+        return stored._asdict() | last
+
+    return await run_sync(store)
+
+
+def _unlinkings(service: Service) -> int:
+    with service.reading() as connection:
+        return unlinkings(connection)
+
+
+def _records(service: Service, after: int) -> dict[str, Any]:
+    records = service.policies.records()
+    return {"items": [data.decode() for data in records[after : after + _STEPS_MAX]], "total": len(records)}
+
+
+def _owed(service: Service, worker: str) -> dict[str, Any]:
+    with service.reading() as connection:
+        made = []
+        for asked in pending(connection, worker):
+            who = names(connection, asked, service.subject_keys)
+            named = {
+                "named": who is not None,
+                "subject_name": who and who.subject,
+                "session_name": who and who.session,
+            }
+            made.append(asked._asdict() | named)
+        last = {(order.tenant, order.action): order for order in key_orders(connection)}
+    names_ = ("order", "tenant", "action", "at_us")
+    asked_keys = [{name: getattr(order, name) for name in names_} for order in last.values()]
+    return {"items": made, "keys": asked_keys}

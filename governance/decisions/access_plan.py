@@ -1,0 +1,406 @@
+"""From identity and policy to what one request may read and write: its plan.
+
+A plan is made once per (principal, model, route, hint, salt) and policy revision, and kept in a bounded cache; what
+may change with time is decided again at every request.
+
+G1  A plan holds primed states only of domains that the policy opens to this reader: own, segments, grants.
+G2  Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
+G3  A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
+G4  Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
+G5  A plan that has left the book holds no primed state, whoever still refers to it (docs/keys.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.prefix.key_chain import HashState
+from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
+from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
+from kvcustody.governance.identity.domain_spec import (
+    DomainSpec,
+    KeyOwner,
+    ScopeKind,
+    own_domain,
+    tenant_owner,
+)
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.keys.keyring import KeyFact, Keyring
+from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
+from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.table.obligations import Obligations
+
+GRANTS_READ_MAX = 4
+PLANS_PER_TENANT_MAX = 4096
+
+_SCOPES = {Scope.SESSION: ScopeKind.SESSION, Scope.SUBJECT: ScopeKind.SUBJECT, Scope.TENANT: ScopeKind.TENANT}
+LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, ScopeKind.TENANT: Scope.TENANT}
+
+
+class DomainLabel(NamedTuple):
+    """What the governor hangs on an allocator domain: names for the ledger, never keys."""
+
+    tenant: str
+    classification: str
+    level: int
+    scope: str
+    subject: str | None
+    session: str | None
+    spec: DomainSpec | None
+    grant_or_segment: str = ""
+
+
+def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
+    """A tenant's obligations for a domain; where publishing or retaining is not permitted, blocks are never CACHED.
+
+    The same for every reader, so that a domain's limits do not depend on who came first.
+    """
+    owed = table.obligations(tenant, level)
+    for action in (Action.PUBLISH, Action.RETAIN):
+        if not table.decide(action, tenant, tenant, level, Scope.SESSION, Via.OWN, 0).permitted:
+            return owed._replace(idle_us=0, absolute_us=0)
+    return owed
+
+
+class Opened(NamedTuple):
+    """A grant or segment that the policy lists for the reader; decided again at each use (G2)."""
+
+    id: str
+    owner: str
+    level: int
+    scope: Scope
+    via: Via
+    chain: Chain
+
+
+def is_revoked(source: str, revoked: Collection[str]) -> bool:
+    """Whether a grant or segment is among revoked ids, by its own name or by its sharing group's."""
+    return source in revoked or source.partition("~")[0] in revoked
+
+
+class Plan:
+    """One reader's standing under one revision."""
+
+    __slots__ = (
+        "account",
+        "active_us",
+        "admitted",
+        "classification",
+        "decoy",
+        "grants",
+        "hits_need_ledger",
+        "key",
+        "level",
+        "manager",
+        "matcher",
+        "model",
+        "own",
+        "own_plan",
+        "owner_scope",
+        "principal",
+        "priorities",
+        "reuse_reasons",
+        "segments",
+        "subject_key",
+        "tenant",
+        "valid_until_utc_us",
+        "waits_for_ledger",
+    )
+
+    def __init__(self, principal: Principal, account: Account, manager: Any, level: int, name: str) -> None:
+        self.principal = principal
+        self.tenant = str(principal.tenant)
+        self.account = account
+        self.manager = manager  # the pool that makes its domains: a `BlockManager` or a `ForeignPool`
+        self.level = level
+        self.classification = name
+        self.key: PlanKey
+        self.model = ""  # as leaves name it
+        self.own: Chain
+        self.own_plan: ReadPlan
+        self.owner_scope = Scope.SUBJECT
+        self.grants: tuple[Opened, ...] = ()
+        self.segments: dict[str, Opened] = {}
+        self.matcher: SegmentMatcher | None = None
+        self.active_us = 0
+        self.admitted: Decision  # the same at every instant under one revision
+        self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants (B5)
+        self.subject_key = (principal.tenant, principal.subject, principal.session)
+        self.valid_until_utc_us = 1 << 62
+        self.reuse_reasons: tuple[str, ...] = ()
+        self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
+        self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
+        self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
+
+    def forget_keys(self) -> None:
+        """Drop every primed state. What a residency keeps of a plan names its holder and keys nothing."""
+        self.own = Chain(self.own.domain, None)
+        self.own_plan = ReadPlan(self.own)
+        self.grants = ()
+        self.segments = {}
+        self.matcher = None
+
+
+MODEL_DIGITS = 16  # of a ModelIdentity's digest, in leaves
+PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
+
+
+class PlanBook:
+    """Plans under one policy revision. Domains outlive it: they are interned by what they are, weakly."""
+
+    def __init__(
+        self,
+        table: DecisionTable,
+        keyring: Keyring,
+        account_of: Callable[[str], tuple[Account, Any]],
+        domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
+        block_tokens: int,
+        record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
+        revoked: Collection[str] = (),
+    ) -> None:
+        self.table = table
+        self._revoked = revoked
+        self._record_keys = record_keys
+        self._key_changes = keyring.changes
+        self._keyring = keyring
+        self._account_of = account_of
+        self._domains = domains
+        self._block_tokens = block_tokens
+        self._plans: dict[str, OrderedDict[PlanKey, Plan]] = {}
+        self._by_key: dict[PlanKey, Plan] = {}
+
+    def plan(self, key: PlanKey, now_utc_us: int) -> Plan | None:
+        """The reader's plan, or None where the policy admits no such tenant."""
+        if self._key_changes != self._keyring.changes:
+            self.drop()  # a rotation or destruction: every plan holds primed states (H2)
+        plan = self._by_key.get(key)
+        if plan is not None and now_utc_us < plan.valid_until_utc_us:
+            return plan
+        plan = self._make(key, now_utc_us)
+        if plan is not None:
+            self._keep(key, plan)
+        return plan
+
+    def drop(self) -> None:
+        """Forget every plan and its primed states, as a key rotation or destruction demands."""
+        for plan in self._by_key.values():
+            plan.forget_keys()
+        self._plans.clear()
+        self._by_key.clear()
+        self._key_changes = self._keyring.changes
+
+    def forget_closed(self) -> None:
+        """Forget plans that open a closed domain, as after an erasure: the next request gets a fresh one."""
+        for key, plan in list(self._by_key.items()):
+            chains = (plan.own, *(opened.chain for opened in (*plan.grants, *plan.segments.values())))
+            if not all(chain.domain.is_open for chain in chains):
+                plan.forget_keys()
+                del self._by_key[key]
+                self._plans[plan.tenant].pop(key, None)
+
+    def _keep(self, key: PlanKey, plan: Plan) -> None:
+        own = self._plans.setdefault(plan.tenant, OrderedDict())
+        known = own.get(key)
+        if known is not None:
+            known.forget_keys()
+        own[key] = plan
+        self._by_key[key] = plan
+        if len(own) > PLANS_PER_TENANT_MAX:
+            oldest, passed = own.popitem(last=False)
+            passed.forget_keys()
+            self._by_key.pop(oldest, None)
+
+    def _make(self, key: PlanKey, now_utc_us: int) -> Plan | None:
+        principal, model, route, hint, _ = key
+        table, tenant = self.table, str(principal.tenant)
+        entry = table.tenant(tenant)
+        if entry is None:
+            return None
+        level = table.classify(tenant, route, principal.classification, hint)
+        account, manager = self._account_of(tenant)
+        plan = Plan(principal, account, manager, level, table.policy.classifications[level])
+        owed = table.obligations(tenant, level)
+        plan.key = key
+        plan.model = model.hex()[:MODEL_DIGITS]
+        plan.active_us = owed.active_max_us
+        plan.waits_for_ledger = owed.on_outage_lifecycle is OnOutage.DENY
+        plan.hits_need_ledger = owed.on_outage_own_hits is OnOutage.DENY
+        owner = tenant_owner(principal.issuer, tenant)
+        self._record_keys(
+            owner, self._keyring.ensure([owner])
+        )  # class A: durable before the epoch keys anything
+        self._key_changes = self._keyring.changes
+        self._own(plan, owner, key, owed, entry.scope)
+        change = table.next_change_us(now_utc_us)
+        if change is not None:
+            plan.valid_until_utc_us = change
+        eviction = table.policy.eviction
+        plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
+        plan.admitted = table.decide(
+            Action.ADMIT, tenant, tenant, level, plan.owner_scope, Via.OWN, now_utc_us
+        )
+        if plan.own.state is not None:
+            self._open_grants(plan, model, now_utc_us, principal.issuer)
+        self._open_segments(plan, model, now_utc_us, principal.issuer)
+        return plan
+
+    def _own(self, plan: Plan, owner: KeyOwner, key: PlanKey, owed: Obligations, scope: Scope) -> None:
+        principal, model, route, _, salt = key
+        epoch = self._keyring.current(owner)
+        assert epoch is not None, "ensured above"
+        spec = own_domain(
+            principal,
+            scope=_SCOPES[scope],
+            classification=plan.classification,
+            model=model,
+            key_epoch=epoch,
+            labels=self.table.labels(plan.tenant, route),
+            salt=salt,
+        )
+        if spec is None:  # no subject and no session: nothing is reused across requests
+            domain = self._domain(
+                None, plan.account, plan.manager, plan, owed._replace(idle_us=0, absolute_us=0)
+            )
+            plan.own = Chain(domain, None)
+        else:
+            plan.owner_scope = LEVELS[spec.scope]
+            owed = owed_by(self.table, plan.tenant, plan.level)
+            domain = self._domain(spec, plan.account, plan.manager, plan, owed)
+            state = self._keyring.domains.state(spec) if owed.cacheable else None
+            plan.own = Chain(domain, state)
+        plan.own_plan = ReadPlan(plan.own)
+
+    def _domain(
+        self,
+        spec: DomainSpec | None,
+        owner: Account,
+        manager: Any,
+        plan: Plan,
+        owed: Obligations,
+        *,
+        tenant: str = "",
+        classification: str = "",
+        source: str = "",
+        is_segment: bool = False,
+    ) -> Domain:
+        if spec is not None:
+            known = self._domains.get((spec, id(manager)))
+            if known is not None and known.is_open:
+                return known
+        label = DomainLabel(
+            tenant or plan.tenant,
+            classification or plan.classification,
+            plan.level,
+            spec.scope.value if spec is not None else "request",
+            spec.subject if spec is not None else None,
+            spec.session if spec is not None else None,
+            spec,
+            source,
+        )
+        domain: Domain = manager.domain(
+            owner,
+            label=label,
+            idle_us=owed.idle_us,
+            absolute_us=owed.absolute_us,
+            scrub_within_us=owed.scrub_within_us,
+            verify_share=owed.verify_share,
+            is_segment=is_segment,
+        )
+        if spec is not None:
+            self._domains[(spec, id(manager))] = domain
+        return domain
+
+    # -- across a boundary --------------------------------------------------------------------------------------------
+
+    def _open_grants(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
+        """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
+        opened: list[Opened] = []
+        for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
+            if len(opened) == GRANTS_READ_MAX:
+                break
+            if is_revoked(grant.id, self._revoked):
+                continue
+            entry = self._grant(plan, grant, model, issuer)
+            if entry is not None:
+                opened.append(entry)
+        plan.grants = tuple(opened)
+        if opened:
+            plan.decoy = hashlib.blake2b(key=os.urandom(32), digest_size=32)
+
+    def _grant(self, plan: Plan, grant: Grant, model: bytes, issuer: str) -> Opened | None:
+        owner = tenant_owner(issuer, grant.owner)
+        epoch = self._keyring.current(owner)
+        account, manager = self._account_of(grant.owner)
+        if epoch is None or manager is not plan.manager:
+            return None
+        spec = DomainSpec(
+            scope=ScopeKind.TENANT,
+            issuer=issuer,
+            tenant=grant.owner,
+            classification=plan.classification,
+            labels=self.table.labels(grant.owner, None),
+            model=model,
+            key_epoch=epoch,
+        )
+        owed = owed_by(self.table, grant.owner, plan.level)
+        if not owed.cacheable:
+            return None
+        domain = self._domain(spec, account, manager, plan, owed, tenant=grant.owner)
+        chain = Chain(domain, self._keyring.domains.state(spec))
+        return Opened(grant.id, grant.owner, plan.level, Scope.TENANT, Via.GRANT, chain)
+
+    def _open_segments(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
+        candidates: list[Candidate] = []
+        for rule in self.table.segments_for(plan.tenant, now_utc_us):
+            if is_revoked(rule.id, self._revoked):
+                continue
+            entry = self._segment(plan, rule, model, issuer)
+            if entry is not None:
+                plan.segments[rule.id] = entry
+                owner = tenant_owner(issuer, rule.owner)
+                candidates.append(Candidate(rule.id, owner, rule.digest.removeprefix("hmac:"), rule.tokens))
+        if candidates:
+            plan.matcher = SegmentMatcher(
+                self._keyring, candidates, model=model, block_tokens=self._block_tokens
+            )
+
+    def _segment(self, plan: Plan, rule: SegmentRule, model: bytes, issuer: str) -> Opened | None:
+        owner = tenant_owner(issuer, rule.owner)
+        epoch = self._keyring.current(owner)
+        account, manager = self._account_of(rule.owner)
+        if epoch is None or manager is not plan.manager or rule.level > plan.level:
+            return None
+        name = self.table.policy.classifications[rule.level]
+        spec = DomainSpec(
+            scope=ScopeKind.SEGMENT,
+            issuer=issuer,
+            tenant=rule.owner,
+            segment=rule.id,
+            classification=name,
+            labels=self.table.labels(rule.owner, None),
+            model=model,
+            key_epoch=epoch,
+        )
+        owed = owed_by(self.table, rule.owner, rule.level)
+        if not owed.cacheable:
+            return None
+        domain = self._domain(
+            spec,
+            account,
+            manager,
+            plan,
+            owed,
+            tenant=rule.owner,
+            classification=name,
+            source=rule.id,
+            is_segment=True,
+        )
+        chain = Chain(domain, self._keyring.domains.state(spec))
+        return Opened(rule.id, rule.owner, rule.level, rule.scope, Via.SEGMENT, chain)

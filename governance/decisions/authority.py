@@ -1,0 +1,300 @@
+"""What every facade of the governance shares: plans, decisions, keys, commands and the active policy revision.
+
+`Governor` adds a pool that is ours, `EnginePort` a pool that an engine allocates by itself.
+
+A1  Every reuse is decided at the request's own instant under the active revision.
+A2  A widening act is durable before it takes effect; a narrowing one takes effect first.
+A3  One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
+A4  What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
+    nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
+
+import structlog
+
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivated, PolicyStaged
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
+from kvcustody.governance.admission_outcome import Deferred, Refused
+from kvcustody.governance.decisions.access_plan import Plan, PlanBook, PlanKey
+from kvcustody.governance.decisions.apply_narrowing import Bound, bind
+from kvcustody.governance.decisions.first_use_log import FirstUses
+from kvcustody.governance.decisions.reuse_decision import Moment, Reuse
+from kvcustody.governance.decisions.shadow_policy import Shadow
+from kvcustody.governance.decisions.staged_table import StagedTable
+from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
+from kvcustody.governance.keys.apply_key_orders import OrderedKeys, carry_out
+from kvcustody.governance.keys.keyring import KeyFact, Keyring
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.policies.table.decision_table import DecisionTable
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+class Authority(ABC):
+    """Who may do what, under the active revision. Not thread-safe, except `call`."""
+
+    def __init__(
+        self,
+        table: DecisionTable,
+        keyring: Keyring,
+        ledger: Ledger,
+        *,
+        block_tokens: int,
+        clock: Clock | None = None,
+        expires_utc_us: int | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._ledger = ledger
+        self._keyring = keyring
+        self.block_tokens = block_tokens
+        self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
+        self._commands: deque[tuple[Callable[[Any], object], Future[object]]] = deque()
+        self._outbox: list[Event] = []
+        self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
+        self._first_uses = FirstUses(ledger, self._clock)
+        self.tallies: dict[str, Tally] = {}
+        self.table = table
+        self.revoked = table.revoked
+        self._shadow: Shadow | None = None
+        self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
+        self._book = self._new_book(table)
+        self._reuse = self._new_reuse(table)
+
+    # -- what a facade over a pool provides ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _account(self, tenant: str) -> tuple[Account, Any]:
+        """The account of an admitted tenant and the pool it is charged in; raises `CapacityError` without room."""
+
+    @abstractmethod
+    def _pools_bound(self) -> Iterable[Bound]:
+        """The pools whose domains a new revision binds."""
+
+    @abstractmethod
+    def _limit(self, table: DecisionTable) -> None:
+        """Apply a revision's quotas."""
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | Refused | Deferred:
+        try:
+            plan = self._book.plan(key, moment.utc_us)
+        except (
+            CapacityError
+        ) as error:  # no partition or pool is left for a tenant that is admitted by default
+            return Refused(request_id, error.message)
+        except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
+            return Deferred(request_id, "ledger")
+        return plan if plan is not None else Refused(request_id, "tenant is not in the policy")
+
+    def _tally(self, tenant: str) -> Tally:
+        tally = self.tallies.get(tenant)
+        if tally is None:
+            tally = self.tallies[tenant] = Tally()
+        return tally
+
+    def _new_book(self, table: DecisionTable) -> PlanBook:
+        return PlanBook(
+            table,
+            self._keyring,
+            self._account,
+            self._domains,
+            self.block_tokens,
+            self._record_keys,
+            self.revoked,
+        )
+
+    def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> Reuse:
+        return Reuse(
+            table,
+            self._first_uses,
+            coming,
+            revoked=self.revoked,
+            lease_until_us=self._lease_until_us,
+            expires_us=self._expires_us,
+            shadow=self._shadow,
+        )
+
+    def _standing_changed(self) -> None:  # noqa: B027 - nothing to do where nobody keeps a decision
+        """Decisions taken before this moment and not yet attached no longer count."""
+
+    def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
+        """Record what was made for `owner`, now or when the ledger could not: until then it has no plan (A2)."""
+        if made:
+            self._unrecorded.setdefault(owner, []).extend(made)
+        waiting = self._unrecorded.get(owner)
+        while waiting:
+            fact = waiting[0]
+            tenant = owner.name if owner.kind == "tenant" else None
+            event = KeyEvent(self._clock.now_us(), tenant, fact.kind, fact.epoch, "governor")
+            self._ledger.submit_durable(event)
+            del waiting[0]
+        self._unrecorded.pop(owner, None)
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def call(self, command: Callable[[Self], T]) -> Future[T]:
+        """Run `command` on the owning thread at the next step; the future is its acknowledgement. Thread-safe."""
+        future: Future[T] = Future()
+        self._commands.append((command, future))  # type: ignore[arg-type]
+        return future
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            command, future = self._commands.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(command(self))
+            except Exception as error:
+                future.set_exception(error)
+
+    # -- administration -----------------------------------------------------------------------------------------------
+
+    def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
+        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded (A2).
+
+        Revisions only rise; one that is staged may be staged further, or made whole. From `expires_utc_us` on, nothing
+        is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
+        """
+        self._check_newer(table)
+        now_us = self._clock.now_us()
+        self.revoked |= table.revoked
+        expires_us = self._boot_time(expires_utc_us)
+        self._expires_us = min(self._expires_us, expires_us)
+        self._decide_by(self.table, coming=table)
+        self._bind(table, now_us, only_narrow=True)
+        self._ledger.submit_durable(self._activation(table, now_us, actor))
+        _log.info(
+            "policy activated",
+            revision=table.revision,
+            policy=table.policy.name,
+            policy_digest=table.digest,
+            stage=table.stage if isinstance(table, StagedTable) else "",
+        )
+        self.table, self._expires_us = table, expires_us
+        self._book.drop()
+        self._book = self._new_book(table)
+        self._first_uses.forget()
+        self._decide_by(table)
+        self._limit(table)
+        self._bind(table, now_us)
+
+    def _check_newer(self, table: DecisionTable) -> None:
+        active = self.table
+        is_further = isinstance(active, StagedTable) and (table.revision, table.digest) == (
+            active.revision,
+            active.digest,
+        )
+        if table.revision <= active.revision and not is_further:
+            raise ConfigError(
+                f"policy revision `{table.revision}` is not newer than the active `{active.revision}`",
+                revision=table.revision,
+            )
+
+    def _activation(self, table: DecisionTable, now_us: int, actor: str) -> Event:
+        previous = self.table.base.revision if isinstance(self.table, StagedTable) else self.table.revision
+        policy = table.policy
+        if isinstance(table, StagedTable):
+            return PolicyStaged(
+                now_us, table.revision, policy.name, table.digest, table.stage, actor, previous
+            )
+        return PolicyActivated(
+            now_us, table.revision, policy.name, policy.profile.value, table.digest, actor, previous
+        )
+
+    def _decide_by(self, table: DecisionTable, coming: DecisionTable | None = None) -> None:
+        """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
+        self._outbox += self._reuse.take_counts(self._clock.now_us())
+        self._reuse = self._new_reuse(table, coming)
+        self._standing_changed()
+
+    def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
+        self._outbox += bind(
+            self._pools_bound(),
+            list(self._domains.items()),
+            table,
+            now_us,
+            only_narrow=only_narrow,
+            revoked=self.revoked,
+            epoch_of=self._keyring.current,
+        )
+
+    def revoke(self, ids: Iterable[str], *, actor: str) -> None:
+        """Take grants, segments or sharing groups back for good: nothing attaches through them from now on (A4).
+
+        A narrowing act: it holds at once and is recorded after, whatever state the ledger is in.
+        """
+        fresh = frozenset(ids) - self.revoked
+        if not fresh:
+            return
+        now_us = self._clock.now_us()
+        self.revoked |= fresh
+        self._book.drop()
+        self._book = self._new_book(self.table)
+        self._decide_by(self.table)
+        self._bind(self.table, now_us)
+        self._outbox.append(GrantsRevoked(now_us, tuple(sorted(fresh)), self.table.revision, actor))
+        _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
+
+    def renew_lease(self, until_us: int) -> None:
+        """The control plane was heard: grants and segments may be used until `until_us`, in boot time (A4)."""
+        self._lease_until_us = until_us
+        self._reuse.lease_until_us = until_us
+
+    def _boot_time(self, utc_us: int | None) -> int:
+        """An instant of UTC as boot time, fixed here: a later step of the wall clock does not move it."""
+        if utc_us is None:
+            return NEVER_US
+        return self._clock.now_us() + max(0, utc_us - self._clock.utc_us())
+
+    def shadow(self, candidate: DecisionTable | None) -> Shadow | None:
+        """Ask `candidate` beside the active revision from now on (None: no longer); it is obeyed in nothing."""
+        self._shadow = None if candidate is None else Shadow(candidate)
+        self._decide_by(self.table)
+        return self._shadow
+
+    def reload_keys(self) -> None:
+        """After a rotation or destruction in the keyring: forget every primed state; old blocks end with the sweeps."""
+        self._book.drop()
+        self._standing_changed()
+        self._bind(self.table, self._clock.now_us())
+
+    def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
+        """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
+        changes = self._keyring.changes
+        done = carry_out(self._keyring, orders)
+        if done or self._keyring.changes != changes:
+            self.reload_keys()
+        for owner, facts in done.items():
+            with suppress(LedgerUnavailable):
+                self._record_keys(owner, tuple(facts))
+        return sum(map(len, done.values()))
+
+    def forget_closed_plans(self) -> None:
+        """After domains were closed: whoever asks for one next gets a fresh one."""
+        self._book.forget_closed()
+
+    def settle(self, timeout_seconds: float = 5.0) -> None:
+        """Wait until pending first uses are durable (tests and orderly shutdown)."""
+        self._first_uses.settle(timeout_seconds)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that decides deadlines."""
+        return self._clock

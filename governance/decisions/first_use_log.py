@@ -1,0 +1,86 @@
+"""First uses: under a revision, a grant or segment serves a reader only once the ledger says so (class A).
+
+F1  Until the first use is durable the granted domain is not searched: a miss, not a wait.
+F2  A failed recording is tried again at the next request; it is never taken for done.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from kvcustody.audit.events import DecisionRecorded
+from kvcustody.clock import Clock
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.policies.table.decision_table import Decision
+
+_Key = tuple[str, str, int]
+
+
+class FirstUses:
+    """Which (reader, source, revision) is durable, and which recordings are under way."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._durable: set[_Key] = set()
+        self._pending: dict[_Key, Future[int]] = {}
+        self._executor: ThreadPoolExecutor | None = None
+
+    def may(
+        self,
+        reader: str,
+        owner: str,
+        classification: str,
+        source: str,
+        via: str,
+        decision: Decision,
+        trace: str = "",
+    ) -> bool:
+        """Whether the reuse may happen now; starts its recording where it is the first, under the request's trace."""
+        key = (reader, source, decision.revision)
+        if key in self._durable:
+            return True
+        future = self._pending.get(key)
+        if future is None:
+            event = DecisionRecorded(
+                self._clock.now_us(),
+                "reuse",
+                "permit",
+                reader,
+                owner,
+                classification,
+                decision.reasons,
+                decision.revision,
+                via,
+                trace=trace,
+            )
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="kvcustody-first-use")
+            self._pending[key] = self._executor.submit(self._ledger.submit_durable, event)
+            return False
+        if not future.done():
+            return False
+        del self._pending[key]
+        if future.exception() is not None:
+            return False
+        self._durable.add(key)
+        return True
+
+    @property
+    def recording(self) -> bool:
+        """False while the ledger has what happens only later."""
+        return self._ledger.recording
+
+    def forget(self) -> None:
+        """A new revision: every use is a first use again."""
+        self._durable.clear()
+        self._pending.clear()
+
+    def settle(self, timeout_seconds: float) -> None:
+        """Wait for recordings under way."""
+        wait(list(self._pending.values()), timeout_seconds)
+
+    def close(self) -> None:
+        """Finish what is under way and stop."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)

@@ -1,0 +1,67 @@
+"""Requests as the ledger recorded them, for deciding them again under another policy.
+
+1. Rows are streamed in their order; nothing is read but what a decision needs, and no subject is named.
+2. A residency whose record has several parts is one request, counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.query.custody import denials_by_rule
+from kvcustody.audit.schema.ledger import decisions, events, residencies, tenants
+from kvcustody.policies.workbench.simulate import Recorded, RecordedDenials
+
+
+def recorded_requests(
+    connection: Connection, *, since_us: int | None = None, revision: int | None = None
+) -> Iterator[Recorded]:
+    """Every recorded request, optionally from an instant (UTC) on, or of one policy revision."""
+    query = (
+        select(residencies, events.c.leaf)
+        .join(events, (events.c.log == residencies.c.log) & (events.c.idx == residencies.c.idx))
+        .where(residencies.c.part == 1)
+        .order_by(residencies.c.opened_us, residencies.c.log, residencies.c.idx)
+    )
+    if since_us is not None:
+        query = query.where(residencies.c.opened_us >= since_us)
+    if revision is not None:
+        query = query.where(residencies.c.revision == revision)
+    for row in connection.execution_options(yield_per=1_000).execute(query):
+        reasons = tuple(orjson.loads(row.leaf)["reasons"])
+        yield Recorded(
+            row.tenant,
+            row.classification,
+            row.opened_us,
+            reasons,
+            row.attached_blocks,
+            row.written_blocks,
+        )
+
+
+def recorded_denials(connection: Connection) -> Iterator[RecordedDenials]:
+    """Every denial that was counted, by reader, owner and rule."""
+    for found in denials_by_rule(connection):
+        yield RecordedDenials(found.reader, found.owner, found.rule, found.requests)
+
+
+def sources_in_use(connection: Connection) -> frozenset[str]:
+    """The ids of rules, grants and segments that a recorded permit names: what somebody reused through is among them.
+
+    A reader's first use of a grant or segment under a revision is always on record, before it takes effect.
+    """
+    query = (
+        select(events.c.leaf)
+        .join(decisions, (events.c.log == decisions.c.log) & (events.c.idx == decisions.c.idx))
+        .where(decisions.c.effect == "permit")
+    )
+    rows = connection.execution_options(yield_per=1_000).execute(query)
+    return frozenset(reason for row in rows for reason in orjson.loads(row.leaf)["reasons"])
+
+
+def tenants_seen(connection: Connection) -> frozenset[str]:
+    """The tenants that the ledger has a log of."""
+    return frozenset(connection.scalars(select(tenants.c.tenant)))

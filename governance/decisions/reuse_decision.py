@@ -1,0 +1,169 @@
+"""The decision behind every reuse: own scope, segments and grants, each at the request's own instant.
+
+U1  A reuse that is not permitted is a miss: the domain is not searched, and the denial is counted, not told.
+U2  A grant or segment of another tenant serves a reader only after its first use is durable (class A).
+U3  A denied grant costs what an absent block costs: a chain is hashed and looked up whose key keys nothing.
+U4  While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
+U5  What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
+    and once the revision itself has expired everything is: it permits nothing any more.
+U6  Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
+U7  Each reuse across tenants is in the reader's log, in its residency's leaf. The first is in both logs (U2), and both
+    count all of them (class C).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
+from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.audit.events import Event, HitCounted
+from kvcustody.governance.decisions.access_plan import Opened, Plan, is_revoked
+from kvcustody.governance.decisions.first_use_log import FirstUses
+from kvcustody.governance.decisions.shadow_policy import Shadow
+from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.policies.document.model import Action, Via
+from kvcustody.policies.table.decision_table import DecisionTable
+
+# An enum's member costs more to reach than a decision to make.
+_REUSE, _OWN = Action.REUSE, Via.OWN
+LAPSED, EXPIRED, UNRECORDED = "policy-lease", "policy-expired", "ledger-outage"
+
+
+class Moment(NamedTuple):
+    """When a request is decided, on both clocks, and the trace that it belongs to (empty: none)."""
+
+    now_us: int
+    utc_us: int
+    trace: str = ""
+
+
+class Reuse:
+    """Decides what a request may read, under one revision."""
+
+    def __init__(
+        self,
+        table: DecisionTable,
+        first_uses: FirstUses,
+        coming: DecisionTable | None = None,
+        *,
+        revoked: frozenset[str] = frozenset(),
+        lease_until_us: int = NEVER_US,
+        expires_us: int = NEVER_US,
+        shadow: Shadow | None = None,
+    ) -> None:
+        self._shadow = shadow
+        self.lease_until_us = lease_until_us  # boot time from which nothing but the own scope is reused
+        self.expires_us = expires_us  # boot time from which nothing is
+        self._table = table
+        self._coming = coming
+        self._revoked = revoked
+        self._first_uses = first_uses
+        self._counted: dict[tuple[str, str, str, str], int] = {}
+
+    def read_plan(
+        self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment
+    ) -> tuple[ReadPlan, tuple[str, ...]]:
+        """What may be searched now, and the rules that permit the own scope."""
+        if moment.now_us >= self.expires_us:
+            self._deny(tally, plan, EXPIRED, plan.tenant)
+            return ReadPlan(Chain(plan.own.domain, None)), (EXPIRED,)
+        if plan.hits_need_ledger and not self._first_uses.recording:
+            self._deny(tally, plan, UNRECORDED, plan.tenant)
+            return ReadPlan(Chain(plan.own.domain, None)), (UNRECORDED,)
+        own = self._table.decide(
+            _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
+        )
+        if own.permitted and self._coming is not None:
+            own = self._coming.decide(
+                _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
+            )
+        if self._shadow is not None:
+            self._shadow.compare(
+                own, plan.tenant, plan.tenant, plan.classification, plan.owner_scope, _OWN, moment.utc_us
+            )
+        if not own.permitted:
+            self._deny(tally, plan, own.reasons[0], plan.tenant)
+            return ReadPlan(Chain(plan.own.domain, None)), own.reasons
+        if plan.grants or plan.matcher is not None:
+            return self._widened(plan, prompt, tally, moment), own.reasons
+        return plan.own_plan, own.reasons
+
+    def _widened(self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment) -> ReadPlan:
+        segment: Chain | None = None
+        blocks = 0
+        matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
+        if matched is not None:
+            entry = plan.segments[matched.id]
+            if self.may(plan, entry, tally, moment):
+                segment, blocks = entry.chain, matched.blocks
+        grants = tuple(
+            entry.chain if self.may(plan, entry, tally, moment) else Chain(entry.chain.domain, plan.decoy)
+            for entry in plan.grants
+        )
+        return ReadPlan(plan.own, segment, blocks, grants)
+
+    def may(self, plan: Plan, entry: Opened, tally: Tally, moment: Moment) -> bool:
+        """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
+        if not entry.chain.domain.is_open:
+            return False
+        if moment.now_us >= self.lease_until_us:
+            self._deny(tally, plan, LAPSED, entry.owner)
+            return False
+        if self._revoked and is_revoked(entry.id, self._revoked):
+            self._deny(tally, plan, f"revoked:{entry.id}", entry.owner)
+            return False
+        decision = self._table.decide(
+            _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
+        )
+        if decision.permitted and self._coming is not None:
+            decision = self._coming.decide(
+                _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
+            )
+        if self._shadow is not None:
+            name = self._table.policy.classifications[entry.level]
+            self._shadow.compare(
+                decision, plan.tenant, entry.owner, name, entry.scope, entry.via, moment.utc_us, entry.id
+            )
+        if not decision.permitted:
+            self._deny(tally, plan, decision.reasons[0], entry.owner)
+            return False
+        if entry.owner == plan.tenant:
+            return True
+        name = self._table.policy.classifications[entry.level]
+        return self._first_uses.may(
+            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision, moment.trace
+        )
+
+    def _deny(self, tally: Tally, plan: Plan, rule: str, owner: str) -> None:
+        tally.count(tally.denials, rule)
+        self._count(plan.tenant, owner, "deny", rule)
+
+    def crossed(self, plan: Plan, domain: Domain) -> None:
+        """The plan's reader attached blocks of this domain: another tenant's log says so, too (U7)."""
+        for entry in (*plan.grants, *plan.segments.values()):
+            if entry.chain.domain is domain and entry.owner != plan.tenant:
+                self._count(plan.tenant, entry.owner, "permit", entry.id)
+
+    def _count(self, reader: str, owner: str, effect: str, rule: str) -> None:
+        key = (reader, owner, effect, rule)
+        self._counted[key] = self._counted.get(key, 0) + 1
+
+    def take_counts(self, now_us: int) -> list[Event]:
+        """Denials and crossings since the last call, counted (class C): to tell each costs time that shows (U3)."""
+        if not self._counted:
+            return []
+        revision = self._table.revision
+        counted: list[Event] = [
+            HitCounted(now_us, tenant, owner, "reuse", effect, rule, revision, requests=requests)
+            for (tenant, owner, effect, rule), requests in self._counted.items()
+        ]
+        self._counted.clear()
+        return counted
+
+
+def via_reasons(plan: Plan, domain: Domain) -> tuple[str, ...]:
+    """The grant or segment through which the plan reaches `domain`."""
+    opened = (*plan.grants, *plan.segments.values())
+    return tuple(entry.id for entry in opened if entry.chain.domain is domain)

@@ -1,0 +1,111 @@
+"""A candidate policy beside the active one, in a running governor: it is asked what the active one is asked, and obeyed
+in nothing.
+
+1. The candidate's answer changes no admission, no look-up and no obligation; only the disagreements are kept.
+2. What is kept is bounded: counts by reader, owner, classification, way and source, at most `KINDS_MAX` of them; each
+   is logged the first time it is seen.
+3. A candidate that fails is a deny of the candidate, counted as such.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import structlog
+
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.table.decision_table import Decision, DecisionTable
+
+KINDS_MAX = 10_000
+_log = structlog.get_logger(__name__)
+
+
+class Disagreement(NamedTuple):
+    """One kind of request that the two revisions decide differently; effects are `permit` and `deny`."""
+
+    reader: str
+    owner: str
+    classification: str
+    scope: str
+    via: str
+    source: str
+    active: str
+    candidate: str
+    candidate_by: tuple[str, ...]
+    requests: int
+
+
+class ShadowReport(NamedTuple):
+    """What a shadow has seen: decisions asked of both, and where they differ, most requests first."""
+
+    candidate_digest: str
+    candidate_revision: int
+    decisions: int
+    disagreements: tuple[Disagreement, ...]
+    not_kept: int
+
+
+class Shadow:
+    """Asks the candidate what the active revision has just been asked. Belongs to the governor's thread."""
+
+    def __init__(self, candidate: DecisionTable) -> None:
+        self._candidate = candidate
+        self._levels = {name: level for level, name in enumerate(candidate.policy.classifications)}
+        self._counts: dict[tuple[str, str, str, Scope, Via, str, bool, tuple[str, ...]], int] = {}
+        self._decisions = 0
+        self._not_kept = 0
+
+    def compare(
+        self,
+        active: Decision,
+        reader: str,
+        owner: str,
+        classification: str,
+        scope: Scope,
+        via: Via,
+        utc_us: int,
+        source: str | None = None,
+    ) -> None:
+        """Ask the candidate about one reuse; never raises for what it answers."""
+        self._decisions += 1
+        level = self._levels.get(classification, -1)  # unknown to the candidate: a malformed request, denied
+        answer = self._candidate.decide(Action.REUSE, reader, owner, level, scope, via, utc_us, source)
+        if answer.permitted == active.permitted:
+            return
+        key = (reader, owner, classification, scope, via, source or "", active.permitted, answer.reasons)
+        known = self._counts.get(key)
+        if known is None and len(self._counts) >= KINDS_MAX:
+            self._not_kept += 1
+            return
+        self._counts[key] = (known or 0) + 1
+        if known is None:
+            _log.info("shadow policy disagrees", **_disagreement(key, 1)._asdict())
+
+    def report(self) -> ShadowReport:
+        """Everything seen so far."""
+        found = sorted(self._counts.items(), key=lambda entry: (-entry[1], repr(entry[0])))
+        return ShadowReport(
+            self._candidate.digest,
+            self._candidate.revision,
+            self._decisions,
+            tuple(_disagreement(key, count) for key, count in found),
+            self._not_kept,
+        )
+
+
+def _disagreement(
+    key: tuple[str, str, str, Scope, Via, str, bool, tuple[str, ...]], requests: int
+) -> Disagreement:
+    reader, owner, classification, scope, via, source, permitted, reasons = key
+    effects = ("permit", "deny") if permitted else ("deny", "permit")
+    return Disagreement(
+        reader,
+        owner,
+        classification,
+        scope.name.lower(),
+        via.name.lower(),
+        source,
+        *effects,
+        reasons,
+        requests,
+    )

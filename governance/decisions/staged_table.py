@@ -1,0 +1,182 @@
+"""A revision that is in effect for some tenants, beside the one in effect for the others.
+
+1. A tenant's own requests are decided by the revision that it is in; what it owes is that revision's.
+2. Whatever crosses between tenants needs both revisions: no stage opens what either of them keeps closed.
+3. Both revisions order the same classifications, under the same profile.
+4. Which tenants a share covers depends on the revision's digest and their names alone; a larger share covers more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.errors import ConfigError
+from kvcustody.policies.document.model import Action, Grant, Labels, Scope, SegmentRule, TenantPolicy, Via
+from kvcustody.policies.table.batch_decide import BatchTable
+from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.table.obligations import Obligations
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """For whom a revision is in effect: the named tenants, and a share of all others, from 0 to 1."""
+
+    tenants: frozenset[str] = frozenset()
+    share: Fraction = Fraction(0)
+
+    def covers(self, tenant: str, digest: str) -> bool:
+        """Whether a tenant is in the stage of the revision with this policy digest."""
+        if tenant in self.tenants:
+            return True
+        place = int.from_bytes(hashlib.sha256(f"{digest}\n{tenant}".encode()).digest()[:8], "big")
+        return Fraction(place, 1 << 64) < self.share
+
+    def __str__(self) -> str:
+        parts = [*sorted(self.tenants)]
+        if self.share:
+            parts.append(f"{float(self.share * 100):g}%")
+        return ",".join(parts)
+
+
+class StagedTable(DecisionTable):
+    """`candidate` for the tenants of a stage and `base` for the others. Immutable, as both of them are."""
+
+    __slots__ = ("_covers", "base", "candidate", "members")
+
+    def __init__(self, base: DecisionTable, candidate: DecisionTable, stage: Stage) -> None:
+        """Raises `ConfigError` where the two cannot be in effect side by side."""
+        ours, theirs = base.policy, candidate.policy
+        if (ours.classifications, ours.profile) != (theirs.classifications, theirs.profile):
+            raise ConfigError(
+                f"revision `{candidate.revision}` has other classifications or another profile than the active "
+                f"`{base.revision}`, so it cannot be staged beside it; activate it in full"
+            )
+        super().__init__(
+            theirs,
+            candidate._tables,
+            revision=candidate.revision,
+            digest=candidate.digest,
+            revoked=base.revoked | candidate.revoked,
+        )
+        self.base = base
+        self.candidate = candidate
+        self.members = stage
+        self._covers: dict[str, bool] = {}
+
+    @property
+    def stage(self) -> str:
+        """The stage in words, for the ledger."""
+        return str(self.members)
+
+    def of(self, tenant: str) -> DecisionTable:
+        """The revision that a tenant is in."""
+        covered = self._covers.get(tenant)
+        if covered is None:
+            covered = self.members.covers(tenant, self.digest)
+            if len(self._covers) < 100_000:
+                self._covers[tenant] = covered
+        return self.candidate if covered else self.base
+
+    def decide(
+        self,
+        action: Action,
+        reader: str,
+        owner: str,
+        classification: int,
+        scope: Scope,
+        via: Via,
+        now_utc_us: int,
+        source: str | None = None,
+    ) -> Decision:
+        """As `DecisionTable.decide`; across tenants, the denial of either revision stands."""
+        asked = (action, reader, owner, classification, scope, via, now_utc_us, source)
+        if reader == owner:
+            return self._of_any(reader).decide(*asked)
+        first = self.base.decide(*asked)
+        return self.candidate.decide(*asked) if first.permitted else first
+
+    def decide_many(
+        self,
+        actions: NDArray[np.integer],
+        readers: Sequence[str],
+        owners: Sequence[str],
+        classifications: NDArray[np.integer],
+        scopes: NDArray[np.integer],
+        vias: NDArray[np.integer],
+        now_utc_us: int,
+    ) -> NDArray[np.bool_]:
+        """As `DecisionTable.decide_many`."""
+        asked = (actions, readers, owners, classifications, scopes, vias, now_utc_us)
+        base, candidate = self.base.decide_many(*asked), self.candidate.decide_many(*asked)
+        own = np.array([a == b for a, b in zip(readers, owners, strict=True)])
+        staged = np.array([self._of_any(reader) is self.candidate for reader in readers])
+        return np.where(own, np.where(staged, candidate, base), base & candidate)
+
+    def batch(self) -> BatchTable:
+        """There is no dense form of two revisions at once."""
+        raise ConfigError("a staged revision has no dense table; ask `decide_many`")
+
+    def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
+        """As the tenant's revision says."""
+        return self.of(tenant).classify(tenant, route, claim, hint)
+
+    def labels(self, tenant: str, route: str | None) -> Labels:
+        """As the tenant's revision says."""
+        return self.of(tenant).labels(tenant, route)
+
+    def obligations(self, tenant: str, classification: int) -> Obligations:
+        """As the tenant's revision says."""
+        return self.of(tenant).obligations(tenant, classification)
+
+    def tenant(self, tenant: str) -> TenantPolicy | None:
+        """The tenant's entry in its revision; None where that does not admit it, or the revision of the others."""
+        entry = self._of_any(tenant).tenant(tenant)
+        return entry if entry is not None and self.base.tenant(tenant) is not None else None
+
+    def grants_for(self, reader: str, classification: int, now_utc_us: int) -> tuple[Grant, ...]:
+        """The grants that both revisions hold open."""
+        pair = (table.grants_for(reader, classification, now_utc_us) for table in (self.base, self.candidate))
+        return _in_both(*pair)
+
+    def segments_for(self, reader: str, now_utc_us: int) -> tuple[SegmentRule, ...]:
+        """The reader's own segments in its revision, and others' that both revisions hold open, ordered by id."""
+        mine = [rule for rule in self.of(reader).segments_for(reader, now_utc_us) if rule.owner == reader]
+        base, candidate = (
+            {rule.id: rule for rule in table.segments_for(reader, now_utc_us) if rule.owner != reader}
+            for table in (self.base, self.candidate)
+        )
+        shared = [rule for id_, rule in candidate.items() if _same_segment(base.get(id_), rule)]
+        return tuple(sorted([*mine, *shared], key=lambda rule: rule.id))
+
+    def next_change_us(self, now_utc_us: int) -> int | None:
+        """The earliest edge of either revision."""
+        edges = [table.next_change_us(now_utc_us) for table in (self.base, self.candidate)]
+        return min((edge for edge in edges if edge is not None), default=None)
+
+    def _of_any(self, tenant: object) -> DecisionTable:
+        return self.of(tenant) if type(tenant) is str else self.base
+
+
+def quotas_of(table: DecisionTable) -> DecisionTable:
+    """The revision whose quotas hold: while one is staged, those of the other, whose guarantees add up."""
+    return table.base if isinstance(table, StagedTable) else table
+
+
+def _in_both(first: Iterable[Grant], second: Iterable[Grant]) -> tuple[Grant, ...]:
+    owners = {grant.id: grant.owner for grant in first}
+    return tuple(grant for grant in second if owners.get(grant.id) == grant.owner)
+
+
+def _same_segment(first: SegmentRule | None, second: SegmentRule) -> bool:
+    return first is not None and (first.owner, first.level, first.digest, first.tokens) == (
+        second.owner,
+        second.level,
+        second.digest,
+        second.tokens,
+    )

@@ -1,0 +1,173 @@
+"""A worker's way to what others ask of it: it looks into the ledger for erasures and for orders on keys, and has its
+facade carry them out.
+
+B1  Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
+    was asked while it was away, and what a crash interrupted.
+B2  Looking never runs on the thread that owns the state, and a ledger that cannot be read is asked again later.
+B3  An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
+B4  Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
+    they were followed before (key_orders, F1).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.erasure.requests_and_answers import Names, Requested, names, pending
+from kvcustody.audit.query.key_orders import key_orders
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.errors import ServiceError
+from kvcustody.governance.erasure.erasure_run import Erased
+from kvcustody.governance.erasure.selector import Selector, selector_from
+from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
+
+_log = structlog.get_logger(__name__)
+
+
+class Erasing(Protocol):
+    """A `Governor` or an `EnginePort`."""
+
+    def erase(self, selector: Selector, **order: Any) -> Erased:
+        """Take effect now."""
+
+    def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
+        """Rotate and destroy keys as ordered."""
+
+    def call(self, command: Any) -> Future[Any]:
+        """Run a command on the owning thread."""
+
+
+class ErasureInbox:
+    """Looks for erasures that `worker` owes an answer for. `offset_us`: UTC less boot time of this process."""
+
+    def __init__(
+        self, engine: Engine | None, worker: str, offset_us: int, keys: SubjectKeys | None = None
+    ) -> None:
+        """`engine` None: another source of requests stands in for the ledger (`_pending`).
+
+        `keys` say who is meant where the ledger has tags instead of names.
+        """
+        self._engine = engine
+        self._keys = keys
+        self._worker = worker
+        self._offset_us = offset_us
+        self._taken: set[str] = set()
+        self._keys_asked: tuple[OrderedKeys, ...] = ()  # handed to the owning thread last
+        self._keys_followed: Future[Any] | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take_up(self, facade: Erasing) -> int:
+        """On the owning thread: carry out what is owed; returns how many were new (B1)."""
+        orders = self._orders()
+        for selector, order in orders:
+            facade.erase(selector, **order)
+        self._keys_asked = self._key_orders()
+        facade.follow_keys(self._keys_asked)
+        return len(orders)
+
+    def look(self, facade: Erasing) -> int:
+        """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
+        orders = self._orders()
+        for selector, order in orders:
+            facade.call(_Command(selector, order))
+        self._look_for_keys(facade)
+        return len(orders)
+
+    def _look_for_keys(self, facade: Erasing) -> None:
+        """Hand over orders on keys that are new, and once more those that failed (B4)."""
+        last, orders = self._keys_followed, self._key_orders()
+        if last is not None and not last.done():
+            return
+        if orders != self._keys_asked or (last is not None and last.exception() is not None):
+            self._keys_asked = orders
+            self._keys_followed = facade.call(_KeyCommand(orders))
+
+    def start(self, facade: Erasing, every_seconds: float) -> None:
+        """Look again and again on a thread of its own, until `stop`."""
+        self._thread = threading.Thread(
+            target=self._run, args=(facade, every_seconds), name="kvcustody-erasures", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; a second time changes nothing."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, facade: Erasing, every_seconds: float) -> None:
+        while not self._stop.wait(every_seconds):
+            try:
+                self.look(facade)
+            except (SQLAlchemyError, ServiceError) as problem:
+                _log.warning("erasures cannot be read", problem=type(problem).__name__)
+
+    def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
+        made = []
+        for asked, known in self._pending():
+            if asked.erasure in self._taken:
+                continue
+            if known is None:
+                _log.error("an erasure's subject cannot be named any more", erasure=asked.erasure)
+                continue
+            self._taken.add(asked.erasure)
+            made.append((_selector(asked, known.subject, known.session), self._order(asked)))
+        return made
+
+    def _key_orders(self) -> tuple[OrderedKeys, ...]:
+        """The last orders on each tenant's keys."""
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            found = key_orders(connection)
+        return newest(OrderedKeys(order.tenant, order.action, order.at_us) for order in found)
+
+    def _pending(self) -> list[tuple[Requested, Names | None]]:
+        """What is owed, each with who is meant, where somebody can still say."""
+        assert self._engine is not None
+        with self._engine.connect() as connection:
+            owed = pending(connection, self._worker)
+            return [(asked, names(connection, asked, self._keys)) for asked in owed]
+
+    def _order(self, asked: Requested) -> dict[str, Any]:
+        return {
+            "erasure": asked.erasure,
+            "actor": asked.actor,
+            "deadline_us": asked.deadline_us - self._offset_us,
+            "before_us": asked.at_us - self._offset_us,
+            "on_record": True,
+        }
+
+
+class _Command:
+    """An erasure as a command for the owning thread."""
+
+    def __init__(self, selector: Selector, order: dict[str, Any]) -> None:
+        self._selector = selector
+        self._order = order
+
+    def __call__(self, facade: Erasing) -> Erased:
+        return facade.erase(self._selector, **self._order)
+
+
+class _KeyCommand:
+    """Orders on keys as a command for the owning thread."""
+
+    def __init__(self, orders: tuple[OrderedKeys, ...]) -> None:
+        self._orders = orders
+
+    def __call__(self, facade: Erasing) -> int:
+        return facade.follow_keys(self._orders)
+
+
+def _selector(asked: Requested, subject: str | None, session: str | None) -> Selector:
+    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
+    return parts._replace(tenant=asked.tenant, subject=subject, session=session)

@@ -1,0 +1,348 @@
+"""Erasures of one process from their effect to their end: what is awaited, until when, and what goes on record.
+
+Y1  An erasure takes effect in `begin`, before it returns: nothing that it covers is attached any more.
+Y2  It is complete when every block that it ended is zero with receipts, every request that may finish has, and every
+    tier says so. Only then is it on record as complete, with what lawfully stays by count and reason.
+Y3  At its deadline, requests that may finish are ended. What is not done then is on record as partial, with the reason,
+    and is awaited further.
+Y4  The same erasure a second time changes nothing and says the same.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.audit.events import (
+    ErasureApplied,
+    ErasureCompleted,
+    ErasureRemaining,
+    ErasureRequested,
+    ErasureReread,
+    Event,
+)
+from kvcustody.clock import Clock
+from kvcustody.governance.erasure.selector import Selector, check_selector
+from kvcustody.governance.erasure.tier_protocol import Tier, TierErased
+from kvcustody.governance.lazy_runs import FlatRuns
+from kvcustody.policies.document.model import ErasureDuty, OnRunning
+
+_REMEMBERED = 1000
+_POLL_US = 2_000
+_LATE_POLL_US = 1_000_000  # what is on record as partial is looked at rarely
+_HELD, _USED = "held by other residencies", "in use by other requests"
+
+
+class Units(NamedTuple):
+    """Custody in one pool: blocks with their generations, each once."""
+
+    pool: int
+    blocks: Blocks
+    generations: Blocks
+
+
+class Effect(NamedTuple):
+    """What an erasure did at once: requests ended or marked, holds lapsed, blocks ended, and all that it covers."""
+
+    aborted: int
+    finishing: tuple[object, ...]
+    lapsed: int
+    ended_blocks: int
+    units: tuple[Units, ...]
+
+
+class Standing(NamedTuple):
+    """Where units stand: `waiting` for fence, scrub or receipt; `quarantined`; `held` or `used` by others."""
+
+    waiting: int
+    quarantined: int
+    held: tuple[Units, ...]
+    used: tuple[Units, ...]
+
+
+class Reread(NamedTuple):
+    """Blocks read back while still CLEAN at their generation, those handed out since, and bytes that were not zero."""
+
+    checked: int
+    changed: int
+    nonzero: int
+
+
+class Custodian(Protocol):
+    """The part of a facade that an erasure needs."""
+
+    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> Effect:
+        """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
+
+    def standing(self, units: Sequence[Units]) -> Standing:
+        """Where these units are now."""
+
+    def still_running(self, requests: Sequence[object]) -> list[object]:
+        """Those of the requests that have not ended."""
+
+    def end(self, requests: Sequence[object]) -> None:
+        """End these requests as erased."""
+
+    def reread(self, units: Sequence[Units]) -> Reread | None:
+        """Read back what is still CLEAN at its generation; None where no memory can be read from here."""
+
+
+class Erased(NamedTuple):
+    """What one process did. Blocks are counted over all layer groups; `remaining` is what others hold or use now."""
+
+    aborted_requests: int
+    lapsed_residencies: int
+    ended_blocks: int
+    remaining_blocks: int
+    remaining_reason: str
+    erasure: str = ""
+    finishing_requests: int = 0
+    is_complete: bool = False
+
+
+class Order(NamedTuple):
+    """An erasure as it reaches a process. `on_record`: its request is in the ledger already."""
+
+    selector: Selector
+    erasure: str
+    actor: str
+    deadline_us: int
+    before_us: int
+    on_record: bool
+
+
+class _Run:
+    """One erasure on its way."""
+
+    __slots__ = ("effect", "finishing", "is_on_record", "order", "tiers")
+
+    def __init__(self, order: Order, effect: Effect) -> None:
+        self.order = order
+        self.effect = effect
+        self.finishing: list[object] = list(effect.finishing)
+        self.tiers: dict[str, TierErased] = {}
+        self.is_on_record = False  # as partial
+
+
+class Erasures:
+    """The erasures of one process. `emit` hands events to the ledger's queue; `duty` is the active policy's."""
+
+    def __init__(
+        self,
+        custodian: Custodian,
+        clock: Clock,
+        emit: Callable[[Sequence[Event]], None],
+        duty: Callable[[], ErasureDuty],
+    ) -> None:
+        self._custodian = custodian
+        self._clock = clock
+        self._emit = emit
+        self._duty = duty
+        self._next_poll_us = 0
+        self.tiers: list[Tier] = []
+        self.pending: dict[str, _Run] = {}
+        self._known: OrderedDict[str, Erased] = OrderedDict()
+
+    def begin(
+        self,
+        selector: Selector,
+        *,
+        erasure: str | None = None,
+        actor: str = "engine",
+        deadline_us: int | None = None,
+        before_us: int | None = None,
+        on_record: bool = False,
+    ) -> Erased:
+        """Take effect now (Y1); raises `ConfigError` for a malformed selector. Times are boot time.
+
+        Without a deadline the policy's holds, from now on; without `before_us` the erasure covers all until now.
+        """
+        check_selector(selector)
+        erasure = erasure or uuid.uuid4().hex
+        known = self._known.get(erasure)
+        if known is not None:
+            return known
+        now_us, duty = self._clock.now_us(), self._duty()
+        deadline_us = now_us + duty.within_us if deadline_us is None else deadline_us
+        before_us = now_us if before_us is None else min(before_us, now_us)
+        order = Order(selector, erasure, actor, deadline_us, before_us, on_record)
+        if not on_record:
+            self._emit([_requested(order, now_us)])
+        finish = duty.running is OnRunning.FINISH and now_us < deadline_us
+        run = _Run(order, self._custodian.take_effect(selector, before_us, finish=finish))
+        for tier in self.tiers:
+            run.tiers[tier.name] = tier.erase(erasure, selector, before_us)
+        self._emit([_applied(run, now_us)])
+        self.pending[erasure] = run
+        self._next_poll_us = 0
+        standing = self._custodian.standing(run.effect.units)
+        return self._remember(run, standing, is_complete=False)
+
+    def poll(self, *, now: bool = False) -> None:
+        """Once a step while erasures are pending: end what is over its deadline, record what is done (Y2, Y3).
+
+        Looks every 2 ms, every second where all are on record as partial, or `now`.
+        """
+        now_us = self._clock.now_us()
+        if now_us < self._next_poll_us and not now:
+            return
+        for run in list(self.pending.values()):
+            self._poll(run, now_us)
+        late = all(run.is_on_record for run in self.pending.values())
+        self._next_poll_us = now_us + (_LATE_POLL_US if late else _POLL_US)
+
+    def is_due(self) -> bool:
+        """Whether a poll would look now: an idle engine then takes a step."""
+        return bool(self.pending) and self._clock.now_us() >= self._next_poll_us
+
+    def _poll(self, run: _Run, now_us: int) -> None:
+        order, custodian = run.order, self._custodian
+        if run.finishing:
+            run.finishing = custodian.still_running(run.finishing)
+        if run.finishing and now_us >= order.deadline_us:
+            custodian.end(run.finishing)
+            run.finishing = custodian.still_running(run.finishing)
+        for tier in self.tiers:
+            done = run.tiers.get(tier.name)
+            if done is None or not done.done:
+                run.tiers[tier.name] = tier.erase(order.erasure, order.selector, order.before_us)
+        standing = custodian.standing(run.effect.units)
+        waiting = self._waiting_for(run, standing)
+        if not waiting:
+            self._complete(run, standing, now_us)
+        elif now_us >= order.deadline_us and not run.is_on_record:
+            run.is_on_record = True
+            self._emit([_result(run, standing, "partial", waiting, now_us)])
+
+    @staticmethod
+    def _waiting_for(run: _Run, standing: Standing) -> str:
+        """What is not done yet, in words; empty when all is."""
+        tiers = sum(tier.waiting for tier in run.tiers.values())
+        parts = (
+            (len(run.finishing), "requests still run"),
+            (standing.waiting, "blocks wait for their receipts"),
+            (standing.quarantined, "blocks are quarantined"),
+            (tiers, "objects wait in tiers"),
+        )
+        return "; ".join(f"{count} {what}" for count, what in parts if count)
+
+    def _complete(self, run: _Run, standing: Standing, now_us: int) -> None:
+        order = run.order
+        tenant = order.selector.tenant
+        events: list[Event] = [
+            ErasureRemaining(
+                now_us,
+                order.erasure,
+                tenant,
+                reason,
+                FlatRuns(part.blocks, part.generations, part.pool),
+            )
+            for reason, parts in ((_HELD, standing.held), (_USED, standing.used))
+            for part in parts
+        ]
+        read = self._custodian.reread(run.effect.units)
+        if read is not None:
+            events.append(ErasureReread(now_us, order.erasure, tenant, *read))
+        reason = _remaining_reason(standing)
+        if read is not None and read.nonzero:
+            reason = f"{read.nonzero} bytes were not zero when read back"
+        outcome = "partial" if read is not None and read.nonzero else "complete"
+        self._emit([*events, _result(run, standing, outcome, reason, now_us)])
+        del self.pending[order.erasure]
+        self._remember(run, standing, is_complete=outcome == "complete")
+
+    def _remember(self, run: _Run, standing: Standing, *, is_complete: bool) -> Erased:
+        effect, erasure = run.effect, run.order.erasure
+        known = self._known[erasure] = Erased(
+            effect.aborted,
+            effect.lapsed,
+            effect.ended_blocks,
+            _blocks(standing.held) + (0 if run.finishing else _blocks(standing.used)),
+            _remaining_reason(standing),
+            erasure,
+            len(effect.finishing),
+            is_complete,
+        )
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return known
+
+    def result(self, erasure: str) -> Erased | None:
+        """What is known of an erasure here, or None."""
+        return self._known.get(erasure)
+
+
+def _requested(order: Order, now_us: int) -> ErasureRequested:
+    return request_event(order.selector, order.erasure, order.actor, order.deadline_us, now_us)
+
+
+def request_event(
+    selector: Selector, erasure: str, actor: str, deadline_us: int, now_us: int
+) -> ErasureRequested:
+    """The request of an erasure, for the ledger: people in it become pseudonyms there."""
+    parts = Selector(**{**selector._asdict(), "tenant": None, "subject": None, "session": None})
+    return ErasureRequested(
+        now_us,
+        erasure,
+        selector.tenant,
+        selector.kind,
+        selector.subject,
+        selector.session,
+        deadline_us,
+        actor,
+        parts.text(),
+    )
+
+
+def _applied(run: _Run, now_us: int) -> ErasureApplied:
+    effect, order = run.effect, run.order
+    runs = [run_ for part in effect.units for run_ in FlatRuns(part.blocks, part.generations, part.pool)]
+    return ErasureApplied(
+        now_us,
+        order.erasure,
+        order.selector.tenant,
+        effect.aborted,
+        len(effect.finishing),
+        effect.lapsed,
+        tuple(runs),
+        tuple(run.tiers),
+        tuple(done.objects + done.waiting for done in run.tiers.values()),
+    )
+
+
+def _result(run: _Run, standing: Standing, outcome: str, reason: str, now_us: int) -> ErasureCompleted:
+    effect, order = run.effect, run.order
+    kept = _blocks(standing.held) + _blocks(standing.used)
+    total = _blocks(effect.units)
+    return ErasureCompleted(
+        now_us,
+        order.erasure,
+        order.selector.tenant,
+        outcome,
+        effect.aborted + len(effect.finishing) + effect.lapsed,
+        total - kept - standing.waiting - standing.quarantined,
+        kept + sum(done.remaining for done in run.tiers.values()),
+        reason,
+    )
+
+
+def _remaining_reason(standing: Standing) -> str:
+    parts = ((_blocks(standing.held), _HELD), (_blocks(standing.used), _USED))
+    return "; ".join(f"{count} {reason}" for count, reason in parts if count)
+
+
+def _blocks(units: Sequence[Units]) -> int:
+    return sum(len(part.blocks) for part in units)
+
+
+def unique_units(pool: int, blocks: Sequence[Blocks], generation_of: Blocks) -> Units:
+    """Units of one pool from lists of blocks at their present generations, each block once, by generation."""
+    every = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, dtype=np.int64)
+    generations = generation_of[every]
+    order = np.argsort(generations)
+    return Units(pool, every[order], generations[order])

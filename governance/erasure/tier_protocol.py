@@ -1,0 +1,60 @@
+"""What erasure and scans ask of a tier off the device: its objects, its index of them, and their end.
+
+R1  `erase` takes effect at once for look-ups: from its return on, nothing of the selector is found in the tier.
+R2  It may be asked again, with the same erasure, until it says that it is done; it changes nothing it did before.
+R3  `objects` and `index` are two sources: what is there, and what the tier believes is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from kvcustody.governance.erasure.selector import Selector
+
+
+class TierErased(NamedTuple):
+    """What a tier has done for one erasure so far: objects and bytes destroyed, and what still waits.
+
+    `remaining` objects stay for other lawful holders.
+    """
+
+    objects: int
+    bytes: int
+    waiting: int = 0
+    remaining: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Nothing of the selector waits any more."""
+        return self.waiting == 0
+
+
+class TierEntry(NamedTuple):
+    """One object or index entry: whose it is and since when, in boot-time microseconds of this process."""
+
+    tenant: str
+    since_us: int
+
+
+class Tier(Protocol):
+    """Blocks' copies outside the device, by key. Called on the owning thread."""
+
+    @property
+    def name(self) -> str:
+        """`host`, `nvme` or `remote`, as the policy names tiers."""
+
+    def erase(self, erasure: str, selector: Selector, before_us: int) -> TierErased:
+        """End every object of the selector that was stored before `before_us`."""
+
+    def objects(self) -> Mapping[bytes, TierEntry]:
+        """Every object that is there."""
+
+    def index(self) -> Mapping[bytes, TierEntry]:
+        """Every object that the index names."""
+
+    def destroy(self, keys: Collection[bytes]) -> int:
+        """Destroy objects, indexed or not; returns how many were there."""
+
+    def forget(self, keys: Collection[bytes]) -> int:
+        """Drop index entries; returns how many there were."""

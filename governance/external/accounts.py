@@ -1,0 +1,123 @@
+"""Who pays in a pool that an engine allocates by itself, and whether a request's whole length fits.
+
+Q1  A request is admitted with its prompt and all it may generate reserved; what it does not use returns at its release.
+Q2  Reservations beyond guarantees fit in what no guarantee has claimed, so no tenant within its guarantee is stalled or
+    preempted by another. Where no tenant has a guarantee or a cap, the engine's own admission stands.
+Q3  `used <= cap` for a tenant with a cap: its own cache makes room, nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.manager.apply_limits import Limits
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.domain import Domain
+from kvcustody.errors import CapacityError
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.policies.document.model import Profile, TenantPolicy
+from kvcustody.policies.table.decision_table import DecisionTable
+
+ANONYMOUS = "(anonymous)"  # no tenant can be called so: identifiers have no parentheses
+
+
+class BoundPool:
+    """A foreign pool whose domains a new revision binds."""
+
+    def __init__(self, pool: ForeignPool) -> None:
+        self.pool = pool
+
+    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+        """Nothing moves later; what is over ends with the next sweep. Returns the accounts whose holds end earlier."""
+        return self.pool.set_limits(changed, now_us)
+
+
+class PortAccounts:
+    """Accounts of one foreign pool under the active revision."""
+
+    def __init__(self, pool: ForeignPool, residencies_max: int) -> None:
+        self._pool = pool
+        self._residencies_max = residencies_max
+        self._names: set[str] = set()
+        self._unlisted: set[str] = set()
+        self._anonymous_domain: tuple[int, Domain] | None = None
+        self.bound = BoundPool(pool)
+
+    def account(self, name: str, table: DecisionTable) -> Account:
+        """The account of an admitted tenant. Raises `CapacityError` where the policy admits no more unlisted ones."""
+        if name in self._names:
+            return self._pool.accounts[name]
+        tenant = table.tenant(name)
+        if tenant is None:
+            raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
+        if tenant is table.policy.default and tenant.tenants_max is not None:
+            if len(self._unlisted) >= tenant.tenants_max:
+                raise CapacityError(
+                    f"tenant `{name}`: the policy admits {tenant.tenants_max} unlisted tenants, and they are here",
+                    tenant=name,
+                )
+            self._unlisted.add(name)
+        self._names.add(name)
+        return self._limited(name, tenant, table)
+
+    def _limited(self, name: str, tenant: TenantPolicy, table: DecisionTable) -> Account:
+        strict = table.policy.profile is Profile.STRICT
+        size = self._pool.partition.size
+        guaranteed = int(tenant.guaranteed * size)
+        return self._pool.account(
+            name,
+            guaranteed=guaranteed,
+            cap=guaranteed if strict else int(tenant.cap * size),
+            borrow=tenant.borrow and not strict,
+            residencies=min(tenant.residencies or self._residencies_max, self._residencies_max),
+        )
+
+    def limit(self, table: DecisionTable) -> None:
+        """Apply a revision's quotas to its named tenants and to every account that exists."""
+        for name in dict.fromkeys([*(tenant.id for tenant in table.policy.tenants), *sorted(self._names)]):
+            tenant = table.tenant(name)
+            if tenant is not None:
+                self._names.add(name)
+                self._limited(name, tenant, table)
+
+    def limit_blocks(self, account: Account) -> int:
+        """The most blocks one request of this account could ever have."""
+        return min(account.cap_blocks, account.guaranteed_blocks + self._pool.partition.common_blocks)
+
+    def fits(self, account: Account, need: int) -> bool:
+        """Whether `need` more blocks may be reserved for the account now (Q1, Q2)."""
+        partition = self._pool.partition
+        size = partition.size
+        if partition.common_blocks == size and account.cap_blocks >= size:
+            return True
+        if account.active_blocks + need > account.cap_blocks:
+            return False
+        after = max(0, account.active_blocks + need - account.guaranteed_blocks)
+        return partition.over_blocks - account.over_blocks() + after <= partition.common_blocks
+
+    def anonymous(self) -> Account:
+        """The account of requests without a valid identity: what no guarantee has claimed, and no cache."""
+        if ANONYMOUS not in self._pool.accounts:
+            self._pool.account(ANONYMOUS)
+        return self._pool.accounts[ANONYMOUS]
+
+    def anonymous_domain(self, table: DecisionTable) -> Domain:
+        """Their domain: never CACHED, at the highest classification, with the strictest scrub that any has."""
+        known = self._anonymous_domain
+        if known is not None and known[0] == table.revision:
+            return known[1]
+        names = table.policy.classifications
+        default = table.policy.default or table.policy.tenants[0]
+        owed = [table.obligations(default.id or ANONYMOUS, level) for level in range(len(names))]
+        label = DomainLabel(ANONYMOUS, names[-1], len(names) - 1, "request", None, None, None)
+        domain = self._pool.domain(
+            self.anonymous(),
+            label=label,
+            idle_us=0,
+            absolute_us=0,
+            scrub_within_us=min(entry.scrub_within_us for entry in owed),
+            verify_share=max(entry.verify_share for entry in owed),
+        )
+        self._anonymous_domain = (table.revision, domain)
+        return domain

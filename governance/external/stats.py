@@ -1,0 +1,46 @@
+"""Snapshots and independent counters of a pool that an engine allocates by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.governance.external.custody_events import unreported
+from kvcustody.governance.observability.stats import PoolStats
+
+
+def port_stats(pool: ForeignPool, now_us: int) -> PoolStats:
+    """The snapshot of one pool; `nodes` counts the domains that have blocks."""
+    wheel = pool.partition.wheel
+    due_us = wheel.next_due_us()
+    return PoolStats(
+        pool.partition.size,
+        pool.counts(),
+        pool.next_generation - 1,
+        tuple(pool.queue.device_blocks),
+        len(pool.domains),
+        len(wheel),
+        dict(pool.evicted),
+        pool.expired_residencies,
+        wheel.overdue(now_us),
+        0 if due_us is None else max(0, now_us - due_us),
+    )
+
+
+def pool_counts(pool: ForeignPool, running: Iterable[ForeignResidency]) -> PoolCounts:
+    """Counts at a moment when every event has been handed over and every order answered."""
+    states = pool.counts()
+    opened = [residency for residency in running if residency.is_opened]
+    queue = pool.queue
+    return PoolCounts(
+        allocated_total=pool.next_generation - 1,
+        unreported=sum(map(unreported, opened)),
+        live_blocks=states["active"] + states["cached"] + queue.fenced_blocks(),
+        fenced=0,
+        dirty=queue.pending_blocks(),
+        quarantined=states["quarantined"],
+        scrubbed=tuple(blocks + queue.repeats for blocks in queue.device_blocks),
+        open_residencies=len(opened),
+    )

@@ -1,0 +1,467 @@
+"""The Governor: the one facade an engine calls. It wraps the block manager in identity, policy, keys and evidence.
+
+O1  No tenant, no admission. A denied reuse is a miss, never a refusal, and looks like one to the requester.
+O2  Every reuse is decided at the request's own instant under the active revision, and attach re-checks the domain.
+O3  One thread owns the state (authority, A3).
+O4  No SQL on this path: events are tuples handed to the ledger's queue. Scrubbing and revocation never wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.check_invariants import check
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.prefix.index_change import IndexChange
+from kvcustody.allocator.prefix.longest_prefix import Found
+from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.events import Event
+from kvcustody.clock import Clock
+from kvcustody.errors import HandleError
+from kvcustody.governance.admission_outcome import Admission, Deferred, Refused
+from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.decisions.apply_narrowing import Bound, BoundManager
+from kvcustody.governance.decisions.authority import Authority
+from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
+from kvcustody.governance.decisions.staged_table import quotas_of
+from kvcustody.governance.erasure.erasure_run import Erasures
+from kvcustody.governance.governor import custody_events as evidence
+from kvcustody.governance.governor.conservation_counts import pool_counts
+from kvcustody.governance.governor.erase_in_pools import Erased, GovernorCustodian, Selector
+from kvcustody.governance.governor.overdue_watch import OverdueWatch
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.governor.scan_books import GovernorBooks
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.identity.w3c_trace import check_trace
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
+from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.governance.orphans.finding import Finding
+from kvcustody.governance.orphans.scan_protocol import LedgerJoin
+from kvcustody.governance.orphans.scans import OrphanScans, Scanned
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
+from kvcustody.policies.table.decision_table import DecisionTable
+
+_log = structlog.get_logger(__name__)
+
+
+class Governor(Authority):
+    """Custody of every block of one engine process. Not thread-safe, except `call`."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        table: DecisionTable,
+        keyring: Keyring,
+        ledger: Ledger,
+        *,
+        clock: Clock | None = None,
+        expires_utc_us: int | None = None,
+    ) -> None:
+        self._pools = pools
+        self._keep_last = pools.options.keep_last_token
+        self._live: dict[object, Running] = {}
+        self._launch = 0
+        self._overdue = OverdueWatch()
+        super().__init__(
+            table,
+            keyring,
+            ledger,
+            block_tokens=pools.options.block_tokens,
+            clock=clock,
+            expires_utc_us=expires_utc_us,
+        )
+        self.erasures = Erasures(
+            GovernorCustodian(self),
+            self._clock,
+            self._emit,
+            lambda: self.table.policy.erasure,
+        )
+        self._orphans = OrphanScans(GovernorBooks(self), self._clock, self._emit)
+        pools.boot(quotas_of(table))
+        self._drain(self._clock.now_us())
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        principal: Principal,
+        model: ModelIdentity,
+        tokens: Tokens,
+        *,
+        request_id: object = None,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        extras: Mapping[int, bytes] | None = None,
+        lookahead_tokens: int = 0,
+        can_preempt: bool = False,
+        trace: str = "",
+    ) -> Admission | Refused | Deferred:
+        """Decide, look up, attach and allocate for one request.
+
+        `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
+        which it ends (`governance.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
+        leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
+        outside int32.
+        """
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
+        plan = self._plan(key, request_id, moment)
+        if not isinstance(plan, Plan):
+            if isinstance(plan, Deferred):
+                tally = self._tally(str(principal.tenant))
+                tally.count(tally.deferred, plan.reason)
+            return plan
+        tally = self._tally(plan.tenant)
+        if (
+            request_id is None
+        ):  # numbered by tenant: one counter for all would tell each of the others' requests
+            tally.numbered += 1
+            request_id = ("request", tally.numbered)
+        handle = (plan.tenant, request_id)
+        if handle in self._live:
+            return Refused(request_id, "request id is in use")
+        if not len(tokens):
+            return Refused(request_id, "prompt is empty")
+        if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
+            tally.count(tally.deferred, "ledger")
+            return Deferred(request_id, "ledger")
+        admitted = plan.admitted
+        if not admitted.permitted:
+            tally.count(tally.refused, admitted.reasons[0])
+            return Refused(request_id, f"policy: {admitted.reasons[0]}")
+        prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+        read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
+        manager: BlockManager = plan.manager
+        now_us = moment.now_us
+        found = manager.find(read, prompt, now_us)
+        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        residency.trace = moment.trace
+        begun = manager.begin(
+            handle,
+            found,
+            prompt,
+            residency,
+            now_us,
+            active_us=plan.active_us,
+            lookahead_tokens=lookahead_tokens,
+            can_preempt=can_preempt,
+        )
+        if isinstance(begun, str):
+            tally.count(tally.deferred, begun)
+            return Deferred(request_id, begun)
+        if plan.priorities:
+            self._prioritise(begun, plan)
+        self._live[handle] = begun
+        self._record(tally, plan, begun, found, reasons, prompt.tokens, now_us)
+        return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
+
+    def _record(
+        self,
+        tally: Tally,
+        plan: Plan,
+        begun: Running,
+        found: Found,
+        reasons: tuple[str, ...],
+        tokens: int,
+        now_us: int,
+    ) -> None:
+        if found.via is not None and found.via is not plan.own.domain:
+            reasons = (*reasons, *via_reasons(plan, found.via))
+            tally.granted_hit_blocks += begun.hit_blocks
+            self._reuse.crossed(plan, found.via)
+        manager: BlockManager = plan.manager
+        self._outbox.append(
+            evidence.opened(plan, begun, manager, manager.number, reasons, self.table.revision, now_us)
+        )
+        tally.requests += 1
+        tally.prompt_tokens += tokens
+        if begun.hit_blocks:
+            tally.hit_requests += 1
+            tally.hit_blocks += begun.hit_blocks
+
+    def _prioritise(self, sequence: Running, plan: Plan) -> None:
+        size = self.block_tokens
+        sequence.priorities = [
+            (first // size, (1 << 40) if last is None else -(-last // size), priority, for_us or 0)
+            for first, last, priority, for_us in plan.priorities
+        ]
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def commit(self, request_ids: Sequence[object], computed_tokens: Sequence[int]) -> None:
+        """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
+        now_us = self._clock.now_us()
+        for request_id, computed in zip(request_ids, computed_tokens, strict=True):
+            sequence = self._get(request_id)
+            manager: BlockManager = _plan(sequence).manager
+            manager.commit(sequence, computed, now_us)
+            if manager.pool.joined:
+                self._record_joins(manager)
+
+    def slots(self, request_ids: Sequence[object]) -> NDArray[np.int64]:
+        """Decode slots of running requests, for `extend_slots`. They stay valid until release."""
+        live = self._live
+        return np.array([live[request_id].slot for request_id in request_ids], dtype=np.int64)
+
+    def extend_many(self, request_ids: Sequence[object], tokens: Tokens | None) -> tuple[object, ...]:
+        """Room for one more accepted token in each request; returns the ids that got none (preempt or retry them)."""
+        by_pool: dict[int, list[int]] = {}
+        for at, request_id in enumerate(request_ids):
+            by_pool.setdefault(_plan(self._get(request_id)).manager.number, []).append(at)
+        ids = np.asarray(tokens, dtype=np.int32) if tokens is not None else None
+        stalled: list[object] = []
+        for pool, places in by_pool.items():
+            slots = self.slots([request_ids[at] for at in places])
+            stalled += self.extend_slots(slots, ids[places] if ids is not None else None, pool)
+        return tuple(stalled)
+
+    def extend_slots(
+        self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0
+    ) -> list[object]:
+        """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
+        manager = self._pools.managers[pool]
+        return [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
+
+    def fill(self, request_id: object, tokens: Tokens | None) -> None:
+        """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
+
+        `tokens`: ids of those accepted since admission or the last call of `fill` or `extend_slots`, or None where the
+        engine withholds them. The next token needs `extend_slots`. Raises as `BlockManager.fill`.
+        """
+        sequence = self._get(request_id)
+        manager: BlockManager = _plan(sequence).manager
+        manager.fill(sequence, None if tokens is None else np.asarray(tokens, dtype=np.int32))
+
+    def fork(self, request_id: object, child_id: object) -> Admission:
+        """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
+        parent = self._get(request_id)
+        plan = _plan(parent)
+        manager: BlockManager = plan.manager
+        now_us = self._clock.now_us()
+        key = (plan.tenant, child_id)
+        if key in self._live:
+            raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
+        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        residency.trace = parent.residency.trace
+        child = manager.fork(parent, key, residency, now_us)
+        if manager.pool.joined:
+            self._record_joins(manager)
+        self._live[key] = child
+        self._outbox.append(
+            evidence.opened(plan, child, manager, manager.number, ("fork",), self.table.revision, now_us)
+        )
+        return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
+
+    def blocks(self, request_id: object) -> NDArray[np.int64]:
+        """The block table of a running request."""
+        return self._get(request_id).blocks
+
+    # -- release ------------------------------------------------------------------------------------------------------
+
+    def release(self, request_id: object, cause: str = "finished") -> bool:
+        """End a request, whatever its state; False where it had ended already (L4)."""
+        sequence = self._live.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.finish(sequence, cause)
+        return True
+
+    def finish(self, sequence: Running, cause: str, *, handle: object = None) -> None:
+        """End a sequence in every book, and record it: `release`, and what a scan does with one that was lost."""
+        if handle is not None:
+            self._live.pop(handle, None)
+        now_us = self._clock.now_us()
+        plan = _plan(sequence)
+        manager: BlockManager = plan.manager
+        runs = evidence.written(sequence, manager, manager.number)
+        manager.release(sequence, now_us, cause)
+        if manager.pool.joined:
+            self._record_joins(manager)
+        self._outbox.append(evidence.released(sequence, runs, plan.tenant, cause, now_us))
+
+    def _record_joins(self, manager: BlockManager) -> None:
+        """A request's joins go after its opening and before its release: what it held then has a reader on record."""
+        joins, manager.pool.joined = manager.pool.joined, []
+        self._outbox += [evidence.joined(join, manager.number) for join in joins]
+
+    def abort(self, request_id: object) -> bool:
+        """A client cancelled or disconnected: release now."""
+        return self.release(request_id, "aborted")
+
+    def preempt(self, request_id: object) -> bool:
+        """Give a request's blocks up to be recomputed: what is computed stays CACHED under its own hold."""
+        return self.release(request_id, "preempted")
+
+    def fence(self, request_ids: Sequence[object]) -> int:
+        """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
+        pools = {_plan(self._get(request_id)).manager.number for request_id in request_ids}
+        opened = self._pools.open_fence(pools, self._clock.now_us())
+        for request_id in request_ids:
+            sequence = self._get(request_id)
+            sequence.fence = opened.by_pool[_plan(sequence).manager.number]
+        return opened.number
+
+    def retire(self, fence: int) -> None:
+        """The device step of `fence` has retired; a second time changes nothing."""
+        self._pools.retire_fence(fence)
+
+    # -- time, commands, evidence -------------------------------------------------------------------------------------
+
+    def step(self) -> tuple[object, ...]:
+        """Once per engine step, and on a timer while idle: commands, expiry, scrub, evidence.
+
+        Returns the requests that were ACTIVE longer than their policy allows and have been released.
+        """
+        now_us = self._clock.now_us()
+        self._run_commands()
+        over: list[object] = []
+        for manager in self._pools.managers:
+            over += [sequence.id for sequence in manager.step(now_us)]
+        for request_id in over:
+            self.release(request_id, "active-max")
+        self._outbox += self._overdue.look(self._pools.managers, now_us)
+        self._orphans.step()
+        if self.erasures.pending:
+            self.erasures.poll()
+        self._drain(now_us)
+        return tuple(over)
+
+    def _drain(self, now_us: int) -> None:
+        """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
+        outbox, self._outbox = self._outbox, []
+        outbox += self._reuse.take_counts(now_us)
+        for number, manager in enumerate(self._pools.managers):
+            pool = manager.pool
+            if not (pool.ended or pool.receipts or pool.let_go):
+                continue
+            if pool.let_go:
+                passed, pool.let_go = pool.let_go, []
+                for gone in passed:
+                    outbox += evidence.let_go(gone, number)
+            if pool.ended:
+                custodies, pool.ended = pool.ended, []
+                outbox += [evidence.ended(custody, number, now_us) for custody in custodies]
+            if pool.receipts:
+                launches, pool.receipts = pool.receipts, []
+                size = pool.memory.bytes_per_block
+                for scrubbed in launches:
+                    self._launch += 1
+                    outbox += evidence.receipts(scrubbed, self._launch, number, size, now_us)
+        if outbox:
+            self._ledger.submit(outbox)
+
+    # -- administration -----------------------------------------------------------------------------------------------
+
+    def _account(self, tenant: str) -> tuple[Account, BlockManager]:
+        return self._pools.account(tenant, quotas_of(self.table))
+
+    def _pools_bound(self) -> Iterable[Bound]:
+        return [BoundManager(manager) for manager in self._pools.managers]
+
+    def _limit(self, table: DecisionTable) -> None:
+        self._pools.limit(quotas_of(table))
+
+    def erase(self, selector: Selector, **order: Any) -> Erased:
+        """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
+
+        `order`: what `Erasures.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        """
+        result = self.erasures.begin(selector, **order)
+        _log.info(
+            "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
+        )
+        self._drain(self._clock.now_us())
+        return result
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        self._outbox += events
+
+    def index_changes(self) -> list[IndexChange]:
+        """What was published and what ended in the index of any pool since the last call, in order.
+
+        Recorded from the first call on, which returns nothing; whoever calls once must go on calling.
+        """
+        return self._pools.index_changes()
+
+    def scan(self) -> list[Finding]:
+        """Compare the allocator with live requests, holds, queues and tiers; every disagreement is a finding."""
+        return self._orphans.scan()
+
+    def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
+        """Scan, repair every finding, and put both on record. With `ledger`, that one is joined too."""
+        blocks = sum(manager.pool.blocks for manager in self.managers)
+        scanned = self._orphans.scan_and_recover(blocks, ledger, mode)
+        self._drain(self._clock.now_us())
+        return scanned
+
+    def scan_online(self) -> None:
+        """From now on every step scans a slice of one pool; findings go on record, for a full scan to repair."""
+        self._orphans.scan_online()
+
+    def check(self) -> list[str]:
+        """Recompute every invariant (L1–L10) from scratch; an empty list when all hold."""
+        return [problem for manager in self._pools.managers for problem in check(manager)]
+
+    def stats(self) -> Stats:
+        """A snapshot of counters; consistent between steps."""
+        now_us = self._clock.now_us()
+        pools = tuple(pool_stats(manager, now_us) for manager in self._pools.managers)
+        charged = charged_blocks(
+            account for manager in self._pools.managers for account in manager.accounts.values()
+        )
+        return Stats(dict(self.tallies), pools, len(self._live), self._orphans.drift_blocks, charged)
+
+    def counts(self) -> PoolCounts:
+        """The pools' own counters for conservation, after everything that happened has been handed to the ledger.
+
+        Scrubs in flight are waited for: what the device has counted is compared with what was recorded.
+        """
+        for manager in self._pools.managers:
+            manager.pool.settle()
+        self._drain(self._clock.now_us())
+        running = ((_plan(sequence).manager, sequence) for sequence in self._live.values())
+        return pool_counts(self._pools.managers, running)
+
+    @property
+    def managers(self) -> list[BlockManager]:
+        """The block managers, one per pool."""
+        return self._pools.managers
+
+    @property
+    def running(self) -> Mapping[object, Running]:
+        """Requests between admission and release."""
+        return self._live
+
+    def close(self) -> None:
+        """Release every request, end all custody, scrub everything, and hand over the evidence."""
+        for request_id in list(self._live):
+            self.release(request_id, "shutdown")
+        now_us = self._clock.now_us()
+        for manager in self._pools.managers:
+            manager.teardown(now_us)
+        if self.erasures.pending:
+            self.erasures.poll(now=True)
+        self._drain(now_us)
+        self._first_uses.close()
+
+    def _get(self, request_id: object) -> Running:
+        live = self._live.get(request_id)
+        if live is None:
+            raise HandleError(f"request `{request_id}` is not running here", request_id=request_id)
+        return live
+
+
+def _plan(sequence: Running) -> Plan:
+    plan = sequence.residency.facts
+    assert isinstance(plan, Plan)
+    return plan

@@ -1,0 +1,184 @@
+"""The pools of one engine process, cut to what the policy's profile demands.
+
+L1  shared: one pool, one partition, quotas and borrowing as the policy says.
+L2  strict: one pool, one partition per tenant of exactly its guarantee: its own clean reserve, scrub queue and
+    eviction order, so that no tenant's occupancy or eviction is visible to another.
+L3  dedicated: one pool per tenant, with memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.manager.parts import POOLS_MAX
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.memory_protocol import Memory
+from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions
+from kvcustody.allocator.prefix.eviction_policy import POLICIES, EvictionPolicy, SegmentedLru
+from kvcustody.allocator.prefix.index_change import IndexChange
+from kvcustody.errors import CapacityError, HandleError
+from kvcustody.policies.document.model import EvictionKind, Policy, Profile, TenantPolicy
+from kvcustody.policies.table.decision_table import DecisionTable
+
+RESIDENCIES_MAX = 100_000  # of one tenant, where neither policy nor settings say less
+
+
+class OpenedFence(NamedTuple):
+    """A fence over several pools: its number, and the pool's own fence by pool number."""
+
+    number: int
+    by_pool: dict[int, int]
+
+
+class Pools:
+    """Makes and owns the block managers. `memory` is called with a number of blocks for each pool."""
+
+    def __init__(
+        self,
+        memory: Callable[[int], Memory],
+        blocks: int,
+        options: PoolOptions = DEFAULT_OPTIONS,
+        *,
+        residencies_max: int = RESIDENCIES_MAX,
+    ) -> None:
+        if blocks < 1:
+            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+        self._memory = memory
+        self.blocks = blocks
+        self.options = options
+        self._residencies_max = residencies_max
+        self.managers: list[BlockManager] = []
+        self._profile = Profile.SHARED
+        self._by_tenant: dict[str, BlockManager] = {}
+        self._fences: dict[int, dict[int, int]] = {}
+        self._next_fence = 0
+        self._unassigned = blocks
+        self._unlisted: set[str] = set()
+        self._changes: list[IndexChange] | None = None
+
+    def boot(self, table: DecisionTable) -> None:
+        """Make the pools of the policy's profile and zero every block in them."""
+        policy = table.policy
+        self._profile = policy.profile
+        if self._profile is Profile.SHARED:
+            self._add(self.blocks, policy, None)
+        elif self._profile is Profile.STRICT:
+            sizes = {tenant.id: self._share(tenant) for tenant in policy.tenants if self._share(tenant)}
+            self._add(self.blocks, policy, sizes or {"": 0})
+        else:
+            for tenant in policy.tenants:
+                self._dedicate(tenant.id, tenant, policy)
+        for manager in self.managers:
+            manager.boot()
+        self.limit(table)
+
+    def _share(self, tenant: TenantPolicy) -> int:
+        return int(tenant.guaranteed * self.blocks)
+
+    def _dedicate(self, name: str, tenant: TenantPolicy, policy: Policy) -> BlockManager:
+        blocks = self._share(tenant)
+        if not 0 < blocks <= self._unassigned:
+            raise CapacityError(
+                f"tenant `{name}`: a dedicated pool of {blocks} blocks does not fit, {self._unassigned} are left",
+                tenant=name,
+                blocks=blocks,
+            )
+        self._unassigned -= blocks
+        manager = self._by_tenant[name] = self._add(blocks, policy, None)
+        return manager
+
+    def _add(self, blocks: int, policy: Policy, partitions: dict[str, int] | None) -> BlockManager:
+        if len(self.managers) == POOLS_MAX:
+            raise CapacityError(f"a process has at most {POOLS_MAX} pools")
+        manager = BlockManager(
+            self._memory(blocks),
+            blocks,
+            self.options,
+            policy=lambda: _eviction(policy),
+            partitions=partitions,
+            number=len(self.managers),
+        )
+        manager.tree.changes = self._changes
+        self.managers.append(manager)
+        return manager
+
+    def index_changes(self) -> list[IndexChange]:
+        """See `Governor.index_changes`; pools that are made later tell theirs too."""
+        taken, self._changes = self._changes or [], []
+        for manager in self.managers:
+            manager.tree.changes = self._changes
+        return taken
+
+    def account(self, name: str, table: DecisionTable) -> tuple[Account, BlockManager]:
+        """The account of an admitted tenant and the pool it is in. Raises `CapacityError` where no room is left."""
+        manager = self._by_tenant.get(name)
+        if manager is not None and name in manager.accounts:
+            return manager.accounts[name], manager
+        tenant = table.tenant(name)
+        if tenant is None:
+            raise CapacityError(f"tenant `{name}` is not in the policy", tenant=name)
+        if tenant is table.policy.default and tenant.tenants_max is not None:
+            self._unlisted.add(name)
+            if len(self._unlisted) > tenant.tenants_max:
+                self._unlisted.discard(name)
+                raise CapacityError(
+                    f"tenant `{name}`: the policy admits {tenant.tenants_max} unlisted tenants, and they are here",
+                    tenant=name,
+                )
+        if self._profile is Profile.DEDICATED:
+            if manager is None:
+                manager = self._dedicate(name, tenant, table.policy)
+                manager.boot()
+        else:
+            manager = self.managers[0]
+            if self._profile is Profile.STRICT and not manager.has_partition(name):
+                manager.add_partition(name, self._share(tenant))
+        self._by_tenant[name] = manager
+        return self._limited(name, tenant, manager), manager
+
+    def _limited(self, name: str, tenant: TenantPolicy, manager: BlockManager) -> Account:
+        isolating = self._profile is not Profile.SHARED
+        guaranteed = int(tenant.guaranteed * self.blocks)
+        return manager.account(
+            name,
+            guaranteed=guaranteed,
+            cap=guaranteed if isolating else int(tenant.cap * self.blocks),
+            borrow=tenant.borrow and not isolating,
+            residencies=min(tenant.residencies or self._residencies_max, self._residencies_max),
+        )
+
+    def limit(self, table: DecisionTable) -> None:
+        """Apply the revision's quotas to the named tenants and to every account that exists."""
+        for name in dict.fromkeys([*(tenant.id for tenant in table.policy.tenants), *self._by_tenant]):
+            tenant = table.tenant(name)
+            if tenant is None:
+                continue
+            account, manager = self.account(name, table)
+            self._limited(account.name, tenant, manager)
+
+    # -- fences ----------------------------------------------------------------------------------------
+
+    def open_fence(self, pools: set[int], now_us: int) -> OpenedFence:
+        """Open one fence in each of these pools."""
+        self._next_fence += 1
+        by_pool = {pool: self.managers[pool].pool.fences.open(now_us) for pool in pools}
+        self._fences[self._next_fence] = by_pool
+        return OpenedFence(self._next_fence, by_pool)
+
+    def retire_fence(self, number: int) -> None:
+        """Retire it in every pool; idempotent."""
+        if not 0 < number <= self._next_fence:
+            raise HandleError(
+                f"fence `{number}` was never opened; the last one is `{self._next_fence}`", fence=number
+            )
+        for pool, fence in self._fences.pop(number, {}).items():
+            self.managers[pool].pool.fences.retire(fence)
+
+
+def _eviction(policy: Policy) -> EvictionPolicy:
+    eviction = policy.eviction
+    if eviction.kind is EvictionKind.SLRU:
+        return SegmentedLru(eviction.hits or 2)
+    return POLICIES[eviction.kind.value]()

@@ -1,0 +1,58 @@
+"""What a worker does with its keys when a custodian has ordered it: later epochs, and the end of earlier ones.
+
+F1 Following the same orders again changes nothing: an epoch is older than the order's moment or it is not.
+F2 An order holds for the tenant of that name under every issuer. Owners that this keyring never had are not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvcustody.audit.query.key_orders import DESTROY, ROTATE
+from kvcustody.errors import KeyringError
+from kvcustody.governance.identity.domain_spec import KeyOwner
+from kvcustody.governance.keys.keyring import KeyFact, Keyring
+
+
+class OrderedKeys(NamedTuple):
+    """Epochs of a tenant from before `before_us` (UTC µs) get a successor, or end with one (`action`)."""
+
+    tenant: str
+    action: str
+    before_us: int
+
+
+def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
+    """The last order of each kind on each tenant: it asks for all that the earlier ones asked for."""
+    found: dict[tuple[str, str], OrderedKeys] = {}
+    for order in orders:
+        key = (order.tenant, order.action)
+        if key not in found or found[key].before_us < order.before_us:
+            found[key] = order
+    return tuple(found[key] for key in sorted(found))
+
+
+def carry_out(keyring: Keyring, orders: Iterable[OrderedKeys]) -> dict[KeyOwner, list[KeyFact]]:
+    """Rotate and destroy what the orders name (F1); what was done, by owner."""
+    keyring.refresh()
+    done: dict[KeyOwner, list[KeyFact]] = {}
+    for order in orders:
+        for owner in keyring.owners():
+            if (owner.kind, owner.name) == ("tenant", order.tenant):
+                done.setdefault(owner, []).extend(_for_owner(keyring, owner, order))
+    return {owner: facts for owner, facts in done.items() if facts}
+
+
+def _for_owner(keyring: Keyring, owner: KeyOwner, order: OrderedKeys) -> list[KeyFact]:
+    assert order.action in (ROTATE, DESTROY), order.action
+    fact = keyring.rotate_older(owner, order.before_us)
+    facts = [] if fact is None else [fact]
+    if order.action == DESTROY:
+        for epoch in keyring.epochs_before(owner, order.before_us):
+            try:
+                facts.append(keyring.destroy(owner, epoch).fact)
+            except KeyringError:
+                if epoch in keyring.epochs(owner):  # else another process of these keys was quicker
+                    raise
+    return facts

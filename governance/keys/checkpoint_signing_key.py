@@ -1,0 +1,141 @@
+"""The key that signs the ledger's checkpoints: made once, on record before it signs, and handed over on record.
+
+H1 A signing key is in a file of its own, apart from the root key and every data key, and signs for the ledger whose
+leaves name it. A ledger that another key signs for is left to that key: nothing here forks its signatures.
+H2 A handover is a class A event that both keys signed: it is durable before the new key's file takes the old one's
+place, and a crash between the two is finished at the next start.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import structlog
+from sqlalchemy import Engine, select
+
+from kvcustody.audit.events import SigningKeyRecorded
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.key_rotation import KeyPeriod, key_periods, rotation_record
+from kvcustody.audit.tlog.signed_note import KeyKind, parse_vkey
+from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.ledger_protocol import Ledger
+
+_log = structlog.get_logger(__name__)
+
+
+def recorded_keys(engine: Engine) -> tuple[KeyPeriod, ...]:
+    """Every key that the ledger's own leaves name, with the sizes that it may sign; none for an unsigned ledger.
+
+    Whoever does not trust the ledger starts from a key that he was given: `rotation.key_periods`.
+    """
+    with engine.connect() as connection:
+        query = (
+            select(events.c.leaf).where(events.c.kind == "signing-key").order_by(events.c.log, events.c.idx)
+        )
+        bodies = [orjson.loads(bytes(leaf)) for leaf in connection.scalars(query)]
+    if not bodies:
+        return ()
+    return key_periods(
+        parse_vkey(bodies[0]["vkey"]), [base64.b64decode(body["record"]) for body in bodies[1:]]
+    )
+
+
+def open_signing_key(
+    path: Path,
+    origin: str,
+    engine: Engine,
+    ledger: Ledger,
+    clock: Clock,
+    kind: KeyKind = KeyKind.ED25519,
+) -> SigningKey | None:
+    """The key that signs this ledger; None where another process holds it (H1).
+
+    Makes one of `kind` for a ledger that has none. Raises `ConfigError` where the file holds a key that the ledger
+    does not name.
+    """
+    periods = recorded_keys(engine)
+    _finish(path, periods)
+    if not path.exists():
+        if periods:
+            _log.warning("checkpoints are signed elsewhere", key=str(periods[-1].key), expected_at=str(path))
+            return None
+        return _first(create_signing_key(path, origin, kind), ledger, clock)
+    key = read_signing_key(path)
+    if not periods:
+        return _first(key, ledger, clock)
+    if key.verifier != periods[-1].key:
+        raise ConfigError(
+            f"signing key `{path}` is not the one that signs this ledger (`{periods[-1].key}`); give the right file",
+            path=path,
+        )
+    return key
+
+
+def rotate_signing_key(
+    path: Path,
+    signer: CheckpointSigner,
+    ledger: Ledger,
+    clock: Clock,
+    actor: str,
+    kind: KeyKind | None = None,
+) -> SigningKey:
+    """Hand over to a new key of `kind` (None: of the old one's), on record (H2); the old file stays under its key id.
+
+    Raises `LedgerUnavailable` where the handover could not be recorded; the old key then goes on. Raises
+    `SigningKeyError` while a signer runs.
+    """
+    with signer.alone():
+        return _rotate(path, signer, ledger, clock, actor, kind)
+
+
+def _rotate(
+    path: Path, signer: CheckpointSigner, ledger: Ledger, clock: Clock, actor: str, kind: KeyKind | None
+) -> SigningKey:
+    old = read_signing_key(path)
+    fresh = _next(path)
+    fresh.unlink(missing_ok=True)
+    new = create_signing_key(fresh, old.name, kind or old.kind)
+    signer.sign_once()
+    head = signer.last_head()
+    record = rotation_record(old, new, head, clock.utc_us() // 1_000_000)
+    ledger.submit_durable(
+        SigningKeyRecorded(
+            clock.now_us(), "rotated", str(new.verifier), base64.b64encode(record).decode(), actor
+        )
+    )
+    _take_over(path, old)
+    return new
+
+
+def _first(key: SigningKey, ledger: Ledger, clock: Clock) -> SigningKey:
+    ledger.submit_durable(SigningKeyRecorded(clock.now_us(), "made", str(key.verifier), "", "governor"))
+    return key
+
+
+def _finish(path: Path, periods: Sequence[KeyPeriod]) -> None:
+    """What an interrupted handover left: the new key takes over where the ledger names it, and is dropped else."""
+    fresh = _next(path)
+    if not fresh.exists():
+        return
+    if periods and read_signing_key(fresh).verifier == periods[-1].key:
+        _take_over(path, read_signing_key(path) if path.exists() else None)
+    else:
+        fresh.unlink()
+
+
+def _take_over(path: Path, old: SigningKey | None) -> None:
+    if old is not None:
+        kept = path.with_name(f"{path.name}.{old.verifier.key_id.hex()}")
+        if not kept.exists():
+            kept.hardlink_to(path)
+    _next(path).replace(path)
+
+
+def _next(path: Path) -> Path:
+    return path.with_name(path.name + ".next")

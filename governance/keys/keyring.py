@@ -1,0 +1,252 @@
+"""Every tenant's random secrets, by key epoch: made, rotated, derived from, and destroyed.
+
+R1 Each (owner, epoch) has its own random secret. It is stored only wrapped, and is in memory only in a
+   `KeyBuffer`.
+R2 A key is HKDF-SHA256 of that secret with `info` = canonical bytes of everything that separates uses. Same
+   root and store: same keys in every process. Without the secret nothing about them can be computed.
+R3 An owner has one current epoch, under which new content is keyed. Older epochs stay readable until they are
+   destroyed.
+R4 After `destroy`, no wrapped copy, buffer or primed state of the epoch is left here, and its number is never
+   used again.
+R5 What happened is returned as `KeyFact`s for the ledger; a fact is returned only for what is durable in the
+   store.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from kvcustody.clock import Clock
+from kvcustody.errors import KeyringError
+from kvcustody.governance.identity.domain_spec import KeyOwner
+from kvcustody.governance.keys.domain_key_cache import DomainKeys
+from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, derive
+from kvcustody.governance.keys.root_key_wrapping import WrappingPort
+from kvcustody.governance.keys.wrapped_key_store import KeyDocument, KeyStore, WrappedEpoch
+
+_DERIVATION_SALT = b"kvcustody/v1/derived-key"
+
+
+class KeyFact(NamedTuple):
+    """One durable change to the keyring."""
+
+    kind: Literal["created", "rotated", "destroyed", "rewrapped"]
+    owner: KeyOwner
+    epoch: int
+    utc_us: int
+
+
+class DestroyReceipt(NamedTuple):
+    """What destroying one epoch removed; `method` says how. Media may keep more (docs/keys.md)."""
+
+    fact: KeyFact
+    wrapped_copies: int
+    buffers_wiped: int
+    states_dropped: int
+    method: str
+
+
+class Keyring:
+    """The secrets of one deployment, over a wrapping port and a store. `domains` holds primed states."""
+
+    def __init__(
+        self,
+        store: KeyStore,
+        port: WrappingPort,
+        clock: Clock,
+        *,
+        secrets_max: int = 1_024,
+        states_max: int = 16_384,
+        states_per_owner_max: int = 1_024,
+    ) -> None:
+        self._store = store
+        self._port = port
+        self._clock = clock
+        self._secrets_max = secrets_max
+        self._secrets: OrderedDict[tuple[KeyOwner, int], KeyBuffer] = OrderedDict()
+        self._doomed: set[tuple[KeyOwner, int]] = set()  # refused here from the moment `destroy` is called
+        self._scratch = KeyBuffer(KEY_BYTES)
+        self._lock = threading.RLock()
+        self._document = store.load()
+        self.changes = (
+            0  # rises whenever an epoch begins or ends here: what holds states compares it and rebuilds
+        )
+        self.domains = DomainKeys(
+            self.derive, states_max=states_max, states_per_owner_max=states_per_owner_max
+        )
+
+    def current(self, owner: KeyOwner) -> int | None:
+        """The epoch that keys the owner's new content; `None` if the owner has none (see `ensure`)."""
+        epoch = self._document.latest.get(owner)
+        return epoch if epoch is not None and self._readable((owner, epoch)) else None
+
+    def epochs(self, owner: KeyOwner) -> tuple[int, ...]:
+        """The owner's readable epochs, ascending."""
+        return tuple(
+            sorted(key[1] for key in self._document.epochs if key[0] == owner and self._readable(key))
+        )
+
+    def owners(self) -> tuple[KeyOwner, ...]:
+        """Every owner with a readable epoch."""
+        return tuple(sorted({key[0] for key in self._document.epochs if self._readable(key)}))
+
+    def ensure(self, owners: Iterable[KeyOwner]) -> tuple[KeyFact, ...]:
+        """Give each owner without a current epoch one, in a single durable save; facts for those made."""
+        wanted = [owner for owner in dict.fromkeys(owners) if self.current(owner) is None]
+        if not wanted:
+            return ()
+        with self._lock, self._store.exclusive():
+            document = self._reload()
+            missing = [owner for owner in wanted if self.current(owner) is None]
+            facts = tuple(self._new_epoch(document, owner, "created") for owner in missing)
+            if facts:
+                self._save(document)
+        return facts
+
+    def rotate(self, owner: KeyOwner) -> KeyFact:
+        """Start the owner's next epoch. The old one stays readable until `destroy`."""
+        with self._lock, self._store.exclusive():
+            document = self._reload()
+            if owner not in document.latest:
+                raise KeyringError(f"{owner}: has no key epoch to rotate", owner=owner)
+            fact = self._new_epoch(document, owner, "rotated")
+            self._save(document)
+        return fact
+
+    def rotate_older(self, owner: KeyOwner, before_us: int) -> KeyFact | None:
+        """Start the owner's next epoch unless the current one is from `before_us` (UTC) or later; None then.
+
+        The new one counts as made at `before_us` or later, whatever this machine's clock says.
+        """
+        with self._lock, self._store.exclusive():
+            document = self._reload()
+            current = document.epochs.get((owner, document.latest.get(owner, 0)))
+            if owner not in document.latest or (current is not None and current.created_utc_us >= before_us):
+                return None
+            fact = self._new_epoch(document, owner, "rotated", not_before_us=before_us)
+            self._save(document)
+        return fact
+
+    def epochs_before(self, owner: KeyOwner, before_us: int) -> tuple[int, ...]:
+        """The owner's readable epochs that were made before a moment (UTC), ascending."""
+        made = self._document.epochs
+        return tuple(epoch for epoch in self.epochs(owner) if made[owner, epoch].created_utc_us < before_us)
+
+    def destroy(self, owner: KeyOwner, epoch: int) -> DestroyReceipt:
+        """Crypto-erase one epoch: states, buffers, then every wrapped copy. What it keyed is never found
+        again.
+
+        The epoch stops serving reads before the store is written: if that fails, an error is raised, this
+        process still refuses the epoch, and `destroy` may be called again.
+        """
+        with self._lock, self._store.exclusive():
+            document = self._reload()
+            if (owner, epoch) not in document.epochs:
+                raise _absent(owner, epoch)
+            self._doomed.add((owner, epoch))
+            self.changes += 1
+            states = self.domains.drop_epoch(owner, epoch)
+            buffers = self._wipe(owner, epoch)
+            del document.epochs[owner, epoch]
+            at = self._clock.utc_us()
+            document.destroyed[owner, epoch] = at
+            self._save(document)
+        fact = KeyFact("destroyed", owner, epoch, at)
+        return DestroyReceipt(fact, 1, buffers, states, "wrapped copy removed from the store, memory wiped")
+
+    def rewrap(self, port: WrappingPort) -> tuple[KeyFact, ...]:
+        """Move every epoch under another root key, in one durable save; then the old one may be destroyed."""
+        with self._lock, self._store.exclusive():
+            document = self._reload()
+            at = self._clock.utc_us()
+            for (owner, epoch), stored in list(document.epochs.items()):
+                with self._port.unwrap(stored.wrapped, owner=owner, epoch=epoch) as secret:
+                    wrapped = port.wrap(secret, owner=owner, epoch=epoch)
+                document.epochs[owner, epoch] = stored._replace(wrapped=wrapped)
+            self._save(document)
+            self._port = port
+        return tuple(KeyFact("rewrapped", owner, epoch, at) for owner, epoch in sorted(document.epochs))
+
+    def derive(self, owner: KeyOwner, epoch: int, info: bytes, into: KeyBuffer) -> None:
+        """Fill `into` with the key for `info` under an owner's epoch. The caller wipes it."""
+        with self._lock:
+            secret = self._secret(owner, epoch)
+            derive(secret, salt=_DERIVATION_SALT, info=info, into=into, scratch=self._scratch)
+
+    def refresh(self) -> None:
+        """Read the store again and forget what another process destroyed."""
+        with self._lock:
+            self._reload()
+
+    def close(self) -> None:
+        """Wipe every secret and drop every state held in memory."""
+        with self._lock:
+            self.domains.drop_all()
+            for owner, epoch in list(self._secrets):
+                self._wipe(owner, epoch)
+
+    def _secret(self, owner: KeyOwner, epoch: int) -> KeyBuffer:
+        key = (owner, epoch)
+        secret = self._secrets.get(key)
+        if secret is not None and secret.filled:
+            self._secrets.move_to_end(key)
+            return secret
+        stored = self._document.epochs.get(key)
+        if stored is None or key in self._doomed:
+            raise _absent(owner, epoch)
+        self._wipe(owner, epoch)  # a forked parent's buffer reads as zeros here
+        if len(self._secrets) >= self._secrets_max:
+            self._wipe(*next(iter(self._secrets)))
+        secret = self._port.unwrap(stored.wrapped, owner=owner, epoch=epoch)
+        self._secrets[key] = secret
+        return secret
+
+    def _readable(self, key: tuple[KeyOwner, int]) -> bool:
+        return key in self._document.epochs and key not in self._doomed
+
+    def _wipe(self, owner: KeyOwner, epoch: int) -> int:
+        secret = self._secrets.pop((owner, epoch), None)
+        if secret is None:
+            return 0
+        secret.wipe()
+        return 1
+
+    def _new_epoch(
+        self,
+        document: KeyDocument,
+        owner: KeyOwner,
+        kind: Literal["created", "rotated"],
+        *,
+        not_before_us: int = 0,
+    ) -> KeyFact:
+        epoch = document.latest.get(owner, 0) + 1
+        at = max(self._clock.utc_us(), not_before_us)
+        with KeyBuffer.random(KEY_BYTES) as secret:
+            document.epochs[owner, epoch] = WrappedEpoch(
+                self._port.wrap(secret, owner=owner, epoch=epoch), at
+            )
+        document.latest[owner] = epoch
+        return KeyFact(kind, owner, epoch, at)
+
+    def _reload(self) -> KeyDocument:
+        """The store's document, to be changed; what another process destroyed leaves this one's memory."""
+        self._adopt(self._store.load())
+        for owner, epoch in [key for key in self._secrets if key not in self._document.epochs]:
+            self._wipe(owner, epoch)
+        self.domains.keep_only(self._document.epochs.keys())
+        return self._document.copy()
+
+    def _save(self, document: KeyDocument) -> None:
+        self._store.save(document)
+        self._adopt(document)
+
+    def _adopt(self, document: KeyDocument) -> None:
+        self.changes += document.epochs.keys() != self._document.epochs.keys()
+        self._document = document
+
+
+def _absent(owner: KeyOwner, epoch: int) -> KeyringError:
+    return KeyringError(f"{owner}: epoch `{epoch}` does not exist or is destroyed", owner=owner, epoch=epoch)

@@ -1,0 +1,71 @@
+"""Snapshots of counters, for metrics and reports; nothing here decides anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.block_state import BlockState
+from kvcustody.governance.observability.tenant_counters import Tally
+
+
+class PoolStats(NamedTuple):
+    """One pool's blocks by state, and its independent counters."""
+
+    total: int
+    by_state: dict[str, int]
+    allocated: int
+    scrubbed: tuple[int, ...]
+    nodes: int
+    residencies: int
+    evicted: dict[str, int]
+    expired_residencies: int
+    overdue_residencies: int
+    overdue_us: int = 0  # for how long the oldest of them has been
+    active_tokens: int | None = None  # of running requests; None where the engine alone knows
+
+
+class Stats(NamedTuple):
+    """A snapshot of one Governor, consistent between steps."""
+
+    tenants: dict[str, Tally]
+    pools: tuple[PoolStats, ...]
+    running: int
+    drift_blocks: int = 0  # found by scans and not repaired: in custody, and nothing accounts for them
+    charged: Mapping[str, int] = MappingProxyType({})  # blocks by the tenant that pays for them
+
+
+def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
+    """The snapshot of one pool."""
+    pool = manager.pool
+    return PoolStats(
+        pool.blocks,
+        {state.name.lower(): pool.counts[state] for state in BlockState},
+        pool.next_generation - 1,
+        tuple(pool.memory.scrubbed(shard) for shard in range(pool.memory.shards)),
+        manager.tree.node_count,
+        len(manager.tree.wheel),
+        dict(manager.tree.evicted),
+        manager.expired_residencies,
+        manager.tree.wheel.overdue(now_us),
+        overdue_us(manager, now_us),
+        int(manager.decode.length.sum()),
+    )
+
+
+def charged_blocks(accounts: Iterable[Account]) -> dict[str, int]:
+    """What each tenant is charged for, over all of its accounts; those that are charged for nothing are left out."""
+    found: dict[str, int] = {}
+    for account in accounts:
+        if account.used_blocks:
+            found[account.name] = found.get(account.name, 0) + account.used_blocks
+    return found
+
+
+def overdue_us(manager: BlockManager, now_us: int) -> int:
+    """For how long the oldest hold is past its deadline and not lapsed; 0 where none is, to within a wheel's tick."""
+    dues = [partition.wheel.next_due_us() for partition in manager.pool.partitions]
+    return max((now_us - due for due in dues if due is not None and due < now_us), default=0)

@@ -1,0 +1,149 @@
+"""The ledger's side of a full scan: what it records against what the process has, and what then goes on record.
+
+K1  The writer is flushed first, so that nothing on its way counts as missing.
+K2  What is missing is recorded as found by a scan; nothing that is recorded is ever changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from kvcustody.audit.events import CustodyEnded, Event, ResidencyReleased
+from kvcustody.audit.query.orphans import (
+    Disagreements,
+    LostUnits,
+    disagreements,
+    gap_cause,
+    latest_incarnation,
+)
+from kvcustody.audit.writer.crash_recovery import close_dead
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.lazy_runs import FlatRuns
+from kvcustody.governance.orphans.finding import Finding, Trouble
+from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin
+from kvcustody.governance.orphans.scans import Scanned
+
+ENDED_BY_SCAN = "orphan: its end was not recorded"
+_WITHIN_US = 1_000_000
+_log = structlog.get_logger(__name__)
+
+
+class WriterJoin:
+    """A writer's own ledger, joined with the process that it records."""
+
+    def __init__(self, writer: EventWriter) -> None:
+        self._writer = writer
+
+    def troubles(self, held: Held, now_us: int) -> list[Trouble]:
+        """What the ledger and this process disagree about; raises `LedgerUnavailable` where it is not up to date."""
+        if not self._writer.flush():
+            raise LedgerUnavailable("the ledger is behind: a scan against it would find what is on its way")
+        with self._writer.engine.connect() as connection:
+            found = disagreements(
+                connection, self._writer.incarnation, held.residencies, held.live, held.unlisted
+            )
+        return [
+            *self._residencies(found, now_us),
+            *self._units(found, now_us),
+            *self._processes(found, now_us),
+        ]
+
+    def _trouble(
+        self, finding: Finding, action: str, events: Callable[[], list[Event]], outcome: str = "recovered"
+    ) -> Trouble:
+        def record() -> tuple[str, str]:
+            self._writer.submit(events())
+            return action, outcome
+
+        return Trouble(finding, record)
+
+    def _residencies(self, found: Disagreements, now_us: int) -> list[Trouble]:
+        made = []
+        for one in found.unreleased:
+            finding = Finding(
+                "residency without block",
+                one.tenant,
+                "open in the ledger, not in the process",
+                (),
+                max(0, now_us - one.opened_boot_us),
+                one.residency,
+            )
+            event = ResidencyReleased(now_us, one.residency, one.tenant, "orphan", (), 0)
+            made.append(self._trouble(finding, "release recorded", lambda event=event: [event]))  # type: ignore[misc]
+        for residency in found.unopened:
+            finding = Finding("ledger gap", "", "a running residency is in no leaf", (), 0, residency)
+            made.append(self._trouble(finding, "named in the record", list, "on record"))
+        return made
+
+    def _units(self, found: Disagreements, now_us: int) -> list[Trouble]:
+        made = []
+        for orphan, cause, units in (
+            ("ledger gap", "custody has ended and no leaf says so", found.unended),
+            ("receipt without release", "overwritten, and no end is on record", found.unreleased_receipts),
+        ):
+            for lost in units:
+                finding = Finding(orphan, lost.tenant, cause, tuple(lost.blocks.tolist()), pool=lost.pool)
+                made.append(self._trouble(finding, "end recorded", _End(lost, now_us)))
+        return made
+
+    def _processes(self, found: Disagreements, now_us: int) -> list[Trouble]:
+        made = []
+        utc_us = now_us + self._writer.offset_us
+        for dead in found.dead:
+            age_us = max(0, utc_us - dead.started_us)
+            cause = f"process {dead.incarnation} of `{dead.worker}` ended without a word"
+            finding = Finding("dead incarnation", "", cause, (), age_us)
+            close = _Close(self._writer, dead.worker, now_us)
+            made.append(self._trouble(finding, "custody closed as unproven", close))
+        for gap in found.gaps:
+            finding = Finding("ledger gap", "", gap_cause(gap), ())
+            made.append(self._trouble(finding, "named in the record", list, "on record"))
+        return made
+
+
+def recover(scan: Callable[[LedgerJoin | None], Scanned], writer: object) -> Scanned:
+    """Scan and repair, joined with the writer's ledger where it is this process's own and up to date.
+
+    Behind a control plane nobody here can read the ledger; one that is behind is joined by the next scan.
+    """
+    if isinstance(writer, EventWriter):
+        try:
+            return scan(WriterJoin(writer))
+        except LedgerUnavailable as problem:
+            _log.warning("scanned without the ledger", reason=problem.message)
+    return scan(None)
+
+
+class _End:
+    """The end of custody that no leaf has."""
+
+    def __init__(self, lost: LostUnits, now_us: int) -> None:
+        self.lost = lost
+        self.now_us = now_us
+
+    def __call__(self) -> list[Event]:
+        lost, now_us = self.lost, self.now_us
+        order = lost.generations.argsort()
+        runs = FlatRuns(lost.blocks[order], lost.generations[order], lost.pool)
+        times = (now_us, now_us, now_us)
+        return [
+            CustodyEnded(now_us, lost.tenant, lost.classification, runs, ENDED_BY_SCAN, *times, _WITHIN_US)
+        ]
+
+
+class _Close:
+    """The closing of a worker's dead processes, once."""
+
+    def __init__(self, writer: EventWriter, worker: str, now_us: int) -> None:
+        self.writer = writer
+        self.worker = worker
+        self.now_us = now_us
+
+    def __call__(self) -> list[Event]:
+        self.writer.flush()
+        with self.writer.engine.connect() as connection:
+            latest = latest_incarnation(connection, self.worker)
+            return close_dead(connection, self.worker, latest, self.now_us, self.writer.offset_us)

@@ -1,0 +1,110 @@
+"""A census of one pool: its nodes, what the live sequences refer to and what the residencies hold, counted apart.
+
+N1  One pass over nodes, holds and sequences, and array operations over them: no walk from a hold to its root.
+N2  It reads and changes nothing; the pool must not move meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.governance.orphans.node_reading import read_nodes
+
+Int64s = NDArray[np.int64]
+_SEGMENT = -2  # in place of an owner: held in the name of whoever reads it
+
+
+class Census:
+    """Arrays over `nodes`, parents before their children. `refs`, `holds`: as kept; `counted`, `held`: as explained."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self.manager = manager
+        self.tree = read_nodes(manager.tree.roots.values())
+        self.nodes, self.refs, self.holds = self.tree.nodes, self.tree.refs, self.tree.holds
+        self._order = np.argsort(self.tree.ids)
+        self._sorted = self.tree.ids[self._order]
+        self.sequences = [sequence for sequence in manager.decode.sequences if sequence is not None]
+        self.broken: dict[Sequence, list[Node]] = {}  # sequences with path nodes that are not in the tree
+        self.counted = self._count_references()
+        self.blockless: list[Residency] = []  # holds whose last block has ended
+        self.held = self._count_holds()
+
+    def places(self, objects: Iterable[object], count: int) -> Int64s:
+        """Where in `nodes` each object is, -1 where it is not."""
+        wanted = np.fromiter(map(id, objects), np.int64, count)
+        if not len(self.nodes):
+            return np.full(count, -1, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        return np.where(self._sorted[at] == wanted, self._order[at], -1)
+
+    def occurrences(self, objects: Iterable[object], count: int) -> Int64s:
+        """How often each node is among the objects: both sides sorted, which costs less than finding each place."""
+        among = np.sort(np.fromiter(map(id, objects), np.int64, count))
+        often = np.empty(len(self.nodes), dtype=np.int64)
+        often[self._order] = np.searchsorted(among, self._sorted, "right") - np.searchsorted(
+            among, self._sorted
+        )
+        return often
+
+    def _count_references(self) -> Int64s:
+        users: list[Sequence] = []
+        path: list[Node] = []
+        for sequence in self.sequences:
+            node = sequence.leaf
+            while node is not None:
+                users.append(sequence)
+                path.append(node)
+                node = node.parent
+        places = self.places(path, len(path))
+        for at in np.flatnonzero(places < 0).tolist():
+            self.broken.setdefault(users[at], []).append(path[at])
+        return np.bincount(places[places >= 0], minlength=len(self.nodes)).astype(np.int64)
+
+    def _count_holds(self) -> Int64s:
+        """How many residencies explain each node's holds: (node, account) pairs climb to the roots together (N1)."""
+        accounts = list(self.manager.accounts.values())
+        every = [residency for account in accounts for residency in account.residencies.values()]
+        owners = np.repeat(np.arange(len(accounts)), [len(account.residencies) for account in accounts])
+        leaves = self.places(map(attrgetter("leaf"), every), len(every))
+        self.blockless = [every[at] for at in np.flatnonzero(leaves < 0).tolist()]
+        known = leaves >= 0
+        width = max(1, len(accounts))
+        holder = self._holders({id(account): code for code, account in enumerate(accounts)})
+        counted = np.zeros(len(self.nodes))
+        pairs = leaves[known] * width + owners[known]
+        counts, level = np.ones(len(pairs)), 0
+        while len(pairs):
+            if level & (level - 1) == 0:  # seldom: joining equal pairs costs more than climbing twice
+                pairs, counts = _joined(pairs, counts)
+            here, who = np.divmod(pairs, width)
+            owner = holder[here]
+            holds = (owner == who) | (owner == _SEGMENT)
+            counted += np.bincount(here[holds], counts[holds], len(counted))
+            up = self.tree.parents[here]
+            inside = up >= 0
+            pairs, counts, level = up[inside] * width + who[inside], counts[inside], level + 1
+        return counted.astype(np.int64)
+
+    def _holders(self, codes: dict[int, int]) -> Int64s:
+        """By node, the code of the account in whose name it is held."""
+        distinct, one = np.unique(self.tree.tags, return_index=True)
+        by_tag = np.full(int(distinct[-1]) + 1 if len(distinct) else 0, -1, dtype=np.int64)
+        for tag, at in zip(distinct.tolist(), one.tolist(), strict=True):
+            domain = self.nodes[at].domain
+            by_tag[tag] = _SEGMENT if domain.is_segment else codes.get(id(domain.owner), -1)
+        return by_tag[self.tree.tags]
+
+
+def _joined(pairs: Int64s, counts: NDArray[np.float64]) -> tuple[Int64s, NDArray[np.float64]]:
+    order = np.argsort(pairs)
+    pairs = pairs[order]
+    starts = np.flatnonzero(np.concatenate(([True], pairs[1:] != pairs[:-1])))
+    return pairs[starts], np.add.reduceat(counts[order], starts)

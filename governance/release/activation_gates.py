@@ -1,0 +1,125 @@
+"""What a revision must show before it comes into effect, whoever signed for it.
+
+1. Isolation is proved of exactly the policy that comes into effect.
+2. A revision that widens shows exactly what its approver signed for, and its owners' consent to each thing it opens.
+3. A revision that broke the glass widens nothing, or it is one that was in effect before, less what was revoked since.
+4. Whoever takes a revision over asks again: nobody's word that the gates were passed is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvcustody.governance.decisions.staged_table import StagedTable
+from kvcustody.governance.release.record import ReleaseError
+from kvcustody.governance.release.replay_records import Proposal, ReleaseState
+from kvcustody.policies.bundle.canonical_json import encode
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.workbench.diff.model import Opening, PolicyDiff
+from kvcustody.policies.workbench.diff.semantic_diff import diff
+from kvcustody.policies.workbench.prove.model import Proof
+from kvcustody.policies.workbench.prove.prove import prove
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """What the gates see of a revision: its proof, its difference to what is active, and the consents it lacks."""
+
+    proposal: Proposal
+    proof: Proof
+    change: PolicyDiff
+    missing: tuple[Opening, ...]
+
+    @property
+    def cells(self) -> str:
+        """The digest of exactly what widens; empty where nothing does."""
+        return self.change.cells_digest if self.change.widens else ""
+
+
+Gate = Callable[[ReleaseState, Proposal], Review]
+"""Raises `ReleaseError` where a revision may not come into effect."""
+
+
+def review(state: ReleaseState, proposal: Proposal) -> Review:
+    """Prove and compare a revision with what is active; nothing is demanded yet."""
+    base = proposal.approval.base if proposal.approval is not None else state.active_revision
+    revoked = proposal.approval.revoked if proposal.approval is not None else state.revoked
+    candidate = table_of(proposal, revoked)
+    change = diff(_base(state, base, revoked, proposal), candidate)
+    missing = tuple(
+        opening for opening in change.consents if consent_id(proposal, opening) not in state.consents
+    )
+    return Review(proposal, prove(candidate), change, missing)
+
+
+def check(state: ReleaseState, proposal: Proposal) -> Review:
+    """`review`, and raise `ReleaseError` unless the revision passes every gate."""
+    found = review(state, proposal)
+    revision, proof = proposal.revision, found.proof
+    if not (proof.holds and proof.digest == proposal.manifest.digest == proof.table_digest):
+        broken = ", ".join(item.id for item in proof.broken) or "the digest"
+        raise ReleaseError(
+            f"revision `{revision}`: isolation is not proved ({broken}); see `kvcustody policy prove`"
+        )
+    if proposal.is_break_glass:
+        if found.change.widens and not proposal.restores:
+            raise ReleaseError(
+                f"revision `{revision}` widens the active one; breaking the glass only narrows, or restores a "
+                "revision that was in effect"
+            )
+        return found
+    approval = proposal.approval
+    if approval is None:
+        raise ReleaseError(f"revision `{revision}` is not approved")
+    if found.cells and approval.cells != found.cells:
+        raise ReleaseError(
+            f"revision `{revision}` widens other cells (`{found.cells}`) than its approver signed for",
+            cells=found.cells,
+        )
+    if found.missing:
+        first = found.missing[0]
+        raise ReleaseError(
+            f"revision `{revision}` opens `{first.id}`, and its owner `{first.owner}` has not consented; "
+            "see `kvcustody policy consent`",
+            missing=found.missing,
+        )
+    return found
+
+
+def table_of(proposal: Proposal, revoked: frozenset[str]) -> DecisionTable:
+    """The decision table of a revision, less all that was revoked by its release or since."""
+    tombstones = revoked | frozenset(proposal.manifest.revoked)
+    return compile_policy(proposal.policy, revision=proposal.revision, revoked=tombstones)
+
+
+def tables_of(state: ReleaseState) -> DecisionTable | None:
+    """The table that is in effect, with what is staged beside it; None where nothing is."""
+    if state.active is None:
+        return None
+    active = table_of(state.active, state.revoked)
+    if state.staged is None or state.stage is None:
+        return active
+    return StagedTable(active, table_of(state.staged, state.revoked), state.stage)
+
+
+def consent_id(proposal: Proposal, opening: Opening) -> str:
+    """What an owner consents to: this opening, by this revision."""
+    return opening_id(proposal.manifest.id, opening.data())
+
+
+def opening_id(manifest: str, what: Mapping[str, Any]) -> str:
+    """The same from what `Opening.data` tells, for those who have no more of the revision than its manifest's id."""
+    form = {"manifest": manifest, "opening": dict(what)}
+    return "sha256:" + hashlib.sha256(encode(form)).hexdigest()
+
+
+def _base(state: ReleaseState, revision: int, revoked: frozenset[str], proposal: Proposal) -> DecisionTable:
+    """What a revision is compared with; before the first, the same policy with nothing shared or permitted."""
+    if revision:
+        return table_of(state.proposal(revision), revoked)
+    closed = replace(proposal.policy, grants=(), groups=(), segments=(), rules=())
+    return compile_policy(closed, revision=0)

@@ -1,0 +1,72 @@
+"""The ways across a tenant boundary that a policy declares: its grants, its groups' grants and its segments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.governance.release.replay_records import ReleaseState
+from kvcustody.policies.document.model import Policy
+
+_SOON_US = 30 * 86_400_000_000
+OVER = ("expired", "revoked")
+
+
+class Way(NamedTuple):
+    """A grant or a segment that opens an owner's blocks to a reader; `until_us` None: it does not end.
+
+    `kind`: `grant`, `group` or `segment`. `state`: `live`, `ends soon`, `not yet`, `expired` or `revoked`. `line` is
+    where the policy's document declares it.
+    """
+
+    id: str
+    kind: str
+    owner: str
+    reader: str
+    at_most: str
+    until_us: int | None
+    state: str
+    reason: str
+    line: int
+
+
+def ways_of(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[Way, ...]:
+    """Every way across a tenant boundary that the policy declares."""
+    found = []
+    for grant in (*policy.grants, *policy.group_grants()):
+        state = _state({grant.id, grant.group or grant.id}, grant.from_us, grant.until_us, revoked, now_us)
+        kind = "group" if "~" in grant.id else "grant"
+        at_most = policy.classifications[grant.at_most]
+        parts = (grant.owner, grant.reader, at_most, grant.until_us, state, grant.reason, grant.mark.line)
+        found.append(Way(grant.id, kind, *parts))
+    for segment in policy.segments:
+        readers = ("every tenant",) if segment.tenants is None else segment.tenants
+        state = _state({segment.id}, None, segment.expires_us, revoked, now_us)
+        level = policy.classifications[segment.level]
+        ends, line = segment.expires_us, segment.mark.line
+        found += [
+            Way(segment.id, "segment", segment.owner, reader, level, ends, state, "", line)
+            for reader in readers
+            if reader != segment.owner
+        ]
+    return tuple(sorted(found))
+
+
+def own_ways(state: ReleaseState, owner: str, now_us: int) -> tuple[Way, ...]:
+    """What is in effect, for everybody or a stage, on this tenant's own data."""
+    policies = [found.policy for found in (state.active, state.staged) if found is not None]
+    ways = {
+        way for policy in policies for way in ways_of(policy, state.revoked, now_us) if way.owner == owner
+    }
+    return tuple(sorted(ways))
+
+
+def _state(
+    ids: set[str], from_us: int | None, until_us: int | None, revoked: frozenset[str], now_us: int
+) -> str:
+    if ids & revoked:
+        return "revoked"
+    if until_us is not None and until_us <= now_us:
+        return "expired"
+    if from_us is not None and from_us > now_us:
+        return "not yet"
+    return "ends soon" if until_us is not None and until_us - now_us < _SOON_US else "live"

@@ -1,0 +1,100 @@
+"""How far a process has followed a release, kept across restarts, so that nobody can lead it back.
+
+1. The mark only rises: a lower revision, another manifest under the same one, or a release that is shorter than it was
+   or went another way, is refused.
+2. It is durable before what it marks takes effect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvcustody.errors import ConfigError
+from kvcustody.governance.keys.root_key_wrapping import fsync_directory
+from kvcustody.governance.release.record import NOTHING_BEFORE, ReleaseError, digest_of
+from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
+from kvcustody.policies.bundle.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last revision in effect and its manifest's digest; the records of the release so far and the last one's."""
+
+    revision: int = 0
+    manifest: str = ""
+    records: int = 0
+    head: str = NOTHING_BEFORE
+
+
+class RevisionMark:
+    """The mark of one process, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` for a file that is no mark: without it, a rollback would go unseen."""
+        self.path = path
+        self.mark = self._read()
+
+    def check_records(self, records: Sequence[bytes]) -> None:
+        """Raise `ReleaseError` unless these records continue those of the mark."""
+        mark = self.mark
+        if len(records) < mark.records:
+            raise ReleaseError(
+                f"the release has {len(records)} records and had {mark.records}: it was cut, or an old copy came back"
+            )
+        if mark.records and digest_of(records[mark.records - 1]) != mark.head:
+            raise ReleaseError(f"record `{mark.records}` of the release is not the one that was seen before")
+
+    def check_revision(self, manifest: Manifest) -> None:
+        """Raise `ReleaseError` for a revision below the mark, or another one of the same number."""
+        mark = self.mark
+        if manifest.revision < mark.revision:
+            raise ReleaseError(
+                f"revision `{manifest.revision}` is lower than `{mark.revision}`, which was in effect here already"
+            )
+        if manifest.revision == mark.revision and manifest.id != mark.manifest:
+            raise ReleaseError(
+                f"revision `{manifest.revision}` is not the one that was in effect here under that number"
+            )
+
+    def advance(self, manifest: Manifest | None = None, *, records: int = 0, head: str = "") -> None:
+        """Move the mark, durably. Nothing moves it back."""
+        mark = self.mark
+        if manifest is not None:
+            self.check_revision(manifest)
+            mark = Mark(manifest.revision, manifest.id, mark.records, mark.head)
+        if records > mark.records:
+            mark = Mark(mark.revision, mark.manifest, records, head)
+        if mark != self.mark:
+            self._write(mark)
+            self.mark = mark
+
+    def _read(self) -> Mark:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return Mark()
+        except OSError as error:
+            raise ConfigError(f"revision mark `{self.path}`: {error.strerror}", path=self.path) from None
+        try:
+            return Mark(**decode(data, "revision mark"))
+        except (BundleRejected, TypeError):
+            raise ConfigError(
+                f"revision mark `{self.path}` is damaged: put back its last copy, or remove it after checking that the "
+                "policy in effect is the newest",
+                path=self.path,
+            ) from None
+
+    def _write(self, mark: Mark) -> None:
+        fresh = self.path.with_name(self.path.name + ".new")
+        try:
+            with fresh.open("wb") as file:
+                file.write(encode(asdict(mark)))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.path)
+            fsync_directory(self.path.parent)
+        except OSError as error:
+            raise ConfigError(f"revision mark `{self.path}`: {error.strerror}", path=self.path) from None

@@ -1,0 +1,122 @@
+"""From what a request carries to a caller, or to the one refusal.
+
+A1 There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
+A2 Exactly one credential a request. A key, a token and a session are told apart by their form alone.
+A3 An address whose credentials keep failing has to wait; those of others do not notice.
+A4 A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
+A5 A principal that was disabled is nobody, whatever it shows; an answer that is still held open for it is not given.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from kvcustody.errors import IdentityError
+from kvcustody.governance.service.access.api_key import MARK, prefix_of
+from kvcustody.governance.service.access.caller import Caller
+from kvcustody.governance.service.access.oidc_token import WebTokens
+from kvcustody.governance.service.access.principal_table import Principal
+from kvcustody.governance.service.access.principals import Principals
+from kvcustody.governance.service.access.rate_limit import Rates
+from kvcustody.governance.service.access.sessions import Sessions
+from kvcustody.governance.service.problem_details import ProblemError
+
+_log = structlog.get_logger(__name__)
+_CHARACTERS_MAX = 8_192
+
+
+class Authenticator:
+    """Checks credentials; thread-safe, may take tens of milliseconds for one that it has not seen."""
+
+    def __init__(
+        self, principals: Principals, tokens: WebTokens, sessions: Sessions, failures: Rates
+    ) -> None:
+        self._principals = principals
+        self._tokens = tokens
+        self._sessions = sessions
+        self._failures = failures
+
+    def caller(
+        self, authorization: str | None, cookie: str | None, address: str, certificate: str | None = None
+    ) -> Caller:
+        """Who is asking; raises `unauthenticated`, or `too-many-requests` after too many failures.
+
+        `certificate`: the thumbprint of the client certificate that TLS verified (A4).
+        """
+        wait_seconds = self._failures.wait(address)
+        if wait_seconds:
+            raise too_many(wait_seconds)
+        try:
+            return self._proven(authorization, cookie, certificate)
+        except IdentityError as error:
+            reason = error.operands.get("reason", "malformed")
+        self._failures.take(address)
+        _log.warning("credential refused", reason=reason)
+        raise unauthenticated()
+
+    def known(self, authorization: str | None, address: str, certificate: str | None = None) -> Caller | None:
+        """Who is asking, where that was proven a moment ago; None: ask `caller`. No I/O."""
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.startswith(f"{MARK}_") or self._failures.wait(address):
+            return None
+        prefix = prefix_of(key)
+        if prefix is None:
+            return None
+        found = self._principals.known(prefix, key, certificate)
+        return None if found is None else _caller(found, "key")._replace(key=prefix)
+
+    def of_session(self, cookie: str) -> Caller | None:
+        """Who a session's cookie stands for; None where it is over or never was."""
+        name = self._sessions.principal(cookie)
+        found = None if name is None else self._principals.find(name)
+        return None if found is None or found.disabled_us is not None else _caller(found, "session")
+
+    def check_stands(self, caller: Caller) -> None:
+        """Raise `unauthenticated` where a caller was ended after its request had begun (A5)."""
+        if caller.by != "local" and self._principals.ended(caller.name, caller.key):
+            raise unauthenticated()
+
+    def _proven(self, authorization: str | None, cookie: str | None, certificate: str | None) -> Caller:
+        if authorization is None:
+            if cookie is None:
+                raise _refused("no credential")
+            found = self.of_session(cookie)
+            if found is None:
+                raise _refused("no such session")
+            return found
+        scheme, _, credential = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not credential or len(credential) > _CHARACTERS_MAX:
+            raise _refused("not a bearer credential")
+        if credential.startswith(f"{MARK}_"):
+            return self._by_key(credential, certificate)
+        proven = self._tokens.verify(credential, certificate)
+        if self._principals.ended(proven.principal):
+            raise _refused("principal is disabled")
+        return Caller(proven.principal, proven.roles, proven.tenant, "token")
+
+    def _by_key(self, key: str, certificate: str | None) -> Caller:
+        prefix = prefix_of(key)
+        if prefix is None:
+            raise _refused("malformed API key")  # its checksum is wrong: known to whoever sent it
+        found = self._principals.by_key(prefix, key, certificate)
+        if found is None:
+            raise _refused("unknown API key, or bound to another certificate")
+        return _caller(found[0], "key")._replace(key=found[1])
+
+
+def unauthenticated() -> ProblemError:
+    """The one refusal (A1)."""
+    return ProblemError("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
+
+
+def too_many(wait_seconds: float) -> ProblemError:
+    """Refused for its rate."""
+    return ProblemError("too-many-requests", headers={"Retry-After": str(max(1, round(wait_seconds + 0.5)))})
+
+
+def _caller(principal: Principal, by: str) -> Caller:
+    return Caller(principal.name, principal.roles, principal.tenant, by)
+
+
+def _refused(reason: str) -> IdentityError:
+    return IdentityError(f"credential: {reason}", field="credential", reason=reason)

@@ -1,0 +1,44 @@
+"""Who is asking, once a credential has been checked; and what that lets them see.
+
+C1 The tenant of a caller comes from the credential alone. Asking about another one is asking about nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvcustody.governance.service.access.roles import RECORDED, Action, Reach, Role, reach
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+
+class Caller(NamedTuple):
+    """An authenticated caller. `by` is how: `key`, `token` or `session`."""
+
+    name: str
+    roles: frozenset[Role]
+    tenant: str | None
+    by: str
+    key: str = ""  # the public prefix of the key, where one was used
+
+    def reach(self, action: Action) -> Reach:
+        """How far the caller's roles go."""
+        return reach(self.roles, action)
+
+    def must(self, *actions: Action) -> None:
+        """Raise `forbidden` unless some role of the caller may do one of these."""
+        if all(self.reach(action) is Reach.NONE for action in actions):
+            raise ProblemError("forbidden")
+
+    def tenant_of(self, action: Action, asked: str | None) -> str | None:
+        """The tenant to answer about: None for all of them; raises `not-found` where it is not the caller's (C1)."""
+        self.must(action)
+        if self.reach(action) is Reach.ALL:
+            return asked
+        if asked is not None and asked != self.tenant:
+            raise not_found()
+        return self.tenant
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the caller's reads of the ledger are events of their own."""
+        return bool(self.roles & RECORDED)

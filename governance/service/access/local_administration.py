@@ -1,0 +1,66 @@
+"""What an administrator of the machine does on the ledger itself, without a server: the first key, principals, keys.
+
+D1 Whoever may write the database may do this; everything done is on record as `local:<user>`.
+D2 A bootstrap key can only enrol principals, and ends after hours.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.principal_table import IssuedKey
+from kvcustody.governance.service.access.principals import Principals
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.service import private_folder
+from kvcustody.governance.service.settings import ServiceSettings
+from kvcustody.migrations.upgrade import upgrade
+
+
+class Administration(NamedTuple):
+    """The book of principals, and by whom it is changed."""
+
+    principals: Principals
+    by: str
+
+
+@contextmanager
+def open_administration(settings: ServiceSettings, *, clock: Clock | None = None) -> Iterator[Administration]:
+    """Open the ledger beside a server that may be running on it."""
+    clock = clock or SystemClock()
+    with ExitStack() as stack:
+        private_folder(settings.state_path)
+        engine = open_store(settings.database_url, timeout_seconds=5.0)
+        stack.callback(engine.dispose)
+        upgrade(engine)
+        spill = settings.state_path / "spill-local"
+        writer = EventWriter(engine, worker=f"{settings.name}.local", clock=clock, spill_directory=spill)
+        stack.callback(writer.close)
+        issuers = [issuer.name for issuer in settings.issuers]
+        book = Principals(engine, KeyHasher(), clock, writer.submit_durable, issuers)
+        yield Administration(book, local_name())
+
+
+def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey:
+    """A principal that can only enrol others, and its key."""
+    principals, by = administration
+    number = 1
+    while principals.find(f"bootstrap-{number}") is not None:
+        number += 1
+    name = f"bootstrap-{number}"
+    principals.enrol(name, [Role.BOOTSTRAP], kind="machine", by=by)
+    return principals.issue_key(name, days=hours / 24, by=by)
+
+
+def local_name() -> str:
+    """By whom an act on the ledger's own files is on record (D1)."""
+    try:
+        return f"local:{getpass.getuser()}"
+    except (KeyError, OSError):
+        return "local:unknown"

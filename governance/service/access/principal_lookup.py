@@ -1,0 +1,161 @@
+"""Finding principals and keys, and whose key this is: the reading half of the book of principals.
+
+L1 A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
+   the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second.
+L2 A key that is bound to a client certificate is valid over connections with that certificate alone.
+L3 A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (api_key, K2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from sqlalchemy import Engine, select, update
+
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.schema.service import service_keys, service_principals
+from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.principal_table import (
+    KEY_COLUMNS,
+    Key,
+    Principal,
+    presents,
+    principal_of,
+)
+from kvcustody.governance.service.problem_details import not_found
+
+_log = structlog.get_logger(__name__)
+_USED_EVERY_US = 60 * MICROSECONDS  # how exactly a key's last use is known
+_KNOWN_US = MICROSECONDS
+_KNOWN_MAX = 4096
+
+
+class PrincipalLookup:
+    """Reads the book of principals; thread-safe."""
+
+    def __init__(self, engine: Engine, hasher: KeyHasher, clock: Clock) -> None:
+        self._engine = engine
+        self._hasher = hasher
+        self._clock = clock
+        self._known: dict[
+            str, tuple[int, int, str, Principal, str | None]
+        ] = {}  # by prefix: looked up, expires, hash, whose, bound to (L1)
+
+    def find(self, name: str) -> Principal | None:
+        """The principal of this name, if there ever was one."""
+        with self._engine.connect() as connection:
+            row = connection.execute(
+                select(service_principals).where(service_principals.c.name == name)
+            ).first()
+        return None if row is None else principal_of(row)
+
+    def get(self, name: str) -> Principal:
+        """The principal of this name; raises `not-found`."""
+        found = self.find(name)
+        if found is None:
+            raise not_found()
+        return found
+
+    def listed(self, *, after: str = "", limit: int = 100) -> list[Principal]:
+        """Principals in the order of their names."""
+        query = select(service_principals).where(service_principals.c.name > after)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(service_principals.c.name).limit(limit))
+            return [principal_of(row) for row in rows]
+
+    def keys(self, name: str) -> list[Key]:
+        """Every key that a principal ever had, newest first; at most 1,000."""
+        query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000))
+            return [Key(*row) for row in rows]
+
+    def known(self, prefix: str, key: str, certificate: str | None = None) -> Principal | None:
+        """The principal whose key this is, if that was looked up within a second (L1); no I/O."""
+        found = self._known.get(prefix)
+        if found is None:
+            return None
+        now_us = self._clock.utc_us()
+        looked_up_us, expires_us, stored, principal, bound = found
+        if not presents(bound, certificate):
+            return None
+        fresh = looked_up_us <= now_us < min(looked_up_us + _KNOWN_US, expires_us)
+        return principal if fresh and self._hasher.remembers(key, stored) else None
+
+    def by_key(
+        self, prefix: str | None, key: str, certificate: str | None = None
+    ) -> tuple[Principal, str] | None:
+        """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (L3).
+
+        `certificate`: the thumbprint of the client certificate that came with it (L2).
+        """
+        row, known = None, self._known
+        if prefix is not None:
+            columns = (
+                *service_principals.c,
+                service_keys.c.hash,
+                service_keys.c.used_us,
+                service_keys.c.expires_us,
+                service_keys.c.certificate,
+            )
+            joined = service_principals.c.name == service_keys.c.principal
+            query = select(*columns, service_keys.c.revoked_us).where(joined, service_keys.c.prefix == prefix)
+            with self._engine.connect() as connection:
+                row = connection.execute(query).first()
+        now_us = self._clock.utc_us()
+        counts = row is not None and _counts(row, now_us, certificate)
+        if not self._hasher.verify(key, row.hash if row is not None and counts else None):
+            return None
+        assert row is not None and prefix is not None
+        if row.used_us is None or now_us - row.used_us >= _USED_EVERY_US:
+            self._used(prefix, now_us)
+        if len(known) >= _KNOWN_MAX:
+            known.clear()
+        principal = principal_of(row)
+        known[prefix] = (
+            now_us,
+            row.expires_us,
+            row.hash,
+            principal,
+            row.certificate,
+        )  # the one from before the look-up, if cleared
+        return principal, prefix
+
+    def ended(self, name: str, prefix: str = "") -> bool:
+        """Whether a principal, or the key that it used, was ended since: for answers that take long, and for tokens."""
+        query = select(service_principals.c.disabled_us).where(service_principals.c.name == name)
+        with self._engine.connect() as connection:
+            if connection.scalar(query) is not None:
+                return True
+            if not prefix:
+                return False
+            key = connection.execute(
+                select(service_keys.c.revoked_us, service_keys.c.expires_us).where(
+                    service_keys.c.prefix == prefix
+                )
+            ).first()
+        return key is None or key.revoked_us is not None or self._clock.utc_us() >= key.expires_us
+
+    def binding(self, prefix: str) -> str | None:
+        """The certificate that a key is bound to (L2)."""
+        with self._engine.connect() as connection:
+            return connection.scalar(
+                select(service_keys.c.certificate).where(service_keys.c.prefix == prefix)
+            )
+
+    def _used(self, prefix: str, now_us: int) -> None:
+        """Note a key's use, unless the database is busy: the next use will be noted."""
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                where = service_keys.c.prefix == prefix
+                connection.execute(update(service_keys).where(where).values(used_us=now_us))
+        except Exception:
+            _log.info("last use of an API key not noted", exc_info=True)
+
+
+def _counts(row: Any, now_us: int, certificate: str | None) -> bool:
+    """Whether a key may be used now, whoever has it; what may not costs as much as an unknown one (L3)."""
+    ended = row.revoked_us is not None or row.disabled_us is not None or now_us >= row.expires_us
+    return not ended and presents(row.certificate, certificate)

@@ -1,0 +1,76 @@
+"""Principals and their keys as the database has them, and which keys count."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, select
+
+from kvcustody.audit.schema.service import service_keys
+from kvcustody.governance.service.access.roles import Role
+
+
+class Principal(NamedTuple):
+    """Somebody who may ask the service: a person or a machine.
+
+    `kind` is `token` for one whom an issuer of tokens keeps: it is here because it was disabled here, and its roles
+    are in its tokens.
+    """
+
+    name: str
+    kind: str
+    roles: frozenset[Role]
+    tenant: str | None
+    enrolled_us: int
+    enrolled_by: str
+    disabled_us: int | None
+    version: int
+
+
+class Key(NamedTuple):
+    """What may be known of a key: never its secret, never its hash."""
+
+    prefix: str
+    principal: str
+    issued_us: int
+    expires_us: int
+    used_us: int | None
+    revoked_us: int | None
+    certificate: str | None = None  # `x5t#S256` of the client certificate that it is bound to
+
+
+class IssuedKey(NamedTuple):
+    """A new key, shown once."""
+
+    prefix: str
+    key: str
+    expires_us: int
+
+
+KEY_COLUMNS = [service_keys.c[name] for name in Key._fields]
+
+
+def principal_of(row: Any) -> Principal:
+    """The principal of a row that has its columns."""
+    values = {name: getattr(row, name) for name in Principal._fields}
+    values["roles"] = frozenset(Role(role) for role in str(values["roles"]).split(",") if role)
+    return Principal(**values)
+
+
+def roles_text(roles: Iterable[Role]) -> str:
+    """Roles as they are stored."""
+    return ",".join(sorted(roles))
+
+
+def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
+    """The prefixes of a principal's keys that are neither revoked nor expired."""
+    table = service_keys.c
+    where = and_(table.principal == name, table.revoked_us.is_(None), table.expires_us > now_us)
+    return list(connection.scalars(select(table.prefix).where(where)))
+
+
+def presents(bound: str | None, certificate: str | None) -> bool:
+    """Whether a connection with this certificate may use a key that is bound so; constant time where it is bound."""
+    return bound is None or (certificate is not None and hmac.compare_digest(bound, certificate))

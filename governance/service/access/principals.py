@@ -1,0 +1,250 @@
+"""The principals of the service and their keys: who may ask, until when, with which roles.
+
+P1 A principal's name is never given twice, not even after it was disabled.
+P2 Whatever changes here is on record in the ledger before it takes effect if it widens, and takes effect at once if
+   it narrows.
+P3 A key expires. Replacing it leaves the old one valid for the overlap that was asked for, and no longer.
+P4 A key that is bound to a client certificate is valid over connections with that certificate alone. What replaces it
+   is bound as it was, unless told otherwise.
+P5 Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
+   tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from sqlalchemy import Connection, Engine, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.events import Event, PrincipalChanged
+from kvcustody.audit.schema.service import service_keys, service_principals, service_sessions
+from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.errors import IdentityError
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.service.access.api_key import KeyHasher
+from kvcustody.governance.service.access.last_custodian_rule import check_another_stays
+from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
+from kvcustody.governance.service.access.principal_table import (
+    KEY_COLUMNS,
+    IssuedKey,
+    Key,
+    Principal,
+    roles_text,
+    valid_keys,
+)
+from kvcustody.governance.service.access.roles import ALONE, Role, check_roles
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+DAY_US = 86_400 * MICROSECONDS
+_KEYS_MAX = 16  # keys of one principal that are valid at a time
+TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens keeps
+
+
+class Principals(PrincipalLookup):
+    """The book of principals; `record` makes a class A event durable before it returns, or raises."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        hasher: KeyHasher,
+        clock: Clock,
+        record: Callable[[Event], object],
+        issuers: Iterable[str] = (),
+    ) -> None:
+        """`issuers`: the names of those whose tokens count; `issuer:name` may be disabled here (P5)."""
+        super().__init__(engine, hasher, clock)
+        self._record = record
+        self._issuers = frozenset(issuers)
+
+    def enrol(
+        self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
+    ) -> Principal:
+        """Add a principal; raises `IdentityError` where roles or name do not allow it, `conflict` if it is taken."""
+        _checked_name(name)
+        held = check_roles(roles, tenant)
+        if tenant is not None:
+            check_identifier("tenant", tenant)
+        if held & ALONE:
+            kind = "machine"
+        found = Principal(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
+        if self.find(name) is not None:
+            raise _taken(name)
+        self._note(found, "enrolled", by)
+        values = found._asdict() | {"roles": roles_text(held)}
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                connection.execute(insert(service_principals).values(**values))
+        except IntegrityError:
+            raise _taken(name) from None
+        return found
+
+    def disable(
+        self, name: str, *, version: int | None = None, allow_last: bool = False, by: str
+    ) -> Principal:
+        """End a principal and all of its keys and sessions at once; on record afterwards.
+
+        Raises `conflict` for the last who manages keys, unless `allow_last`.
+        """
+        now_us = self._clock.utc_us()
+        self._meet(name, now_us)
+        table = service_principals.c
+        where = (table.name == name) & table.disabled_us.is_(None)
+        if version is not None:
+            where &= table.version == version
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if not allow_last:
+                check_another_stays(connection, name, now_us)
+            values = {"disabled_us": now_us, "version": table.version + 1}
+            changed = connection.execute(update(service_principals).where(where).values(**values)).rowcount
+            if changed:
+                _end_credentials(connection, name, now_us)
+        self._known = {}
+        found = self.get(name)
+        if not changed and found.disabled_us is None:
+            raise ProblemError("changed")
+        if changed:
+            self._note(found, "disabled", by)
+        return found
+
+    def enable(self, name: str, *, by: str) -> Principal:
+        """Let a principal that was disabled ask again, once it has a new key (P5); on record before."""
+        found = self.get(name)
+        if found.disabled_us is None:
+            return found
+        self._note(found, "enabled", by)
+        table, now_us = service_principals.c, self._clock.utc_us()
+        where = (table.name == name) & table.disabled_us.is_not(None)
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            _end_credentials(connection, name, now_us)  # a program from before may have left them
+            values = {"disabled_us": None, "version": table.version + 1}
+            connection.execute(update(service_principals).where(where).values(**values))
+        return self.get(name)
+
+    def issue_key(
+        self,
+        name: str,
+        *,
+        days: float,
+        overlap_days: float | None = None,
+        certificate: str | None = None,
+        by: str,
+    ) -> IssuedKey:
+        """A new key for a principal; with `overlap_days` its other keys expire after so many days.
+
+        `certificate` binds it (P4): workers alone present one.
+        """
+        principal = self.get(name)
+        if principal.disabled_us is not None:
+            raise ProblemError("conflict", f"principal `{name}` is disabled")
+        if principal.kind == TOKEN:
+            raise ProblemError(
+                "conflict", f"principal `{name}` is kept by an issuer of tokens; it has no keys"
+            )
+        if certificate is not None and Role.WORKER not in principal.roles:
+            raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
+        now_us = self._clock.utc_us()
+        if certificate is None and overlap_days is not None:
+            certificate = self._binding(name, now_us)
+        made = self._hasher.make()
+        issued = IssuedKey(made.prefix, made.key, now_us + int(days * DAY_US))
+        detail = made.prefix if certificate is None else f"{made.prefix} x5t#S256={certificate}"
+        self._note(principal, "key-replaced" if overlap_days is not None else "key-issued", by, detail)
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            valid = valid_keys(connection, name, now_us)
+            if overlap_days is not None:
+                until_us = now_us + int(overlap_days * DAY_US)
+                late = service_keys.c.prefix.in_(valid) & (service_keys.c.expires_us > until_us)
+                connection.execute(update(service_keys).where(late).values(expires_us=until_us))
+            elif len(valid) >= _KEYS_MAX:
+                raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
+            row = Key(made.prefix, name, now_us, issued.expires_us, None, None, certificate)._asdict()
+            connection.execute(insert(service_keys).values(**row, hash=made.hash))
+        self._known = {}
+        return issued
+
+    def revoke_key(
+        self, prefix: str, *, principal: str | None = None, allow_last: bool = False, by: str
+    ) -> Key:
+        """Refuse a key from now on; on record afterwards. Another principal's key is absent where one is named.
+
+        Raises `conflict` for the last key of the last who manages keys, unless `allow_last`.
+        """
+        where = service_keys.c.prefix == prefix
+        if principal is not None:
+            where &= service_keys.c.principal == principal
+        now_us = self._clock.utc_us()
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            row = connection.execute(select(*KEY_COLUMNS).where(where)).first()
+            if row is None:
+                raise not_found()
+            if not allow_last:
+                check_another_stays(connection, row.principal, now_us, without=prefix)
+            fresh = where & service_keys.c.revoked_us.is_(None)
+            changed = connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us)).rowcount
+        self._known = {}
+        if changed:
+            self._note(self.get(row.principal), "key-revoked", by, prefix)
+        return Key(*row)._replace(revoked_us=row.revoked_us or now_us)
+
+    def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[Key]:
+        """Refuse every key of a principal from now on, and end its sessions; on record afterwards."""
+        principal, now_us = self.get(name), self._clock.utc_us()
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if not allow_last:
+                check_another_stays(connection, name, now_us)
+            changed = _end_credentials(connection, name, now_us)
+        self._known = {}
+        if changed:
+            self._note(principal, "key-revoked", by, ",".join(changed))
+        return self.keys(name)
+
+    def _meet(self, name: str, now_us: int) -> None:
+        """Have a row for one whom an issuer of tokens keeps (P5)."""
+        issuer, separated, _ = name.partition(":")
+        if not separated or issuer not in self._issuers or self.find(name) is not None:
+            return
+        check_identifier("principal", name)
+        row = Principal(name, TOKEN, frozenset(), None, now_us, issuer, None, 1)
+        with (
+            suppress(IntegrityError),
+            self._engine.connect().execution_options(**WRITE) as connection,
+            connection.begin(),
+        ):
+            connection.execute(insert(service_principals).values(**row._asdict() | {"roles": ""}))
+
+    def _binding(self, name: str, now_us: int) -> str | None:
+        """What the newest valid key of a principal is bound to."""
+        valid = (key for key in self.keys(name) if key.revoked_us is None and key.expires_us > now_us)
+        newest = next(valid, None)
+        return None if newest is None else newest.certificate
+
+    def _note(self, principal: Principal, action: str, by: str, detail: str = "") -> None:
+        roles = tuple(sorted(principal.roles))
+        at_us = self._clock.now_us()
+        self._record(
+            PrincipalChanged(at_us, principal.name, action, roles, principal.tenant or "", by, detail)
+        )
+
+
+def _end_credentials(connection: Connection, name: str, now_us: int) -> list[str]:
+    """Revoke every key and end every session; the prefixes of the keys that were valid."""
+    valid = valid_keys(connection, name, now_us)
+    fresh = (service_keys.c.principal == name) & service_keys.c.revoked_us.is_(None)
+    connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us))
+    connection.execute(delete(service_sessions).where(service_sessions.c.principal == name))
+    return valid
+
+
+def _checked_name(name: str) -> None:
+    check_identifier("principal", name)
+    if ":" in name:
+        raise IdentityError(
+            "principal: `:` is for names that a token issuer gives", field="principal", reason="has `:`"
+        )
+
+
+def _taken(name: str) -> ProblemError:
+    return ProblemError("conflict", f"principal `{name}` exists; names are never given twice")

@@ -1,0 +1,104 @@
+"""What key custodians do with the keys behind a ledger: its signing key, subjects' keys, tenants' keys on every worker.
+
+C1 The signing key is handed over on record while the service runs: the old signer ends, both keys sign the handover,
+   the next signer begins. Where it cannot be recorded, or another process signs with the key, the old one goes on.
+C2 Tenants' keys never leave their workers. What is ordered here is on record before any worker hears of it, and what
+   each worker did is on record as its own.
+C3 A subject's key is destroyed in the store that the service was given; its name goes with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcustody.audit.events import KeysOrdered
+from kvcustody.audit.query.key_orders import KeyOrder, key_orders
+from kvcustody.audit.retention.purge_and_legal_hold import RetentionError
+from kvcustody.audit.retention.unlink_subject import Unlinked, unlink_subject
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
+from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key
+from kvcustody.errors import LedgerUnavailable
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys, rotate_signing_key
+from kvcustody.governance.service.problem_details import ProblemError
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+_handing_over = threading.Lock()
+
+
+class SigningPeriod(NamedTuple):
+    """A key may sign trees of `first_size` up to and with `last_size` leaves (none: it signs now)."""
+
+    key: str
+    first_size: int
+    last_size: int | None
+
+
+def signing_keys(service: Service) -> list[SigningPeriod]:
+    """Every key that signs or signed this ledger, oldest first, as its own leaves say."""
+    return [SigningPeriod(str(key), first, last) for key, first, last in recorded_keys(service.engine)]
+
+
+def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[SigningPeriod]:
+    """Hand the ledger over to a new signing key (C1); every key, as then."""
+    with _handing_over:
+        if service.signer is None:
+            raise ProblemError("conflict", "another process signs this ledger; it hands its key over")
+        path, signer = service.settings.signing_key_path, service.signer
+        signer.close()
+        try:
+            wanted = None if kind is None else KeyKind.named(kind)
+            rotate_signing_key(path, signer, service.writer, service.clock, actor, wanted)
+        except SigningKeyError as error:
+            raise ProblemError("conflict", error.message) from None
+        except LedgerUnavailable:
+            raise ProblemError(
+                "unavailable", "the ledger cannot record", headers={"Retry-After": "2"}
+            ) from None
+        finally:
+            service.signer = service.signing_with(read_signing_key(path))
+    return signing_keys(service)
+
+
+def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> Unlinked:
+    """Destroy what says who a subject's pseudonyms are (C3); says what remains in which copies."""
+    check_identifier("tenant", tenant)
+    check_identifier("subject", subject)
+    url = service.settings.subject_keys_url
+    keys = None if url is None else SubjectKeys.open(url)  # of its own: the writer's belong to its thread
+    try:
+        return unlink_subject(
+            service.engine,
+            tenant,
+            subject,
+            keys=keys,
+            actor=actor,
+            reason=reason,
+            clock=service.clock,
+            put=service.record,
+        )
+    except RetentionError as error:
+        raise ProblemError("conflict", error.message) from None
+    finally:
+        if keys is not None:
+            keys.close()
+
+
+def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrder:
+    """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (C2)."""
+    check_identifier("tenant", tenant)
+    service.record(KeysOrdered(service.clock.now_us(), tenant, action, actor, reason))
+    service.changed()
+    return next(
+        found for found in reversed(orders(service)) if (found.tenant, found.action) == (tenant, action)
+    )
+
+
+def orders(service: Service) -> list[KeyOrder]:
+    """Every order on tenants' keys, oldest first."""
+    with service.reading() as connection:
+        return key_orders(connection)

@@ -1,0 +1,95 @@
+"""The control plane's own scan: what the ledger says against itself, of all workers, put on record.
+
+L1 It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by the
+   worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
+L2 It names, and changes nothing: a worker that starts again closes what its dead processes held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy import func, select
+
+from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
+from kvcustody.audit.events.block_runs import gather
+from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
+from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans
+from kvcustody.governance.service.fleet.scan_orders import ScanOrders
+from kvcustody.governance.service.jobs import Job, Progress
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+_STEPS = 3
+
+
+class LedgerScans:
+    """Scans of one service, one at a time: their numbers follow each other."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self.orders = ScanOrders(service.engine, service.clock)  # what workers are asked for (L1)
+
+    def start(self, principal: str) -> Job:
+        """Begin a scan as a job; its result names the scan."""
+        return self._service.jobs.start("scan", self._work, principal=principal, tenant=None, parameters={})
+
+    def _work(self, progress: Progress) -> dict[str, Any]:
+        with self._lock:
+            return self._scan(progress)
+
+    def _scan(self, progress: Progress) -> dict[str, Any]:
+        service, writer = self._service, self._service.writer
+        started_us = service.clock.now_us()
+        writer.flush()  # what is on its way is not missing
+        with service.reading() as connection:
+            progress(0, _STEPS)
+            dead = [
+                ("dead incarnation", f"process {one.incarnation} of `{one.worker}` ended without a word")
+                for one in dead_incarnations(connection)
+            ]
+            known = set(connection.scalars(select(orphan_findings.c.cause)))
+            dead = [found for found in dead if found[1] not in known]
+            progress(1, _STEPS)
+            gaps = [("ledger gap", gap_cause(gap)) for gap in new_gaps(connection)]
+            progress(2, _STEPS)
+            lives = connection.scalar(select(func.count()).select_from(incarnations)) or 0
+            last = (
+                select(func.max(orphan_scans.c.scan))
+                .join(incarnations, incarnations.c.id == orphan_scans.c.incarnation)
+                .where(incarnations.c.uuid == writer.incarnation)
+            )
+            number = (connection.scalar(last) or 0) + 1
+        found = dead + gaps
+        service.submit(list(_events(service.clock.now_us(), number, started_us, found)))
+        writer.flush()
+        progress(_STEPS, _STEPS)
+        return {
+            "incarnation": writer.incarnation,
+            "scan": number,
+            "processes": lives,
+            "findings": len(found),
+        }
+
+
+def _events(now_us: int, number: int, started_us: int, found: list[tuple[str, str]]) -> Iterator[Event]:
+    nothing = np.zeros(0, dtype=np.int64)
+    yield OrphanScanned(now_us, number, "ledger", started_us, now_us, 0, 0, len(found))
+    for place, (orphan, cause) in enumerate(found, 1):
+        yield OrphanFound(
+            now_us,
+            number,
+            place,
+            orphan,
+            cause,
+            None,
+            0,
+            gather(nothing, nothing),
+            "named in the record",
+            "on record",
+        )

@@ -1,0 +1,115 @@
+"""What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
+
+N1 What costs a query over the ledger is computed at most every ten seconds, whoever asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.query import custody as queries
+from kvcustody.clock import MICROSECONDS
+from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
+from kvcustody.governance.service.access.service_secret import keyed_digest
+
+if TYPE_CHECKING:
+    from kvcustody.governance.service.service import Service
+
+_DAY_US = 86_400 * MICROSECONDS
+_FRESH_SECONDS = 10.0
+
+
+class Measuring:
+    """Collects the samples of one service; `requests` is filled by its gate, by (operation, status)."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.requests: dict[tuple[str, int], list[float]] = {}  # how many, and their seconds
+        self._label_key = service.secret.key("tenant-label")
+        self._lock = threading.Lock()
+        self._ledger: list[Sample] = []
+        self._asked = -_FRESH_SECONDS
+
+    def samples(self) -> Iterator[Sample]:
+        """Everything, now."""
+        yield from self._own()
+        yield from self._workers()
+        with self._lock:
+            if time.monotonic() - self._asked >= _FRESH_SECONDS:
+                self._ledger, self._asked = list(self._of_ledger()), time.monotonic()
+            found = self._ledger
+        yield from found
+        for (operation, status), (count, seconds) in sorted(self.requests.items()):
+            yield "http_requests_total", (operation, str(status)), count
+            yield "http_request_seconds_total", (operation, str(status)), seconds
+
+    def _own(self) -> Iterator[Sample]:
+        service = self._service
+        status = service.writer.status()
+        yield "ledger_admitting", (), float(status.admitting)
+        yield "ledger_backlog_events", (), status.backlog
+        yield "ledger_spilled_bytes", (), status.spilled_bytes
+        yield "ledger_received_leaves_total", (), service.ingest.stored_leaves
+        if service.signer is not None:
+            signed = service.signer.status()
+            yield "ledger_checkpoint_size", (), signed.size
+            if signed.at_us:
+                age_us = max(0, service.clock.utc_us() - signed.at_us)
+                yield "ledger_checkpoint_age_seconds", (), age_us / MICROSECONDS
+
+    def _workers(self) -> Iterator[Sample]:
+        for worker in self._service.fleet.running():
+            name = worker.worker
+            if worker.received_sequence or worker.status:
+                yield "worker_up", (name,), float(not worker.silent)
+                yield "worker_policy_revision", (name,), worker.policy_revision
+                yield "worker_received_sequence", (name,), worker.received_sequence
+                yield from of_worker(name, worker.status)
+
+    def _of_ledger(self) -> Iterator[Sample]:
+        now_us = self._service.clock.utc_us()
+        with self._service.reading() as connection:
+            totals = queries.tenant_totals(connection)
+            found = coverage(connection, since_us=max(0, now_us - _DAY_US), until_us=now_us)
+            denials = queries.denials_by_rule(connection)
+            findings = queries.findings(connection)
+        busiest = sorted(totals, key=lambda row: (-row.leaves, row.tenant))
+        shown = {row.tenant for row in busiest[: self._service.settings.tenant_labels_max]}
+        added: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        for row in totals:
+            added["ledger_leaves", (self._label(row.tenant, shown),)] += row.leaves
+        for worker in self._service.fleet.running():
+            for tenant, blocks in worker.charged.items():
+                added["kv_cache_charged_blocks", (self._label(tenant, shown),)] += blocks
+        due: Counter[str] = Counter()
+        covered: Counter[str] = Counter()
+        for unit in found.rows:
+            label = self._label(unit.tenant, shown)
+            due[label] += unit.due
+            covered[label] += unit.covered
+            added["deletion_due_units", (label,)] += unit.due
+            added["deletion_covered_units", (label,)] += unit.covered
+            added["deletion_overdue_units", (label,)] += unit.overdue
+        for denial in denials:
+            added["reuse_denied_requests_total", (self._label(denial.reader, shown), denial.rule)] += (
+                denial.requests
+            )
+        for finding in findings:
+            added["orphan_findings", (finding.orphan,)] += 1
+        for (name, labels), value in sorted(added.items()):
+            yield name, labels, value
+        for label in sorted(due):
+            yield "deletion_coverage_ratio", (label,), covered[label] / due[label] if due[label] else 1.0
+        yield "deletion_lag_seconds_max", (), found.lag_us_max / MICROSECONDS
+
+    def _label(self, tenant: str, shown: set[str]) -> str:
+        """How a tenant appears: bounded, and by pseudonym unless the settings say otherwise."""
+        how = self._service.settings.tenant_labels
+        if how == "none" or tenant not in shown:
+            return OTHER
+        return tenant if how == "name" else "t-" + keyed_digest(self._label_key, tenant.encode())[:12]

@@ -1,0 +1,122 @@
+"""The release of policies as the service keeps it: signed steps in, each checked again here; nothing is signed here.
+
+D1 People sign with keys of their own, elsewhere. The service verifies a step against its own trust configuration, asks
+   the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
+D2 An operation takes the steps that it is named after, and no other: what a role may do is decided by the operation.
+D3 What narrows is stored first and recorded after; everything else is on record before it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from kvcustody.audit.events import ReleaseStep
+from kvcustody.clock import Clock
+from kvcustody.errors import PolicyError
+from kvcustody.governance.ledger_protocol import Ledger
+from kvcustody.governance.release import activation_gates as gates
+from kvcustody.governance.release.record import Record, ReleaseError, Step, digest_of, read_record
+from kvcustody.governance.release.replay_records import ReleaseState, fold
+from kvcustody.governance.release.store import SqlStore
+from kvcustody.governance.release.trust import read_trust
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.policies.bundle.trust import Trust
+
+_NARROWING = (Step.REVOKED, Step.BROKE_GLASS)
+
+
+class PolicyDesk:
+    """Takes signed steps into the ledger's release. `trust` None: this service releases no policies."""
+
+    def __init__(self, engine: Engine, trust: Path | None, clock: Clock, ledger: Ledger) -> None:
+        self._store = SqlStore(engine)
+        self._trust = None if trust is None else read_trust(trust)
+        self._clock = clock
+        self._ledger = ledger
+
+    @property
+    def trust(self) -> Trust:
+        """The trust configuration; raises `conflict` where there is none."""
+        if self._trust is None:
+            raise ProblemError(
+                "conflict", "this service has no trust configuration for policies; set `policy_trust`"
+            )
+        return self._trust
+
+    def records(self) -> list[bytes]:
+        """Every signed step, as it is stored."""
+        return self._store.read()
+
+    def state(self) -> ReleaseState:
+        """What the release has come to, every record verified."""
+        return fold(self._store.read(), self.trust)
+
+    def take(
+        self,
+        data: bytes,
+        *,
+        caller: str,
+        steps: tuple[Step, ...],
+        staged: bool | None = None,
+        check: Callable[[ReleaseState, Record], None] | None = None,
+    ) -> ReleaseState:
+        """Take a signed step of one of these kinds; raises `ReleaseError` or `ProblemError`, and changes nothing then.
+
+        `staged`: whether an activation must be, or must not be, a staged one (None: it is none). `check` is asked, and
+        raises, before a step that follows the last one is applied.
+        """
+        record = read_record(data)
+        if record.action not in steps:
+            raise ProblemError("invalid", f"this operation does not take a step `{record.action.value}`")
+        if record.actor != caller:
+            raise ProblemError("forbidden", "a step is signed by the principal who sends it")
+        state = self.state()
+        if record.number != len(state.records) + 1:
+            raise ProblemError("conflict", f"the release has `{len(state.records)}` steps; read it again")
+        if check is not None:
+            check(state, record)
+        if record.action is Step.ACTIVATED:
+            self._check_activation(state, record, staged)
+        state.apply(data)
+        if record.action is Step.BROKE_GLASS:
+            assert state.active is not None
+            gates.check(state, state.active)
+        self._keep(record, data, state)
+        return state
+
+    def _check_activation(self, state: ReleaseState, record: Record, staged: bool | None) -> None:
+        revision = record.body.get("revision")
+        if type(revision) is not int:
+            raise ReleaseError("the step names no revision")
+        if (record.body.get("stage") is not None) is not staged:
+            raise ProblemError(
+                "invalid", "the step is staged where it must not be, or is not where it must be"
+            )
+        proposal = state.proposal(revision)
+        state.check_activable(proposal, max(self._clock.utc_us(), record.at_us))
+        gates.check(state, proposal)
+
+    def _keep(self, record: Record, data: bytes, state: ReleaseState) -> None:
+        revision = record.body.get("revision")
+        about = state.proposals.get(revision) if type(revision) is int else state.active
+        event = ReleaseStep(
+            self._clock.now_us(),
+            record.number,
+            record.action.value,
+            0 if about is None else about.revision,
+            "" if about is None else about.manifest.digest,
+            digest_of(data),
+            record.actor,
+        )
+        narrows = record.action in _NARROWING
+        if not narrows:
+            self._ledger.submit_durable(event)
+        try:
+            self._store.append(record.number, data)
+        except PolicyError as error:
+            raise ProblemError("conflict", error.message) from None
+        if narrows:
+            self._ledger.submit_durable(event)

@@ -1,0 +1,94 @@
+"""The webhooks that a service pushes its ledger to: one thread each, started and ended with the service.
+
+B1 Where a webhook goes and its key are settings: nobody makes a service send the ledger elsewhere over the API.
+B2 That a sink is detached, attached again or given its dead batches again is on record before it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import orjson
+from sqlalchemy import Engine
+
+from kvcustody.audit.events import Event, SinkChanged
+from kvcustody.audit.query.events import EventRow
+from kvcustody.audit.siem.delivery import Pump, PumpStatus
+from kvcustody.audit.siem.formats import Shape, media_of, told
+from kvcustody.audit.siem.sink import SinkError, WebhookSink
+from kvcustody.clock import Clock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+from kvcustody.governance.service.settings import Webhook
+
+
+class Sinks:
+    """The pumps of one service by name. Close it before the ledger."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        webhooks: Sequence[Webhook],
+        folder: Path,
+        clock: Clock,
+        record: Callable[[Event], None],
+    ) -> None:
+        self._clock = clock
+        self._record = record
+        self._pumps = {webhook.name: _pump(engine, webhook, folder / webhook.name) for webhook in webhooks}
+        for pump in self._pumps.values():
+            pump.start()
+
+    def listed(self) -> list[PumpStatus]:
+        """Every sink, by name."""
+        return [self._pumps[name].status() for name in sorted(self._pumps)]
+
+    def detach(self, name: str, *, by: str, reason: str) -> PumpStatus:
+        """Give a sink nothing more, over restarts too; its place stays."""
+        pump = self._changed(name, "detached", by, reason)
+        pump.detach()
+        return pump.status()
+
+    def attach(self, name: str, *, by: str, reason: str) -> PumpStatus:
+        """Go on where it was."""
+        pump = self._changed(name, "attached", by, reason)
+        pump.attach()
+        return pump.status()
+
+    def retry(self, name: str, *, by: str, reason: str) -> PumpStatus:
+        """Send the batches again that were given up; `unavailable` where the receiver still does not take them."""
+        pump = self._changed(name, "retried", by, reason)
+        try:
+            pump.retry_dead()
+        except SinkError as error:
+            raise ProblemError("unavailable", error.message, headers={"Retry-After": "30"}) from None
+        return pump.status()
+
+    def close(self) -> None:
+        """End the threads after the batches under way."""
+        for pump in self._pumps.values():
+            pump.close()
+
+    def _changed(self, name: str, action: str, by: str, reason: str) -> Pump:
+        pump = self._pumps.get(name)
+        if pump is None:
+            raise not_found()
+        self._record(SinkChanged(self._clock.now_us(), name, action, by, reason))
+        return pump
+
+
+def _pump(engine: Engine, webhook: Webhook, folder: Path) -> Pump:
+    try:
+        if webhook.key_path.stat().st_mode & 0o077:
+            raise ConfigError(f"webhook `{webhook.name}`: its key is open to others; chmod 600 it")
+        key = webhook.key_path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"webhook `{webhook.name}`: key `{webhook.key_path}`: {error.strerror}") from None
+    shape = Shape(webhook.shape)
+
+    def encode(rows: Sequence[EventRow]) -> bytes:
+        return orjson.dumps([told(row, shape) for row in rows])
+
+    sink = WebhookSink(webhook.name, webhook.url, key, content_type=media_of(shape))
+    return Pump(engine, sink, folder, encode)

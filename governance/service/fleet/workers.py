@@ -1,0 +1,196 @@
+"""Workers as the control plane knows them: their incarnations, when they were last heard, what they said of themselves.
+
+F1 A worker's name is its principal's name: nobody else can write for it.
+F2 Registering an incarnation closes the custody of its dead predecessors as unproven, once.
+F3 What a worker says of itself decides nothing: it is shown.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from kvcustody.audit.database.engine import WRITE
+from kvcustody.audit.events import Event
+from kvcustody.audit.schema.ledger import incarnations, workers
+from kvcustody.audit.schema.service import service_workers
+from kvcustody.audit.writer.append_leaves import register
+from kvcustody.audit.writer.crash_recovery import close_dead
+from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.governance.service.ingest.check_columns import Sender
+from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+_FLUSH_SECONDS = 1.0
+_RUNNING_MAX = 10_000
+LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
+
+
+class Worker(NamedTuple):
+    """One incarnation of a worker. Times are UTC in microseconds."""
+
+    worker: str
+    incarnation: str
+    started_us: int
+    ended_us: int | None
+    end: str | None
+    seen_us: int
+    silent: bool
+    received_sequence: int
+    policy_revision: int
+    status: dict[str, Any]
+    charged: dict[str, int]
+
+
+class Fleet:
+    """The register of workers; `submit` hands class B events to the service's own ledger writer."""
+
+    def __init__(
+        self, engine: Engine, clock: Clock, offset_us: int, submit: Callable[[Sequence[Event]], object]
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._offset_us = offset_us
+        self._submit = submit
+        self._senders: dict[str, Sender] = {}
+        self._lock = threading.Lock()
+        self._received: dict[str, tuple[int, int]] = {}  # highest sequence, and when
+        self._flushed = 0.0
+
+    def register(self, worker: str, incarnation: str, offset_us: int) -> bool:
+        """Put an incarnation on record; False where it was there. Raises `not-found` where it is another worker's."""
+        now_us = self._clock.utc_us()
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                known = self._find(connection, incarnation)
+                if known is not None:
+                    if known.worker != worker or known.offset_us != offset_us:
+                        raise not_found()
+                    return False
+                register(connection, incarnation, worker, offset_us, now_us)
+                row = {
+                    "incarnation": incarnation,
+                    "worker": worker,
+                    "seen_us": now_us,
+                    "received_sequence": 0,
+                }
+                connection.execute(insert(service_workers).values(**row, policy_revision=0, status="{}"))
+        except IntegrityError:
+            raise ProblemError("conflict", "the incarnation was registered at the same moment") from None
+        self._senders = {name: sender for name, sender in self._senders.items() if sender.worker != worker}
+        with self._engine.connect() as connection:
+            events = close_dead(connection, worker, incarnation, self._clock.now_us(), self._offset_us)
+        if events:
+            self._submit(events)
+        return True
+
+    def sender(self, worker: str, incarnation: str) -> Sender:
+        """The sender of a batch; raises `not-found` where the incarnation is not this worker's."""
+        known = self._senders.get(incarnation)
+        if known is None:
+            with self._engine.connect() as connection:
+                row = self._find(connection, incarnation)
+                if row is None or row.worker != worker:
+                    raise not_found()
+                query = select(incarnations.c.uuid).join(workers, workers.c.id == incarnations.c.worker)
+                mine = connection.scalars(query.where(workers.c.name == worker, incarnations.c.id < row.id))
+                known = Sender(worker, incarnation, row.offset_us, frozenset(mine))
+            self._senders[incarnation] = known
+        if known.worker != worker:
+            raise not_found()
+        return known
+
+    def received(self, incarnation: str, sequence: int) -> None:
+        """Note that a batch of an incarnation arrived; written behind (`flush`)."""
+        with self._lock:
+            known = self._received.get(incarnation, (0, 0))[0]
+            self._received[incarnation] = (max(known, sequence), self._clock.utc_us())
+
+    def flush(self, *, now: bool = False) -> None:
+        """Write what was received, at most once a second for all; what cannot be written is tried again."""
+        if not now and time.monotonic() - self._flushed < _FLUSH_SECONDS:
+            return
+        with self._lock:
+            noted, self._received = self._received, {}
+        self._flushed = time.monotonic()
+        if not noted:
+            return
+        table = service_workers.c
+        try:
+            with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+                for incarnation, (sequence, seen_us) in noted.items():
+                    values = {"received_sequence": sequence, "seen_us": seen_us}
+                    where = (table.incarnation == incarnation) & (table.received_sequence <= sequence)
+                    connection.execute(update(service_workers).where(where).values(**values))
+        except SQLAlchemyError:
+            with self._lock:
+                self._received = {**noted, **self._received}
+
+    def heard(
+        self,
+        worker: str,
+        incarnation: str,
+        *,
+        revision: int = 0,
+        status: dict[str, Any] | None = None,
+        charged: dict[str, int] | None = None,
+    ) -> None:
+        """Note what an incarnation says of itself; raises `not-found` where it is not this worker's."""
+        values: dict[str, Any] = {"seen_us": self._clock.utc_us(), "policy_revision": revision}
+        values["status"] = orjson.dumps(status or {}).decode()
+        values["charged"] = orjson.dumps(charged or {}).decode()
+        where = (service_workers.c.incarnation == incarnation) & (service_workers.c.worker == worker)
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if not connection.execute(update(service_workers).where(where).values(**values)).rowcount:
+                raise not_found()
+
+    def listed(
+        self, *, after: int = 0, limit: int = 100, only_open: bool = False
+    ) -> list[tuple[int, Worker]]:
+        """Incarnations in the order of their registration, each with its position."""
+        query = (
+            select(incarnations, workers.c.name, service_workers)
+            .join(workers, workers.c.id == incarnations.c.worker)
+            .outerjoin(service_workers, service_workers.c.incarnation == incarnations.c.uuid)
+            .where(incarnations.c.id > after)
+            .order_by(incarnations.c.id)
+            .limit(limit)
+        )
+        if only_open:
+            query = query.where(incarnations.c.ended_us.is_(None))
+        now_us = self._clock.utc_us()
+        found = []
+        with self._engine.connect() as connection:
+            for row in connection.execute(query).mappings():
+                seen_us = row["seen_us"] or row["started_us"]
+                worker = Worker(
+                    row["name"],
+                    row["uuid"],
+                    row["started_us"],
+                    row["ended_us"],
+                    row["end"],
+                    seen_us,
+                    row["ended_us"] is None and row["seen_us"] is not None and now_us - seen_us > LIVE_US,
+                    row["received_sequence"] or 0,
+                    row["policy_revision"] or 0,
+                    orjson.loads(row["status"] or "{}"),
+                    orjson.loads(row["charged"] or "{}"),
+                )
+                found.append((row["id"], worker))
+        return found
+
+    def running(self) -> list[Worker]:
+        """The newest incarnation of every worker that has not ended, by the worker's name."""
+        latest = {worker.worker: worker for _, worker in self.listed(limit=_RUNNING_MAX, only_open=True)}
+        return [latest[name] for name in sorted(latest)]
+
+    @staticmethod
+    def _find(connection: Connection, incarnation: str) -> Any:
+        query = select(incarnations.c.id, incarnations.c.offset_us, workers.c.name.label("worker"))
+        joined = query.join(workers, workers.c.id == incarnations.c.worker)
+        return connection.execute(joined.where(incarnations.c.uuid == incarnation)).first()

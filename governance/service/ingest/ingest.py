@@ -1,0 +1,226 @@
+"""Workers' batches into the ledger: those that wait are committed together, and each is acknowledged once durable.
+
+G1 A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are skipped.
+G2 A batch that the database refuses hinders no other: batches are then committed one by one.
+G3 What waits is bounded; beyond it a worker is told to come back, and keeps its events in its spill.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvcustody.audit.database.engine import StoreGoneError, describe
+from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.subjects.subject_table import hidden
+from kvcustody.audit.writer.committer import Committer, refused
+from kvcustody.errors import LedgerError
+from kvcustody.governance.service.ingest.check_columns import Sender
+from kvcustody.governance.service.ingest.check_leaves import Received, read_batch, unwritable
+from kvcustody.governance.service.ingest.merge_batches import gathered
+from kvcustody.governance.service.ingest.reader_processes import BatchReaders
+from kvcustody.governance.service.problem_details import ProblemError
+
+_WAITING_LEAVES_MAX = 100_000
+_TOGETHER_LEAVES = 10_000
+_SEEN_MAX = 4096
+
+
+class Stored(NamedTuple):
+    """What a batch came to: leaves that were new, and leaves that the ledger had."""
+
+    added: int
+    known: int
+
+
+class _Waiting:
+    """A batch and the thread that waits for it."""
+
+    __slots__ = ("batch", "done", "incarnation", "problem", "stored")
+
+    def __init__(self, incarnation: str, batch: Received) -> None:
+        self.incarnation = incarnation
+        self.batch = batch
+        self.done = threading.Event()
+        self.stored = Stored(0, 0)
+        self.problem: ProblemError | None = None
+
+
+class Ingest:
+    """Owns the thread that commits workers' batches; close it at the end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        after: Callable[..., None],
+        keys: SubjectKeys | None = None,
+        *,
+        readers: int = 0,
+        timeout_seconds: float = 30.0,
+    ) -> None:
+        """`after` is called on the committing thread when batches were acknowledged, and with `now` at the end.
+
+        `readers` processes read batches, as soon as there are large ones.
+
+        With `keys`, of this thread alone, the names in batches reach the ledger as tags.
+        """
+        self._keys = keys
+        self._engine = engine
+        self._after = after
+        self._committer = Committer(engine, SubjectDirectory())
+        self._timeout_seconds = timeout_seconds
+        self._queue: deque[_Waiting] = deque()
+        self._leaves = 0
+        self._wake = threading.Condition()
+        self._readers = BatchReaders(readers)
+        self._reading = threading.Lock()  # several readers would only take the interpreter from who commits
+        self._ending = False
+        self._highest: dict[str, int] = {}  # sequences up to which this process committed, by incarnation
+        self.stored_leaves = 0
+        self._thread = threading.Thread(target=self._run, name="kvcustody-ingest", daemon=True)
+        self._thread.start()
+
+    def read(self, body: bytes, sender: Sender) -> Received:
+        """The batch in a request, checked as `read_batch` does: by another process, or here, one at a time."""
+        found = self._readers.read(body, sender)
+        if found is not None:
+            return found
+        with self._reading:
+            return read_batch(body, sender)
+
+    def put(self, incarnation: str, batch: Received) -> Stored:
+        """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
+        waiting = _Waiting(incarnation, batch)
+        with self._wake:
+            if self._ending or self._leaves > _WAITING_LEAVES_MAX:
+                raise _unavailable("too many batches wait")
+            self._leaves += len(batch.batch.data)
+            self._queue.append(waiting)
+            self._wake.notify()
+        if not waiting.done.wait(self._timeout_seconds):
+            raise _unavailable("the ledger is slow")
+        if waiting.problem is not None:
+            raise waiting.problem
+        return waiting.stored
+
+    def close(self) -> None:
+        """Commit what waits, take no more, end the thread."""
+        with self._wake:
+            self._ending = True
+            self._wake.notify()
+        self._thread.join()
+        self._after(now=True)
+        self._committer.close()
+        self._readers.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._ending:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                group = self._take()
+            try:
+                self._commit(group)
+            except Exception as error:  # the thread must not end: the group is refused as a whole
+                for waiting in group:
+                    waiting.problem = _unavailable(describe(error))
+            for waiting in group:
+                waiting.done.set()
+            self._after()
+
+    def _take(self) -> list[_Waiting]:
+        """What is committed together: a few thousand leaves at most."""
+        group: list[_Waiting] = []
+        leaves = 0
+        while self._queue and (
+            not group or leaves + len(self._queue[0].batch.batch.data) <= _TOGETHER_LEAVES
+        ):
+            group.append(self._queue.popleft())
+            leaves += len(group[-1].batch.batch.data)
+        self._leaves -= leaves
+        return group
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        try:
+            self._write(group, skip_known=not self._all_new(group))
+        except StoreGoneError as problem:
+            self._committer.reopen()
+            raise _unavailable(problem.message) from None
+        except (SQLAlchemyError, LedgerError, LookupError, TypeError, ValueError, ArithmeticError) as problem:
+            if isinstance(problem, SQLAlchemyError) and not refused(problem):
+                self._engine.dispose()
+                self._highest.clear()
+                raise
+            for waiting in group:
+                self._commit_one(waiting)
+
+    def _commit_one(self, waiting: _Waiting) -> None:
+        try:
+            self._write([waiting], skip_known=True)
+        except SQLAlchemyError as problem:
+            if not refused(problem):
+                self._engine.dispose()
+                waiting.problem = _unavailable(describe(problem))
+            else:
+                waiting.problem = unwritable()
+        except (LedgerError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            waiting.problem = unwritable()
+
+    def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
+        names = [row for waiting in group for row in waiting.batch.names]
+        if names and self._keys is not None:
+            names = hidden(self._keys, names)
+        batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
+        count = sum(len(batch.data) for batch in batches)
+        if skip_known or self._engine.dialect.name != "sqlite":
+            batches = [gathered(batches)] if batches else []
+        added = 0
+        if batches:
+            added = self._committer.write(batches[0], skip_known=skip_known, rest=batches[1:], given=names)
+        elif names:
+            self._committer.write_names(names)
+        self.stored_leaves += added
+        known = count - added
+        for waiting in group:
+            count = len(waiting.batch.batch.data)
+            # What was known cannot be told apart by batch in a group; alone, or with none known, it is exact.
+            waiting.stored = Stored(count - min(known, count), min(known, count))
+            self._highest[waiting.incarnation] = max(
+                self._highest.get(waiting.incarnation, 0), waiting.batch.last_sequence
+            )
+        while len(self._highest) > _SEEN_MAX:
+            del self._highest[next(iter(self._highest))]
+
+    def _all_new(self, group: list[_Waiting]) -> bool:
+        """No leaf of the group can be in the ledger: each is past what that has of its incarnation."""
+        new = {waiting.incarnation for waiting in group} - self._highest.keys()
+        if new:  # another process, or this one before a restart, may have had some
+            self._committer.check_there()
+            with self._engine.connect() as connection:
+                self._highest |= {name: highest_sequence(connection, name) for name in new}
+        highest = dict(self._highest)
+        for waiting in group:
+            reached = highest[waiting.incarnation]
+            if waiting.batch.batch.data and waiting.batch.first_sequence <= reached:
+                return False
+            highest[waiting.incarnation] = max(reached, waiting.batch.last_sequence)
+        return True
+
+
+def highest_sequence(connection: Connection, incarnation: str) -> int:
+    """The highest sequence that the ledger has of an incarnation; 0 where it has none."""
+    life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
+    return connection.scalar(select(func.max(events.c.sequence)).where(events.c.incarnation == life)) or 0
+
+
+def _unavailable(why: str) -> ProblemError:
+    return ProblemError("unavailable", why, headers={"Retry-After": "1"})

@@ -1,0 +1,248 @@
+"""Workers' batches read in processes of their own: what a batch must be is checked there, beside the commits.
+
+Reading takes as long as committing, and both need the interpreter: in one process they wait for each other.
+A1 What comes back is what `read_batch` gives here. A batch that the other process does not take is read here, which
+   says what is wrong with it; so is one that is small, one that waits for another process in vain, and every one where
+   there is none (yet).
+A2 A process that ends, or that is silent for too long, costs time, never a batch. It is started again, not at once.
+A3 The other process ends with its parent, however that ends: its standard input does.
+A4 It knows no key, no database and no address: bytes come in, and what they say goes out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+import structlog
+
+from kvcustody.audit.events.batch import Batch, Founder, Group
+from kvcustody.audit.events.block_run_text import Extents
+from kvcustody.governance.service.gc_tuning import seldom
+from kvcustody.governance.service.ingest.check_columns import Sender
+from kvcustody.governance.service.ingest.check_leaves import Received, lines_of, read_batch
+from kvcustody.governance.service.problem_details import ProblemError
+
+SMALL_BYTES = 64 << 10  # a batch of some hundred leaves: sooner read than sent
+_SILENT_SECONDS = 30.0
+_PATIENCE_SECONDS = 5.0  # for one of the processes
+_AGAIN_SECONDS = 10.0
+_PIPE_BYTES = 1 << 20
+_SET_PIPE_SIZE = 1031  # fcntl's F_SETPIPE_SZ, Linux alone
+_LENGTH = 8
+_READY = b"ready"
+
+
+class BatchReaders:
+    """Some processes that read batches; none is started before the first large one comes."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._idle: SimpleQueue[_Process] = SimpleQueue()
+        for _ in range(count):
+            self._idle.put(_Process())
+
+    def read(self, body: bytes, sender: Sender) -> Received | None:
+        """The batch in a request; None where it is to be read here (A1)."""
+        if len(body) < SMALL_BYTES:
+            return None
+        try:
+            process = self._idle.get(timeout=_PATIENCE_SECONDS) if self._count else None
+        except Empty:
+            return None
+        if process is None:
+            return None
+        try:
+            found = process.ask(body, sender)
+        finally:
+            self._idle.put(process)
+        return None if found is None else _received(found, body)
+
+    def close(self) -> None:
+        """End the processes that are idle; those at work end with this one."""
+        while True:
+            try:
+                self._idle.get_nowait().end()
+            except Empty:
+                return
+
+
+class _Process:
+    """One other process, of one caller at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._begin_at = 0.0
+
+    def ask(self, body: bytes, sender: Sender) -> bytes | None:
+        """Its answer; None where it gives none, or is not there yet."""
+        if self._process is None:
+            self._begin()
+            return None
+        until = time.monotonic() + _SILENT_SECONDS
+        try:
+            if not self._ready:
+                if not _is_there(self._process, select.POLLIN, 0.0):
+                    return None  # it is still loading what it needs
+                self._ready = _receive(self._process, until) == _READY
+            head = marshal.dumps((*sender[:3], list(sender.predecessors)))
+            _send(self._process, b"".join((_length(head), head, _length(body), body)), until)
+            return _receive(self._process, until) or None
+        except (OSError, EOFError) as problem:
+            structlog.get_logger(__name__).warning("a process that reads batches ended", why=repr(problem))
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """End it; the next that is asked for is begun later (A2)."""
+        process, self._process, self._ready = self._process, None, False
+        if process is not None:
+            process.kill()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+            process.wait()
+            self._begin_at = time.monotonic() + _AGAIN_SECONDS
+
+    def _begin(self) -> None:
+        if time.monotonic() < self._begin_at or not sys.executable:
+            return
+        self._begin_at = time.monotonic() + _AGAIN_SECONDS
+        command = [sys.executable, "-P", "-m", "kvcustody.governance.service.ingest.reader_processes"]
+        pipe = subprocess.PIPE
+        known = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY")}
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                command, bufsize=0, stdin=pipe, stdout=pipe, env=known, start_new_session=True
+            )
+        except OSError as problem:
+            structlog.get_logger(__name__).warning("no process to read batches", why=str(problem))
+            return
+        _widen(self._process.stdin, self._process.stdout)
+
+
+def _widen(*pipes: IO[bytes] | None) -> None:
+    """Room for a batch in the pipes, where the system gives it; no write to them waits for ever."""
+    for pipe in pipes:
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                fcntl.fcntl(pipe, _SET_PIPE_SIZE, _PIPE_BYTES)
+
+
+def _is_there(process: subprocess.Popen[bytes], wanted: int, seconds: float) -> bool:
+    """Whether a process can be written to, or read from, within some seconds."""
+    pipe = process.stdin if wanted == select.POLLOUT else process.stdout
+    assert pipe is not None
+    poll = select.poll()  # `select` knows the first 1,024 descriptors of a process alone
+    poll.register(pipe, wanted)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _send(process: subprocess.Popen[bytes], data: bytes, until: float) -> None:
+    assert process.stdin is not None
+    left, descriptor = memoryview(data), process.stdin.fileno()
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:
+            if not _is_there(process, select.POLLOUT, until - time.monotonic()):
+                raise TimeoutError("it does not listen") from None
+
+
+def _receive(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """One answer."""
+    assert process.stdout is not None
+    found, descriptor, wanted = bytearray(), process.stdout.fileno(), _LENGTH
+    while len(found) < wanted:
+        if not _is_there(process, select.POLLIN, until - time.monotonic()):
+            raise TimeoutError("it does not answer")
+        some = os.read(descriptor, _PIPE_BYTES)
+        if not some:
+            raise EOFError
+        found += some
+        if len(found) >= _LENGTH:
+            wanted = _LENGTH + int.from_bytes(found[:_LENGTH], "little")
+    return bytes(found[_LENGTH:])
+
+
+def _length(data: bytes) -> bytes:
+    return len(data).to_bytes(_LENGTH, "little")
+
+
+def _read(file: IO[bytes]) -> bytes:
+    """The next part of a question."""
+    length = file.read(_LENGTH)
+    data = file.read(int.from_bytes(length, "little"))
+    if len(length) < _LENGTH or len(data) < int.from_bytes(length, "little"):
+        raise EOFError
+    return data
+
+
+def _told(found: Received) -> bytes:
+    """A batch as bytes, without those of its leaves, which its reader has."""
+    batch = found.batch
+    groups = [
+        (
+            group.kind,
+            list(group.places),
+            {key: list(column) for key, column in group.columns.items()},
+            {key: tuple(extents) for key, extents in group.extents.items()},
+        )
+        for group in batch.groups
+    ]
+    founders = {uuid: tuple(founder) for uuid, founder in batch.founders.items()}
+    columns: list[Sequence[Any]] = [list(column) for column in batch[:8]]
+    return marshal.dumps((found.names, columns, groups, founders, list(batch.hashes), *found[2:]))
+
+
+def _received(data: bytes, body: bytes) -> Received:
+    """What `_told` told of the batch in this request."""
+    names, columns, groups, founders, hashes, first, last = marshal.loads(data)  # noqa: S302 - of our own process
+    _, lines = lines_of(body)
+    made = [
+        Group(kind, places, values, {key: Extents(*lists) for key, lists in extents.items()})
+        for kind, places, values, extents in groups
+    ]
+    lives = {uuid: Founder(*founder) for uuid, founder in founders.items()}
+    return Received(names, Batch._make((*columns, lines, made, lives, hashes)), first, last)
+
+
+def main() -> None:
+    """Answer one batch after the other until standard input ends."""
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    with seldom():  # the lists of a thousand leaves are no cycles
+        _answer(sys.stdin.buffer, sink)
+
+
+def _answer(source: IO[bytes], sink: IO[bytes]) -> None:
+    answer = _READY
+    while True:
+        sink.write(_length(answer) + answer)
+        sink.flush()
+        try:
+            worker, incarnation, offset_us, predecessors = marshal.loads(_read(source))  # noqa: S302 - of our parent
+            body = _read(source)
+        except EOFError:
+            return
+        sender = Sender(worker, incarnation, offset_us, frozenset(predecessors))
+        try:
+            answer = _told(read_batch(body, sender))
+        except ProblemError:
+            answer = b""  # the parent finds out which
+
+
+if __name__ == "__main__":
+    main()

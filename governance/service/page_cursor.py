@@ -1,0 +1,66 @@
+"""Cursors: where a page ended, in a form that only this service can write and only its caller can use.
+
+U1 A cursor is bound by HMAC-SHA256 to the operation, the principal, every filter and the checkpoint. Any change of a
+   single bit, or of what it is used with, is one refusal.
+U2 A cursor says nothing that its caller has not been shown: it is the position of the last row.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import Any, NamedTuple
+
+import orjson
+
+from kvcustody.governance.service.access.service_secret import ServiceSecret
+from kvcustody.governance.service.problem_details import ProblemError
+
+_TAG_BYTES = 32
+_CHARACTERS_MAX = 1024
+
+
+class Question(NamedTuple):
+    """What a cursor is bound to: the operation, who asks, and every filter by name."""
+
+    operation: str
+    principal: str
+    filters: dict[str, Any]
+
+
+class Cursors:
+    """Writes and reads cursors; stateless."""
+
+    def __init__(self, secret: ServiceSecret) -> None:
+        self._key = secret.key("cursor")
+
+    def write(self, question: Question, position: list[Any]) -> str:
+        """The cursor of a position: a list of JSON values."""
+        data = orjson.dumps(position)
+        return base64.urlsafe_b64encode(self._tag(question, data) + data).rstrip(b"=").decode()
+
+    def read(self, question: Question, cursor: str | None) -> list[Any] | None:
+        """The position in a cursor, None where there is none; raises `cursor-invalid` unless it fits (U1)."""
+        if cursor is None:
+            return None
+        if len(cursor) > _CHARACTERS_MAX:
+            raise ProblemError("cursor-invalid")
+        try:
+            raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        except (ValueError, binascii.Error):
+            raise ProblemError("cursor-invalid") from None
+        tag, data = raw[:_TAG_BYTES], raw[_TAG_BYTES:]
+        canonical = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+        if not hmac.compare_digest(tag, self._tag(question, data)) or canonical != cursor:
+            raise ProblemError("cursor-invalid")
+        position = orjson.loads(data)
+        assert isinstance(position, list)
+        return position
+
+    def _tag(self, question: Question, data: bytes) -> bytes:
+        bound = orjson.dumps(
+            [question.operation, question.principal, question.filters], option=orjson.OPT_SORT_KEYS
+        )
+        return hmac.new(self._key, len(bound).to_bytes(8, "little") + bound + data, hashlib.sha256).digest()

@@ -1,0 +1,43 @@
+"""The seam for pages and papers: what a console renders, asked for by the API, which knows no HTML.
+
+D1 Without a renderer there is JSON alone; another form is `not-acceptable`, never an empty file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from kvcustody.audit.report.model import Report
+from kvcustody.governance.service.problem_details import ProblemError
+
+REPORT_FORMATS = ("json", "html", "pdf", "oscal")
+
+
+class Documents(Protocol):
+    """Renders reports and certificates for people."""
+
+    def formats(self) -> tuple[str, ...]:
+        """The formats of a report that this installation can write."""
+
+    def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
+        """The files of a report by name."""
+
+    def certificate(self, document: dict[str, Any]) -> bytes:
+        """The page of an erasure's certificate."""
+
+
+class PlainDocuments:
+    """JSON alone: what a service without a console has (D1)."""
+
+    def formats(self) -> tuple[str, ...]:
+        """The one format."""
+        return ("json",)
+
+    def report(self, report: Report, formats: Sequence[str]) -> dict[str, bytes]:
+        """The report's own bytes."""
+        return {"report.json": report.to_bytes()}
+
+    def certificate(self, document: dict[str, Any]) -> bytes:
+        """There is no page."""
+        raise ProblemError("not-acceptable", "this service renders no pages; ask for the certificate's JSON")

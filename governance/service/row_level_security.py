@@ -1,0 +1,36 @@
+"""The second wall behind the row filters: PostgreSQL's row-level security, for every read of one tenant.
+
+R1 A transaction of one tenant acts as `kvcustody_reader`, and names the tenant in `kvcustody.tenant`: a query whose own
+   filter was forgotten shows that tenant's rows and no other.
+R2 Role and tenant end with the transaction: the next one of the same connection begins without them.
+R3 The wall stands where `kvcustody db roles` has been run and the service's login may take the role. Where it does not,
+   health says so, and the filters of the queries are alone; SQLite has no such wall.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine, text
+
+from kvcustody.audit.database.postgres_roles import READER
+from kvcustody.audit.schema.all_tables import projections
+
+_MEMBER = text("SELECT pg_has_role(current_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = :role")
+_WALLED = text("SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant'")
+_TENANT = text("SELECT set_config('kvcustody.tenant', :tenant, true)")
+
+
+def walls_stand(engine: Engine) -> bool:
+    """Whether the login may act as the reader, and every table with tenants' rows has its policy (R3)."""
+    if engine.dialect.name != "postgresql":
+        return False
+    with engine.connect() as connection:
+        if not connection.scalar(_MEMBER, {"role": READER}):
+            return False
+        walled = set(connection.scalars(_WALLED))
+    return walled >= {"events", "logs", *(table.name for table in projections())}
+
+
+def behind_wall(connection: Connection, tenant: str) -> None:
+    """Show the rest of this transaction the rows of one tenant alone (R1)."""
+    connection.execute(_TENANT, {"tenant": tenant})
+    connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")

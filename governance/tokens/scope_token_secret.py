@@ -1,0 +1,52 @@
+"""The secret under scope tokens: a 0600 file of its own, made at first start, shared by door and engine.
+
+It is not derived from the root key, because the process that faces the network issues tokens, and that process must
+never hold what opens every tenant's keys. Whoever reads this file can claim to be any tenant; nobody who reads it can
+compute a block key.
+
+F1 Processes that race to make the file all end up with the same secret: it appears whole, under its name, or not at
+   all.
+F2 What is read obeys the rules of a root key file: a regular file of 32 bytes, ours, 0600, behind no symbolic link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from kvcustody.errors import KeyringError
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.keys.root_key_wrapping import create_root_key, fsync_directory, read_root_key
+
+
+def open_scope_key(path: Path) -> KeyBuffer:
+    """The secret in `path`, made first if nothing is there; the caller wipes it. Raises `KeyringError`."""
+    try:
+        if not os.path.lexists(path):
+            _create(path)
+        return read_root_key(path)
+    except KeyringError as error:
+        problem, advice = error.operands["problem"], error.operands["advice"]
+        raise KeyringError(
+            f"scope token key `{path}`: {problem}; {advice}", path=path, problem=problem, advice=advice
+        ) from None
+
+
+def _create(path: Path) -> None:
+    """Put a fresh secret under `path` in one step, unless somebody else is first."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    create_root_key(draft)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    except OSError as error:
+        raise KeyringError(
+            f"cannot create `{path}`",
+            problem=f"cannot be created ({error.strerror})",
+            advice="choose a directory on a local disk",
+        ) from None
+    finally:
+        draft.unlink()
+    fsync_directory(path.parent)

@@ -1,0 +1,156 @@
+"""One engine that allocates by itself, under governance: settings in, an `EnginePort` out (governance.worker's twin).
+
+W1  The worker and its policy are on record, and a dead predecessor's custody is closed, before the first request.
+W2  The first scrub order covers the whole pool, so every block is zero before its first use.
+W3  Erasures that this worker owes an answer for, after a crash too, take effect with the first step.
+W4  `close` ends all custody and says so; without it the next start closes this one's custody as unproven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+import structlog
+
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.control_plane.agent import attend
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.external.engine_port import EngineControl, EnginePort
+from kvcustody.governance.orphans.ledger_join import recover
+from kvcustody.governance.orphans.scans import Scanned
+from kvcustody.governance.release.worker_follow import follow
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.open_foundation import open_foundation
+
+_log = structlog.get_logger(__name__)
+
+
+class EnginePlan(NamedTuple):
+    """The pool an engine brings. `reserved` blocks are never anybody's; `groups` share one index space."""
+
+    blocks: int
+    block_tokens: int
+    shards: int = 1
+    bytes_per_block: int = 0
+    device: str = "cpu"
+    reserved: tuple[int, ...] = ()
+    keep_last: bool = True
+
+
+class EngineWorker:
+    """An open worker. `port` belongs to the engine's thread; use the worker as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        port: EnginePort,
+        writer: EventWriter | RemoteLedger,
+        name: str,
+        clock: Clock,
+        stack: ExitStack,
+        signer: CheckpointSigner | None = None,
+    ) -> None:
+        self.port = port
+        self.writer = writer
+        self.name = name
+        self.signer = signer  # its status says up to where the ledger is signed
+        self._clock = clock
+        self._stack = stack
+        self._closed = False
+
+    def recover(self) -> Scanned:
+        """On the engine's thread, between steps: a full scan with repair, joined with the ledger where possible."""
+        return recover(self.port.scan_and_recover, self.writer)
+
+    def close(self, last: Callable[[ScrubOrder], None] | None = None) -> None:
+        """Stop in order; a second time changes nothing.
+
+        `last` executes the final scrub order and reports it through `port.scrubbed`, where the engine's workers still
+        live; without it, what ended last stays without a receipt and is reported so.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._stack:
+            self._stop(last)
+
+    def _stop(self, last: Callable[[ScrubOrder], None] | None) -> None:
+        port = self.port
+        port.close()
+        order = port.step()
+        if order is not None and last is not None:
+            last(order)
+        port.counts()  # hands over what the last order proved
+        queue = port.pool.queue
+        allocated = port.pool.next_generation - 1
+        self.writer.submit(
+            [WorkerStopped(self._clock.now_us(), self.name, "closed", allocated, tuple(queue.device_blocks))]
+        )
+        _log.info("worker stopped", worker=self.name, blocks_allocated=allocated)
+
+    def __enter__(self) -> EngineWorker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_engine_worker(
+    settings: Settings, plan: EnginePlan, engine: EngineControl, *, clock: Clock | None = None
+) -> EngineWorker:
+    """Open a worker over an engine's pool.
+
+    Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
+    """
+    clock = clock or SystemClock()
+    with ExitStack() as stack:
+        standing, keyring, writer, signer, inbox, connection = open_foundation(
+            settings,
+            clock,
+            stack,
+            blocks=plan.blocks - len(plan.reserved),
+            shards=plan.shards,
+            bytes_per_block=plan.bytes_per_block,
+            device=plan.device,
+        )
+        pool = ForeignPool(
+            plan.blocks,
+            shards=plan.shards,
+            bytes_per_block=plan.bytes_per_block,
+            reserved=plan.reserved,
+            fence_bound_us=settings.fence_bound_ms * 1000,
+        )
+        port = EnginePort(
+            pool,
+            engine,
+            standing.table,
+            keyring,
+            writer,
+            clock=clock,
+            expires_utc_us=standing.expires_utc_us,
+            block_tokens=plan.block_tokens,
+            keep_last=plan.keep_last,
+            residencies_max=settings.residencies_per_tenant_max,
+        )
+        inbox.look(port)
+        inbox.start(port, settings.erasure_poll_ms / 1000)
+        stack.callback(inbox.stop)
+        follow(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
+        attend(connection, port, writer, stack, bytes_per_block=plan.bytes_per_block)
+        worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
+        _log.info(
+            "worker started",
+            worker=settings.worker_name,
+            policy=standing.table.policy.name,
+            policy_digest=standing.table.digest,
+        )
+        return worker

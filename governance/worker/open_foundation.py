@@ -1,0 +1,157 @@
+"""What every worker stands on, opened in order: the policy, the keys and the ledger, with the worker on record.
+
+N1  Nothing is admitted before the worker and its policy are on record; a dead predecessor's custody is closed first.
+N2  A policy of another profile than the deployment promises is refused.
+N3  Where the settings name a control plane, policy, ledger and erasures come over its API (control_plane.opening). A
+    start while it is away is on record in the local spill first.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from sqlalchemy import Engine
+
+import kvcustody
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.subjects.subject_key_store import SubjectKeys
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import KeyKind
+from kvcustody.audit.witness.client import read_addresses
+from kvcustody.audit.witness.submitter import WitnessSubmitter
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+from kvcustody.clock import Clock
+from kvcustody.errors import LedgerError
+from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.erasures import RemoteInbox
+from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_standing
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
+from kvcustody.governance.keys import core_dumps
+from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
+from kvcustody.governance.keys.keyring import Keyring
+from kvcustody.governance.keys.root_key_wrapping import open_wrapping
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
+from kvcustody.governance.release.startup_policy import Standing, activations, open_standing
+from kvcustody.governance.settings import Settings
+from kvcustody.migrations.upgrade import upgrade
+from kvcustody.policies.table.decision_table import DecisionTable
+
+
+class Foundation(NamedTuple):
+    """What a worker stands on, open; `signer` is None where another process signs the checkpoints."""
+
+    standing: Standing
+    keyring: Keyring
+    writer: EventWriter | RemoteLedger
+    signer: CheckpointSigner | None
+    inbox: ErasureInbox
+    connection: Connection | None = None  # to the control plane, where there is one
+
+
+def open_foundation(
+    settings: Settings,
+    clock: Clock,
+    stack: ExitStack,
+    *,
+    blocks: int,
+    shards: int,
+    bytes_per_block: int,
+    device: str,
+) -> Foundation:
+    """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
+    core_dumps.guard(strict=settings.strict)
+    port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
+    keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
+    stack.callback(keyring.close)
+    memory = (blocks, shards, bytes_per_block, device)
+    if settings.control_plane:
+        return _behind_control_plane(settings, clock, stack, keyring, memory)
+    engine = open_store(settings.database_url)
+    stack.callback(engine.dispose)
+    upgrade(engine)
+    standing = open_standing(settings, engine, clock)
+    writer = _writer(settings, engine, clock)
+    stack.callback(writer.close)
+    _announce(writer, settings, standing.table, _started(settings, standing, clock, memory))
+    signer = _signer(settings, engine, writer, clock)
+    if signer is not None:
+        signer.start()
+        stack.callback(signer.close)
+        stack.callback(writer.flush)  # what is written by then is signed
+        _take_to_witnesses(settings, engine, stack)
+    inbox = ErasureInbox(engine, settings.worker_name, writer.offset_us, writer.subject_keys)
+    return Foundation(standing, keyring, writer, signer, inbox)
+
+
+def _behind_control_plane(
+    settings: Settings, clock: Clock, stack: ExitStack, keyring: Keyring, memory: tuple[int, int, int, str]
+) -> Foundation:
+    """The same over the API (N3); the control plane signs."""
+    connection = connect(settings, stack)
+    standing = remote_standing(settings, connection, clock)
+    writer = open_remote_ledger(settings, connection, clock)
+    stack.callback(writer.close)
+    started = _started(settings, standing, clock, memory)
+    if writer.down:  # what is stated again widens nothing: it may be recorded behind its effect
+        writer.submit([started, *activations(standing.table, started.at_us, settings.worker_name)])
+        if not writer.flush():
+            raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
+    else:
+        _announce(writer, settings, standing.table, started)
+    return Foundation(standing, keyring, writer, None, RemoteInbox(connection, writer.offset_us), connection)
+
+
+def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
+    url = settings.subject_keys_url
+    settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return EventWriter(
+        engine,
+        worker=settings.worker_name,
+        clock=clock,
+        spill_directory=settings.spill_path,
+        settings=WriterSettings(
+            interval_seconds=settings.ledger_batch_ms / 1000, spill_bytes=int(settings.spill_bytes_max)
+        ),
+        subject_keys=None if url is None else SubjectKeys.open(url),
+    )
+
+
+def _started(
+    settings: Settings, standing: Standing, clock: Clock, memory: tuple[int, int, int, str]
+) -> WorkerStarted:
+    software = f"kvcustody {kvcustody.__version__}"
+    now_us = clock.now_us()
+    return WorkerStarted(now_us, settings.worker_name, *memory, software, standing.table.revision)
+
+
+def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:
+    """The signer of this ledger's checkpoints, its key on record; None where another process signs."""
+    path = settings.signing_key_file
+    key = open_signing_key(
+        path, settings.ledger_origin, engine, writer, clock, KeyKind.named(settings.signing_key_kind)
+    )
+    if key is None:
+        return None
+    memory = path.with_name(path.name + ".last")
+    seconds = settings.checkpoint_seconds
+    return CheckpointSigner(engine, [key], memory=memory, clock=clock, interval_seconds=seconds)
+
+
+def _take_to_witnesses(settings: Settings, engine: Engine, stack: ExitStack) -> None:
+    """Checkpoints go to the configured witnesses, behind everything else."""
+    if settings.witnesses_path is not None:
+        submitter = WitnessSubmitter(engine, read_addresses(settings.witnesses_path))
+        submitter.start()
+        stack.callback(submitter.close)
+
+
+def _announce(
+    writer: EventWriter | RemoteLedger, settings: Settings, table: DecisionTable, started: WorkerStarted
+) -> None:
+    """The worker and its policy, on record before the first request (N1)."""
+    writer.submit([started])
+    for event in activations(table, started.at_us, settings.worker_name):
+        writer.submit_durable(event)

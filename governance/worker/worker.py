@@ -1,0 +1,147 @@
+"""One engine process under governance: settings in, a Governor out, everything opened in order and closed in reverse.
+
+W1  Nothing is admitted before the worker and its policy are on record (foundation, N1), and before every block is zero.
+W2  Erasures that this worker owes an answer for, after a crash too, take effect before the first request.
+W3  `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
+    start of the same worker closes this one's custody as unproven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+import structlog
+
+from kvcustody.allocator.pool.memory_protocol import Memory
+from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.control_plane.agent import attend
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.orphans.ledger_join import recover
+from kvcustody.governance.orphans.scans import Scanned
+from kvcustody.governance.release.worker_follow import follow
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.open_foundation import open_foundation
+
+_log = structlog.get_logger(__name__)
+
+
+class MemoryPlan(NamedTuple):
+    """The memory a worker governs. `make` is called with a number of blocks for each pool of the profile."""
+
+    make: Callable[[int], Memory]
+    blocks: int
+    shards: int
+    bytes_per_block: int
+    device: str = "cpu"
+
+
+class Worker:
+    """An open worker. Use it as a context manager, or call `close`."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        writer: EventWriter | RemoteLedger,
+        name: str,
+        clock: Clock,
+        stack: ExitStack,
+        signer: CheckpointSigner | None = None,
+    ) -> None:
+        self.governor = governor
+        self.writer = writer
+        self.name = name
+        self.signer = signer  # its status says up to where the ledger is signed
+        self._clock = clock
+        self._stack = stack
+
+    def recover(self) -> Scanned:
+        """On the owning thread, between steps: a full scan with repair, joined with the ledger where possible."""
+        return recover(self.governor.scan_and_recover, self.writer)
+
+    def close(self) -> None:
+        """Stop in order (W2); a second time changes nothing."""
+        self._stack.close()
+
+    def stop(self) -> None:
+        """The first step of closing: the Governor ends, then the worker's own counters go on record."""
+        self.governor.close()
+        pools = self.governor.stats().pools
+        shards = max((len(pool.scrubbed) for pool in pools), default=0)
+        scrubbed = tuple(sum(pool.scrubbed[shard] for pool in pools) for shard in range(shards))
+        allocated = sum(pool.allocated for pool in pools)
+        self.writer.submit([WorkerStopped(self._clock.now_us(), self.name, "closed", allocated, scrubbed)])
+        _log.info("worker stopped", worker=self.name, blocks_allocated=allocated)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None = None) -> Worker:
+    """Open a worker over `memory`.
+
+    Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
+    """
+    clock = clock or SystemClock()
+    with ExitStack() as stack:
+        standing, keyring, writer, signer, inbox, connection = open_foundation(
+            settings,
+            clock,
+            stack,
+            blocks=memory.blocks,
+            shards=memory.shards,
+            bytes_per_block=memory.bytes_per_block,
+            device=memory.device,
+        )
+        pools = Pools(
+            memory.make,
+            memory.blocks,
+            _options(settings, memory.blocks),
+            residencies_max=settings.residencies_per_tenant_max,
+        )
+        table = standing.table
+        governor = Governor(
+            pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us
+        )
+        worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
+        stack.callback(worker.stop)
+        inbox.take_up(governor)
+        if settings.scan_online:
+            governor.scan_online()
+        inbox.start(governor, settings.erasure_poll_ms / 1000)
+        stack.callback(inbox.stop)
+        follow(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)
+        attend(connection, governor, writer, stack, bytes_per_block=memory.bytes_per_block)
+        worker._stack = stack.pop_all()
+        _log.info(
+            "worker started",
+            worker=settings.worker_name,
+            policy=table.policy.name,
+            policy_digest=table.digest,
+        )
+        return worker
+
+
+def _options(settings: Settings, blocks: int) -> PoolOptions:
+    reserve = int(blocks * settings.clean_reserve_share)
+    return PoolOptions(
+        block_tokens=settings.block_tokens,
+        reserve_low=reserve // 2,
+        reserve_high=reserve,
+        scrub_batch=min(settings.scrub_batch_blocks, max(1, blocks // 8)),
+        sweep_batch=settings.sweep_batch_residencies,
+        fence_bound_us=settings.fence_bound_ms * 1000,
+    )

@@ -1,0 +1,228 @@
+"""What the author of an adapter implements once, so that the conformance kit can drive the engine behind it.
+
+Everything the kit knows of an engine it asks here. Nothing here is a copy of governance's books: block tables, bytes
+and index contents come from the engine itself, so that a lie in either is seen.
+
+U1  A factory makes one fresh engine from a `Setup`; the kit owns the clock and moves it, the engine never does.
+U2  The engine is deterministic: greedy, the same prompt gives the same output on the same weights.
+U3  What an engine lacks it names in `Capabilities.lacks`, with the reason; the cases that need it are skipped with that
+    reason, and no case is skipped otherwise.
+U4  The probe of `watch` is called with the bytes of *every* shard as they are just before the first write of a block
+    that was handed out: after the scrub that was ordered for it, before anything else touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from kvcustody.audit.events import Event
+from kvcustody.clock import VirtualClock
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.integrations.events.block_event import BlockEvent
+
+# What an engine may lack. A name that is not here is a mistake of the adapter's author, and is refused.
+FEATURES: dict[str, str] = {
+    "tokens": "requests carry a signed token, which can be forged, replayed or expired",
+    "forks": "a second request on the blocks of a running one",
+    "preemption": "a running request gives its blocks up and resumes later",
+    "async": "device steps stay in flight while the engine goes on (`Setup.steps_in_flight`)",
+    "tier": "an external tier that blocks are stored to and prefetched from, asynchronously",
+    "events": "block events, published for routers",
+    "bytes": "the bytes of a block can be read, and first writes probed",
+    "stuck": "a block can be made to refuse to become zero (`stick`)",
+    "shards": "more than one shard of memory (`Setup.shards`)",
+    "exact": "the output depends on nothing but prompt, weights and the K/V that was read",
+    "salts": "a client may send a salt of its own",
+    "grants": "blocks of a domain other than the request's own can be read, where a grant opens it",
+}
+
+
+class Capabilities(NamedTuple):
+    """What the engine is. `lacks`: feature (of `FEATURES`) → the reason why this engine has not got it.
+
+    block_tokens: tokens a block. blocks: blocks that can be handed out, of all groups, after what the engine
+    reserves for itself.
+    groups: layer groups with block tables of their own (more than one: a hybrid model); `Outcome.blocks` lists all.
+    vocabulary: prompts have token ids from 3 to below this; at least 200.
+    """
+
+    engine: str
+    block_tokens: int
+    blocks: int
+    shards: int = 1
+    groups: int = 1
+    vocabulary: int = 256
+    lacks: Mapping[str, str] = {}
+
+
+class Setup(NamedTuple):
+    """What the kit asks of a factory.
+
+    policy: YAML for `policies.loader.load_policy`; tenants `alpha`, `beta`, `gamma`, `delta`; issuer `idp`.
+    clock: decides every deadline; hand it to the port, the Governor, the memory and the verifier of tokens.
+    blocks: how many blocks of each layer group can be handed out (an engine that reserves some allocates more); the
+    cases press on pools of 16 to 400.
+    steps_in_flight: how many device steps retire late; 0 is a synchronous engine. Only asked of engines with `async`.
+    tier: attach the external tier. Only asked of engines with `tier`.
+    shards: shards of memory. More than 1 only of engines with `shards`.
+    """
+
+    policy: str
+    clock: VirtualClock
+    blocks: int = 48
+    steps_in_flight: int = 0
+    tier: bool = False
+    shards: int = 1
+    seed: int = 0
+
+
+class Ask(NamedTuple):
+    """One request. `identity`: a principal whose identity the harness proves in whatever way its engine wants; a text
+    that is presented as it stands, as a client's raw token; or nothing at all. `salt`: the client's own.
+    `route`: as the door says, or None.
+    """
+
+    identity: Principal | str | None
+    tokens: tuple[int, ...]
+    max_tokens: int = 1
+    salt: str | None = None
+    route: str | None = None
+
+
+WAITING, RUNNING, FINISHED, ABORTED, REFUSED = "waiting", "running", "finished", "aborted", "refused"
+OVER = frozenset({FINISHED, ABORTED, REFUSED})
+
+
+class Outcome(NamedTuple):
+    """What is known of a request now; the first four fields are what its client can see.
+
+    cached_tokens: prompt tokens that needed no prefill, at its last start. blocks: its block table in the engine, every
+    group, now; empty once it is over. reason: in the harness's words, for people.
+    """
+
+    state: str
+    cached_tokens: int
+    output: tuple[int, ...]
+    error: str
+    blocks: tuple[int, ...]
+    reason: str = ""
+
+    @property
+    def seen(self) -> tuple[str, int, tuple[int, ...], str]:
+        """What the client sees."""
+        return self.state, self.cached_tokens, self.output, self.error
+
+
+class FirstWrite(NamedTuple):
+    """A block is about to be written for the first time since it was handed out to `request`.
+
+    nonzero_bytes: over all shards. hand_out: a number that the engine gives each hand-out, so that one block handed out
+    twice is two.
+    """
+
+    request: object
+    block: int
+    nonzero_bytes: int
+    hand_out: int
+
+
+class TierObject(NamedTuple):
+    """One object of the external tier: its key as the tier names it, and its bytes."""
+
+    key: bytes
+    data: bytes
+
+
+class EngineUnderTest(Protocol):
+    """A governed engine as the kit sees it. One thread; every call returns at once."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine is and lacks; the same for every call."""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def mint(self, principal: Principal, valid_us: int) -> str:
+        """A valid raw token of `principal` for one request (`tokens`)."""
+
+    def submit(self, ask: Ask) -> object:
+        """Queue a request; it starts in a later `step`. Never raises for what a client can cause: see `Outcome`."""
+
+    def step(self) -> bool:
+        """One engine step, deferred requests included; False where no request is waiting or running."""
+
+    def outcome(self, request: object) -> Outcome:
+        """What is known of a request, whatever its state."""
+
+    def abort(self, request: object) -> None:
+        """The client cancels; for a request that is over, nothing."""
+
+    def disconnect(self, request: object) -> None:
+        """The client's connection is gone; for a request that is over, nothing."""
+
+    def preempt(self, request: object) -> None:
+        """The engine takes its blocks; it waits and resumes by itself. Not running: nothing (`preemption`)."""
+
+    def fork(self, request: object) -> object:
+        """A second request that goes on from a running one (`forks`)."""
+
+    # -- time and administration -------------------------------------------------------------------------------------
+
+    def idle(self, microseconds: int) -> None:
+        """Let time pass without any request arriving. The harness advances `Setup.clock` in whatever strides it likes
+        and runs only what an idle engine runs by itself: its timer, its wake-up; never a `step` it would not make.
+        """
+
+    def activate(self, policy: str) -> None:
+        """A new policy revision takes effect."""
+
+    def erase(self, selector: Selector) -> None:
+        """Erase, as an administrator would."""
+
+    def scan(self) -> list[str]:
+        """Findings of the orphan scan against the live engine; empty when clean."""
+
+    def check(self) -> list[str]:
+        """Every invariant of governance and of the engine's own books, recomputed; empty when all hold."""
+
+    def close(self) -> None:
+        """End everything in order; the evidence is complete afterwards."""
+
+    # -- evidence ----------------------------------------------------------------------------------------------------
+
+    def watch(self, probe: Callable[[FirstWrite], None]) -> None:
+        """Call `probe` before each first write from now on (U4; `bytes`)."""
+
+    def read(self, blocks: Sequence[int]) -> list[bytes]:
+        """All bytes of each block, every shard, as they are now on the device (`bytes`)."""
+
+    def free_blocks(self) -> tuple[int, ...]:
+        """The engine's own list of blocks that it could hand out without evicting anything; with duplicates, if any."""
+
+    def indexed(self) -> frozenset[bytes]:
+        """The keys in the engine's own prefix index now, as its block events name them (32 bytes)."""
+
+    def events(self) -> list[BlockEvent]:
+        """Block events since the last call, in order, as they leave the process by default settings (`events`)."""
+
+    def ledger(self) -> list[Event]:
+        """Every ledger event so far, in order."""
+
+    # -- faults and the tier -----------------------------------------------------------------------------------------
+
+    def stick(self, block: int) -> None:
+        """From now on this block refuses to become zero on its last shard (`stuck`)."""
+
+    def hold_transfers(self, held: bool) -> None:
+        """While held, transfers from and to the tier that were started do not progress (`tier`)."""
+
+    def tier(self) -> list[TierObject]:
+        """Everything in the external tier (`tier`)."""
+
+    def drop_index(self) -> None:
+        """The engine forgets its own prefix index, as under pressure; the tier keeps what it has (`tier`)."""
+
+
+EngineFactory = Callable[[Setup], EngineUnderTest]

@@ -1,0 +1,49 @@
+"""The reference engine's external tier: a dictionary behind a copy stream that runs on its own time.
+
+1. A store reads its block when the copy stream comes to it, not when it was asked: the block must stay until then.
+2. A copy is as old as its custody allows: it carries the end of it, and is neither served nor kept past that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvcustody.allocator.pool.domain import Domain
+
+
+class TierCopy(NamedTuple):
+    """One block in the tier, of one domain, until its deadline."""
+
+    data: bytes
+    domain: Domain
+    until_us: int
+
+
+class Tier:
+    """Copies by the name they were stored under, and the transfers under way."""
+
+    def __init__(self) -> None:
+        self.copies: dict[bytes, TierCopy] = {}
+        self.is_held = False
+        self._transfers: deque[Callable[[], None]] = deque()
+
+    def start(self, transfer: Callable[[], None]) -> None:
+        """Put a transfer on the copy stream."""
+        self._transfers.append(transfer)
+
+    def run(self) -> None:
+        """Do every transfer that was started, unless the stream is held up."""
+        while self._transfers and not self.is_held:
+            self._transfers.popleft()()
+
+    def has(self, name: bytes, now_us: int) -> bool:
+        """Whether a copy may be served now."""
+        copy = self.copies.get(name)
+        return copy is not None and copy.domain.is_open and now_us < copy.until_us
+
+    def sweep(self, now_us: int) -> None:
+        """Drop what may not be served any more."""
+        for name in [name for name in self.copies if not self.has(name, now_us)]:
+            del self.copies[name]

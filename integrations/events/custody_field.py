@@ -1,0 +1,51 @@
+"""The one field that we add to a foreign event: `kvcustody`, a map that says whose blocks the event is about.
+
+U1  Decoders that name their fields skip a map key they do not know, so a consumer of the engine's own events reads
+    ours unchanged; only where the field is absent is an event's encoding the engine's, byte for byte.
+U2  It holds no subject, session, salt, token id or key material; block keys appear in it only where the format has
+    no room for their full width.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvcustody.allocator.prefix.node import KEY_BYTES
+from kvcustody.integrations.events.block_event import BlockEvent, split_keys
+
+SHORT_KEY_BYTES = 8
+assert SHORT_KEY_BYTES < KEY_BYTES
+
+
+class Custody(msgspec.Struct, omit_defaults=True, gc=False):
+    """The typed scope of one event, as it is on the wire; fields at their default are left out.
+
+    `residency` and `incarnation` find the leaf in the ledger; `keys` are full block keys where the format's own
+    hashes are 64 bits.
+    """
+
+    tenant: str
+    scope: str
+    classification: str
+    domain: int
+    revision: int
+    residency: int = 0
+    incarnation: str = ""
+    cause: str = ""
+    keys: list[bytes] | None = None
+
+
+def custody_of(event: BlockEvent, incarnation: str, *, with_keys: bool = False) -> Custody:
+    """The wire form of an event's scope."""
+    scope = event.scope
+    return Custody(
+        scope.tenant,
+        scope.scope,
+        scope.classification,
+        scope.domain,
+        scope.revision,
+        event.residency,
+        incarnation,
+        event.cause,
+        split_keys(event.keys) if with_keys else None,
+    )

@@ -1,0 +1,300 @@
+"""An engine that nobody governs, as its own event stream tells it: who holds blocks, until when, what is overdue.
+
+W1  Everything here is observed, not enforced. Blocks enter no residency, custody end or receipt of the ledger; they
+    are recorded as `observed-…` and count in no coverage. A removal is the engine's word that a block left its
+    index, never evidence that memory was overwritten.
+W2  An observed residency is one chain: a block stored without a known parent, and everything stored after it. The
+    policy's absolute limit runs from the root, as in governed custody; `overdue` is exactly: limit passed, and the
+    engine has not said that the blocks left. Uses are rarely in the stream, so idle time is told as "no use seen".
+W3  A tenant comes from the salt, by a mapping that the operator gives, or from the scope of a stream of ours if that
+    is trusted; else the chain is unattributed and owes what the highest classification owes.
+W4  Memory is bounded by `blocks_max`. What is beyond it, what was missed and what could not be read are gaps: from
+    then on the counts are unsure, and say so, until the engine clears or restarts.
+W5  Hashes are kept in memory only; a leaf carries counts. Salts are not kept: their tenant is.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvcustody.audit.events import Event, ObservationGap
+from kvcustody.clock import Clock
+from kvcustody.errors import IdentityError
+from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.integrations.events.incoming import Hash, Payload, Removed, Stored, read
+from kvcustody.integrations.events.observed_residency import ObservedResidency, TenantShare, shares_of
+from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed
+from kvcustody.policies.table.decision_table import DecisionTable
+
+SALT, SCOPE, NOBODY = "salt", "scope", "none"
+REMOVED, CLEARED, RESTARTED = "removed", "cleared", "engine-restarted"
+_GPU = "GPU"
+_STALE_DEADLINES = 1024
+_COUNT_MAX = 1 << 53  # numbers come from the stream, and a hostile one may jump as far as it likes
+_GAPS_MAX = 10  # leaves about gaps between two drains
+
+Place = tuple[str, int, Hash]  # medium, group, hash
+
+
+class ObservedStats(NamedTuple):
+    """A snapshot; `unsure` says why the counts may be wrong (empty: they are what the engine told)."""
+
+    blocks: int
+    residencies: int
+    overdue_residencies: int
+    overdue_blocks: int
+    unused_residencies: int
+    unattributed_blocks: int
+    batches: int
+    missed_batches: int
+    restarts: int
+    malformed: int
+    unknown: int
+    untracked_blocks: int
+    unmatched_removals: int
+    unsure: str
+
+
+class ObservedEngine:
+    """The state of one engine's cache as its stream tells it; `arrive` feeds it, `drain` gives events to the ledger."""
+
+    def __init__(
+        self,
+        name: str,
+        table: DecisionTable,
+        clock: Clock,
+        *,
+        tenants_by_salt: Mapping[str, str] | None = None,
+        scope_trusted: bool = False,
+        unattributed_as: str | None = None,
+        blocks_max: int = 1_000_000,
+    ) -> None:
+        self.name = check_identifier("engine", name)
+        self._table = table
+        self._clock = clock
+        self._tenants = dict(tenants_by_salt or {})
+        for tenant in self._tenants.values():
+            check_identifier("tenant", tenant)
+        self._scope_trusted = scope_trusted
+        levels = table.policy.classifications
+        self._unattributed_level = (
+            len(levels) - 1 if unattributed_as is None else table.level(unattributed_as)
+        )
+        self._blocks_max = blocks_max
+        self._held: dict[Place, ObservedResidency] = {}
+        self._live: dict[int, ObservedResidency] = {}
+        self._touched: dict[int, ObservedResidency] = {}
+        self._deadlines: list[tuple[int, int]] = []
+        self._gaps: list[Event] = []
+        self._overdue: list[Event] = []
+        self._number = 0
+        self._unsure = ""
+        self._batches = self._missed = self._restarts = 0
+        self._malformed = self._unknown = self._untracked = self._unmatched = 0
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, arrival: Arrival) -> None:
+        """One batch, gap or restart, in the order in which the stream gave them."""
+        now_us = self._clock.now_us()
+        self._expire(now_us)
+        if isinstance(arrival, Delivered):
+            self._batches += 1
+            self._apply(arrival, read(arrival.payload), now_us)
+        elif isinstance(arrival, Missed):
+            self._missed = min(_COUNT_MAX, self._missed + arrival.last - arrival.first + 1)
+            self._gap(arrival.cause, arrival.first, arrival.last, now_us)
+        else:
+            self._restarts += 1
+            self._clear(RESTARTED, now_us)
+
+    def _expire(self, now_us: int) -> None:
+        """Note what is held past its deadline before anything else happens to it: what left late was overdue."""
+        while self._deadlines and self._deadlines[0][0] < now_us:
+            due = self._live.get(heapq.heappop(self._deadlines)[1])
+            if due is not None:
+                self._overdue.append(due.overdue(self.name, now_us))
+
+    def _apply(self, arrival: Delivered, payload: Payload, now_us: int) -> None:
+        at_us = self._boot_us(payload.utc_us, now_us)
+        for event in payload.events:
+            if isinstance(event, Stored):
+                self._store(event, arrival.sequence, at_us, now_us)
+            elif isinstance(event, Removed):
+                self._remove(event, now_us)
+            else:
+                self._clear(CLEARED, now_us)
+        if payload.malformed or payload.unknown:
+            self._malformed += payload.malformed
+            self._unknown += payload.unknown
+            self._gap("a batch that cannot be read in full", arrival.sequence, arrival.sequence, now_us)
+
+    def _boot_us(self, utc_us: int, now_us: int) -> int:
+        """An engine's own time on our boot clock: never in the future, and now where it gave none."""
+        age_us = self._clock.utc_us() - utc_us if utc_us else 0
+        return max(1, now_us - max(0, age_us))
+
+    def _store(self, event: Stored, sequence: int, at_us: int, now_us: int) -> None:
+        if not event.hashes:
+            return
+        room = self._blocks_max - len(self._held)
+        residency = self._residency_of(event)
+        if residency is None:
+            if room <= 0:
+                self._overflow(len(event.hashes), sequence, now_us)
+                return
+            residency = self._open(event, at_us)
+        residency.used_us = max(residency.used_us, at_us)
+        for one in event.hashes:
+            place = (event.medium, event.group, one)
+            if place in self._held:
+                continue
+            if room <= 0:
+                self._overflow(1, sequence, now_us)
+                continue
+            room -= 1
+            self._held[place] = residency
+            residency.blocks += 1
+            residency.stored_since += 1
+        if residency.blocks:
+            self._live[residency.number] = residency
+        self._touched[residency.number] = residency
+
+    def _residency_of(self, event: Stored) -> ObservedResidency | None:
+        """The chain that these blocks are known in, or continue; a copy in another tier is of the same chain."""
+        held = self._held
+        for one in (event.hashes[0], event.parent):
+            if one is None:
+                continue
+            found = held.get((event.medium, event.group, one)) or held.get((_GPU, 0, one))
+            if found is not None:
+                return found
+        return None
+
+    def _open(self, event: Stored, at_us: int) -> ObservedResidency:
+        tenant, attribution = self._attribute(event)
+        table = self._table
+        if tenant is None:
+            level = self._unattributed_level
+            limits = table.policy.retention[level]
+            idle_us, absolute_us = limits.idle_us, limits.absolute_us
+        else:
+            claim = event.custody.classification if attribution == SCOPE and event.custody else None
+            level = table.classify(tenant, None, claim, None)
+            owed = owed_by(table, tenant, level)
+            idle_us, absolute_us = owed.idle_us, owed.absolute_us
+        self._number += 1
+        residency = ObservedResidency(
+            self._number,
+            tenant,
+            attribution,
+            table.policy.classifications[level],
+            at_us + absolute_us,
+            idle_us,
+            at_us,
+        )
+        heapq.heappush(self._deadlines, (residency.deadline_us, residency.number))
+        return residency
+
+    def _attribute(self, event: Stored) -> tuple[str | None, str]:
+        """The tenant of a new chain, and how it is known (W3)."""
+        for salt in event.salts:
+            tenant = self._tenants.get(salt)
+            if tenant is not None:
+                return tenant, SALT
+        if self._scope_trusted and event.custody is not None:
+            try:
+                return check_identifier("tenant", event.custody.tenant), SCOPE
+            except IdentityError:
+                return None, NOBODY
+        return None, NOBODY
+
+    def _remove(self, event: Removed, now_us: int) -> None:
+        for one in event.hashes:
+            residency = self._held.pop((event.medium, event.group, one), None)
+            if residency is None:
+                self._unmatched += 1
+            else:
+                self._leave(residency, 1, REMOVED, now_us)
+
+    def _clear(self, cause: str, now_us: int) -> None:
+        """Nothing is held any more, and whatever was unsure about that is settled (W4)."""
+        for residency in list(self._live.values()):
+            self._leave(residency, residency.blocks, cause, now_us)
+        self._held.clear()
+        self._unsure = ""
+
+    def _leave(self, residency: ObservedResidency, blocks: int, cause: str, now_us: int) -> None:
+        residency.leave(blocks, cause, now_us)
+        self._touched[residency.number] = residency
+        if not residency.blocks:
+            self._live.pop(residency.number, None)
+
+    def _overflow(self, blocks: int, sequence: int, now_us: int) -> None:
+        if not self._untracked:
+            self._gap(f"more than {self._blocks_max} blocks", sequence, sequence, now_us)
+        self._untracked += blocks
+        self._unsure = self._unsure or f"more than {self._blocks_max} blocks"
+
+    def _gap(self, cause: str, first: int, last: int, now_us: int) -> None:
+        self._unsure = cause
+        if len(self._gaps) < _GAPS_MAX:
+            self._gaps.append(ObservationGap(now_us, self.name, cause, first, last))
+        else:  # one more of the same says nothing new: the last leaf grows
+            kept = self._gaps[-1]
+            assert isinstance(kept, ObservationGap)
+            self._gaps[-1] = kept._replace(last_batch=max(last, kept.last_batch))
+
+    # -- the ledger ---------------------------------------------------------------------------------------------------
+
+    def drain(self) -> list[Event]:
+        """What happened since the last call, one leaf a residency and kind; and what became overdue meanwhile."""
+        now_us = self._clock.now_us()
+        self._expire(now_us)
+        made, self._gaps, overdue, self._overdue = self._gaps, [], self._overdue, []
+        for residency in self._touched.values():
+            made += residency.changes(self.name, now_us)
+        self._touched.clear()
+        made += overdue
+        if len(self._deadlines) > 2 * len(self._live) + _STALE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._live]
+            heapq.heapify(self._deadlines)
+        return made
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+
+    def overdue(self) -> list[ObservedResidency]:
+        """Chains whose deadline passed and that the engine still holds, most overdue first."""
+        now_us = self._clock.now_us()
+        late = [residency for residency in self._live.values() if residency.deadline_us < now_us]
+        return sorted(late, key=lambda residency: residency.deadline_us)
+
+    def shares(self) -> tuple[TenantShare, ...]:
+        """Observed blocks by tenant, unattributed ones last."""
+        return shares_of(self._live.values(), self._clock.now_us())
+
+    def stats(self) -> ObservedStats:
+        """A snapshot of everything counted."""
+        now_us = self._clock.now_us()
+        shares = self.shares()
+        return ObservedStats(
+            blocks=len(self._held),
+            residencies=len(self._live),
+            overdue_residencies=sum(share.overdue_residencies for share in shares),
+            overdue_blocks=sum(share.overdue_blocks for share in shares),
+            unused_residencies=sum(
+                residency.used_us + residency.idle_us < now_us for residency in self._live.values()
+            ),
+            unattributed_blocks=sum(share.blocks for share in shares if share.tenant is None),
+            batches=self._batches,
+            missed_batches=self._missed,
+            restarts=self._restarts,
+            malformed=self._malformed,
+            unknown=self._unknown,
+            untracked_blocks=self._untracked,
+            unmatched_removals=self._unmatched,
+            unsure=self._unsure,
+        )

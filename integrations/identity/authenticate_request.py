@@ -1,0 +1,229 @@
+"""Sixteen digits that stand for an owner in ids which other software keys its state by.
+
+The decision at the door: whether a request may pass, as whom, and with what token. Knows headers, not ASGI.
+
+G1 Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is
+   not listed, whoever asks, unless the credential is an operator's.
+G2 Identity is established from the headers alone, before a byte of the body is read.
+G3 What a tenant asserts (subject, session) and hints (classification, salt) can only narrow. A malformed one is a
+   400, not a missing one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from kvcustody.clock import Clock
+from kvcustody.errors import IdentityError
+from kvcustody.governance.identity import tlv
+from kvcustody.governance.identity.principal import Principal, check_identifier, identify
+from kvcustody.governance.keys.locked_buffer import KeyBuffer
+from kvcustody.governance.tokens.scope_token import ScopeTokens, keyed_state
+from kvcustody.integrations.identity.api_keys import ApiKeys
+from kvcustody.integrations.identity.authentication import Authenticated, Authenticator
+from kvcustody.integrations.identity.engine_requests import engine_requests
+from kvcustody.integrations.identity.identity_document import OWN_HEADERS, IdentityDocument
+from kvcustody.integrations.identity.refusal import RequestRefused, malformed, not_found, unauthenticated
+from kvcustody.integrations.identity.request_body import (
+    bind_ids,
+    check_id,
+    check_transfer,
+    owns_response,
+    parse_body,
+    put_token,
+    put_trace,
+    take_client_salt,
+    write_body,
+)
+from kvcustody.integrations.identity.request_headers import REQUEST_ID, RequestHeaders
+from kvcustody.integrations.identity.routes import PLAIN, SCOPED, STORED_RESPONSE, Scoped
+
+_KNOWN_MAX: Final = 4_096
+
+
+class OwnerTags:
+    """Tags by owner: the tenant and, inside it, the narrowest private scope that the request has.
+
+    They are keyed, so a tag tells nobody who its owner is, and equal in every process with the same secret.
+    """
+
+    def __init__(self, secret: KeyBuffer) -> None:
+        self._state = keyed_state(secret, "owner-tag", 8)
+        self._known: dict[Principal, str] = {}
+
+    def tag(self, principal: Principal) -> str:
+        """The owner's tag: 16 lower-case hexadecimal digits."""
+        known = self._known.get(principal)
+        if known is None:
+            session = principal.session if principal.subject is None else None
+            fields: dict[int, tlv.Value] = {
+                1: principal.issuer,
+                2: principal.tenant,
+                3: principal.subject,
+                4: session,
+            }
+            state = self._state.copy()
+            state.update(tlv.encode("kvcustody/owner", 1, fields))
+            known = state.hexdigest()
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[principal] = known
+        return known
+
+
+CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
+
+
+class Visitor(NamedTuple):
+    """A request that may pass: as whom, with which request id, if it reaches the engine how it is scoped, its trace."""
+
+    principal: Principal
+    owner: str
+    hint: str | None
+    request_id: str | None
+    scoped: Scoped | None
+    trace: str = ""
+
+
+class Door:
+    """Admits requests under one identity document and one scope token secret."""
+
+    def __init__(
+        self,
+        document: IdentityDocument,
+        directory: Path,
+        secret: KeyBuffer,
+        clock: Clock,
+        *,
+        token_seconds: int = 60,
+    ) -> None:
+        self._document = document
+        self._open = frozenset(document.open_paths)
+        self._plain = PLAIN | frozenset(document.served_paths)
+        self._authenticators = tuple(_authenticators(document, directory, clock))
+        self._tokens = ScopeTokens(secret, clock)
+        self._tags = OwnerTags(secret)
+        self._token_seconds = token_seconds
+
+    def is_open(self, path: str) -> bool:
+        """Whether `path` needs no identity."""
+        return path in self._open
+
+    def enter(self, method: str, path: str, headers: RequestHeaders) -> Visitor:
+        """Who is at the door; `RequestRefused` if the request may not pass."""
+        proven = self._authenticate(headers)
+        scoped = SCOPED.get(path) if method == "POST" else None
+        stored = STORED_RESPONSE.fullmatch(path)
+        if scoped is None and stored is None and path not in self._plain and not proven.operator:
+            raise RequestRefused(403, "this path is not served to tenants")
+        route = proven.route or (None if scoped is None else self._document.routes.get(path, path))
+        principal = _principal(proven, route, headers)
+        owner = self._tags.tag(principal)
+        if stored is not None and not owns_response(owner, stored[1]) and not proven.operator:
+            raise not_found()
+        given = headers.one(REQUEST_ID)
+        request_id = None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}"
+        if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
+            raise malformed("content-encoding", "must be absent")
+        return Visitor(principal, owner, _hint(headers), request_id, scoped, headers.trace)
+
+    def scope(self, visitor: Visitor, data: bytes) -> bytes:
+        """The visitor's request body with a scope token in it; `RequestRefused` if it is malformed."""
+        assert visitor.scoped is not None, "only requests for the engine are scoped"
+        body = parse_body(data)
+        client_salt = take_client_salt(body)
+        check_transfer(body, allowed=self._document.allow_transfer_parameters)
+        bind_ids(body, visitor.scoped.body, visitor.owner)
+        try:
+            token = self._tokens.issue(
+                visitor.principal,
+                classification=visitor.hint,
+                client_salt=client_salt,  # type: ignore[arg-type]  # checked there
+                uses=engine_requests(visitor.scoped.body, body),
+                ttl_seconds=self._token_seconds,
+            )
+        except RequestRefused:
+            raise
+        except IdentityError as error:
+            raise malformed(error.operands["field"], error.operands["reason"]) from None
+        put_token(body, self._tokens.carry(token), visitor.scoped)
+        put_trace(body, visitor.trace, visitor.scoped)
+        return write_body(body)
+
+    def _authenticate(self, headers: RequestHeaders) -> Authenticated:
+        """What the one credential proves; every other case is the one 401."""
+        try:
+            credential = _credential(headers)
+            for authenticator in self._authenticators:
+                if authenticator.accepts(credential):
+                    return authenticator.authenticate(credential)
+        except IdentityError as error:
+            raise unauthenticated(error.operands.get("reason", "malformed credential")) from None
+        raise unauthenticated("no authenticator accepts this kind of credential")
+
+
+def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders) -> Principal:
+    """The principal; what is wrong with the credential's own claims is a 401, with the headers a 400."""
+    verified = {
+        "subject": proven.subject,
+        "session": proven.session,
+        "classification": proven.classification,
+    }
+    try:
+        identify(issuer=proven.issuer, tenant=proven.tenant, verified=verified, route=route)
+    except IdentityError as error:
+        raise unauthenticated(f"claim {error.message}") from None
+    asserted = {
+        name: headers.one(header)
+        for name, header in (("subject", proven.subject_header), ("session", proven.session_header))
+        if header is not None
+    }
+    try:
+        return identify(
+            issuer=proven.issuer, tenant=proven.tenant, verified=verified, asserted=asserted, route=route
+        )
+    except IdentityError as error:
+        raise malformed(error.operands["field"], error.operands["reason"]) from None
+
+
+def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:
+    found: list[Authenticator] = []
+    if document.issuers:
+        from kvcustody.integrations.identity.web_tokens import WebTokens
+
+        found.append(WebTokens(document.issuers, directory, clock))
+    if document.api_keys is not None:
+        asserted = document.api_keys.asserted
+        found.append(
+            ApiKeys(
+                directory / document.api_keys.path,
+                clock,
+                subject_header=asserted.subject,
+                session_header=asserted.session,
+            )
+        )
+    return found
+
+
+def _credential(headers: RequestHeaders) -> str:
+    """The one credential of the request, from `Authorization: Bearer` or `X-Api-Key`."""
+    authorization, api_key = headers.one("authorization"), headers.one("x-api-key")
+    if authorization is None:
+        if api_key is None:
+            raise unauthenticated("no credential")
+        return api_key
+    if api_key is not None:
+        raise unauthenticated("two credentials")
+    scheme, _, credential = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not credential:
+        raise unauthenticated("not a bearer credential")
+    return credential
+
+
+def _hint(headers: RequestHeaders) -> str | None:
+    hint = headers.one(CLASSIFICATION)
+    try:
+        return None if hint is None else check_identifier("classification", hint)
+    except IdentityError as error:
+        raise malformed(CLASSIFICATION, error.operands["reason"]) from None

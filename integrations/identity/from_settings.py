@@ -1,0 +1,31 @@
+"""The middleware's parts, from the settings of this process."""
+
+from __future__ import annotations
+
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.tokens.scope_token import ScopeTokens
+from kvcustody.governance.tokens.scope_token_secret import open_scope_key
+from kvcustody.integrations.identity.authenticate_request import Door
+from kvcustody.integrations.identity.identity_document import load_identity
+
+
+def open_door(settings: Settings, clock: Clock | None = None) -> Door:
+    """The door of an API server; `ConfigError` or `KeyringError` if a file is missing or wrong."""
+    document = load_identity(settings.identity_path)
+    with open_scope_key(settings.scope_token_key_path) as secret:
+        return Door(
+            document,
+            settings.identity_path.parent,
+            secret,
+            clock or SystemClock(),
+            token_seconds=settings.scope_token_seconds,
+        )
+
+
+def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens:
+    """The verifier of an engine process, over the same secret."""
+    with open_scope_key(settings.scope_token_key_path) as secret:
+        return ScopeTokens(
+            secret, clock or SystemClock(), remembered_max=settings.scope_tokens_remembered_max
+        )

@@ -1,0 +1,123 @@
+"""The identity document: which credentials count, and where each part of a principal comes from.
+
+M1 Nothing is believed that the document does not name: no issuer, claim, header or path has a meaning by default,
+   except the tables of `routes`.
+M2 Tenant, classification and route come from credentials or from the document, never from a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from kvcustody.errors import IdentityError
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.integrations.identity.routes import SCOPED
+from kvcustody.integrations.identity.yaml_models import Document, Identifier, RouteName, read_document
+
+OWN_HEADERS = "x-kvcustody-"  # every header that begins so is ours: read here, and never passed on
+
+
+def _own_header(value: str) -> str:
+    name = value.lower()
+    if not name.startswith(OWN_HEADERS) or name == f"{OWN_HEADERS}classification":
+        raise ValueError("must be a header of the form `X-KVCustody-…`, and not `X-KVCustody-Classification`")
+    if not name.removeprefix(OWN_HEADERS).replace("-", "").isalnum() or not name.isascii():
+        raise ValueError("is not a header name")
+    return name
+
+
+HeaderName = Annotated[str, AfterValidator(_own_header)]
+ClaimName = Annotated[str, Field(min_length=1, max_length=256)]
+RelativePath = Annotated[str, Field(min_length=1)]
+Algorithm = Literal["RS256", "ES256", "EdDSA"]
+
+
+class Asserted(Document):
+    """Headers in which an authenticated tenant may say who its user is; absent: it may not."""
+
+    subject: HeaderName | None = None
+    session: HeaderName | None = None
+
+
+class Claims(Document):
+    """The names of the claims that hold each part of a principal."""
+
+    tenant: ClaimName
+    subject: ClaimName | None = None
+    session: ClaimName | None = None
+    classification: ClaimName | None = None
+    route: ClaimName | None = None
+
+    def named(self) -> Iterator[tuple[str, str]]:
+        """Each part that has a claim, with the claim's name."""
+        for field in type(self).model_fields:
+            claim = getattr(self, field)
+            if claim is not None:
+                yield field, claim
+
+
+class IssuerEntry(Document):
+    """One issuer of JSON Web Tokens. `name` is what the ledger calls it; a short one keeps tokens short."""
+
+    issuer: Annotated[str, Field(min_length=1, max_length=512)]
+    keys: RelativePath
+    audience: Annotated[str, Field(min_length=1)]
+    claims: Claims
+    name: Identifier | None = None
+    tenants: tuple[Identifier, ...] | None = None
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 30
+    asserted: Asserted = Asserted()
+
+    @property
+    def called(self) -> str:
+        """What principals of this issuer have as their issuer."""
+        return self.name or self.issuer
+
+    @model_validator(mode="after")
+    def _nameable(self) -> IssuerEntry:
+        try:
+            check_identifier("issuer", self.called)
+        except IdentityError as error:
+            raise ValueError(f"`issuer` {error.operands['reason']}; give it a `name`") from None
+        return self
+
+
+class ApiKeysEntry(Document):
+    """The file of API keys, and what their holders may assert."""
+
+    path: RelativePath
+    asserted: Asserted = Asserted()
+
+
+class IdentityDocument(Document):
+    """Who may ask, and for what paths. Paths in it are relative to the document."""
+
+    form: Literal["kvcustody/identity@1"] = Field(alias="schema")
+    api_keys: ApiKeysEntry | None = None
+    issuers: tuple[IssuerEntry, ...] = ()
+    open_paths: tuple[RouteName, ...] = ("/health", "/ping", "/version", "/metrics")
+    served_paths: tuple[RouteName, ...] = ()  # beside those of `routes`; requests pass without a scope token
+    routes: dict[RouteName, RouteName] = Field(default_factory=dict)  # served path: route of the principal
+    allow_transfer_parameters: bool = False
+
+    @model_validator(mode="after")
+    def _usable(self) -> IdentityDocument:
+        if self.api_keys is None and not self.issuers:
+            raise ValueError("the document names neither `api_keys` nor `issuers`: nobody could get in")
+        if SCOPED.keys() & {*self.open_paths, *self.served_paths}:
+            raise ValueError("`open_paths` and `served_paths` may not name a path to the engine")
+        for field in ("issuer", "called"):
+            values = [getattr(entry, field) for entry in self.issuers]
+            if len(set(values)) != len(values):
+                raise ValueError("`issuers`: two are alike")
+        return self
+
+
+def load_identity(path: Path) -> IdentityDocument:
+    """The identity document in `path`; `ConfigError` with file, line and column of everything wrong with it."""
+    return read_document(IdentityDocument, path)

@@ -1,0 +1,115 @@
+"""YAML documents as typed models: everything wrong with one is reported, each with file, line and column.
+
+D1 Reading is strict: no unknown or repeated field, no anchor, tag or ambiguous scalar, no value of another type.
+D2 A message names the place and the reason and never quotes a value: documents hold what keys are made of.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.identity.principal import check_identifier
+from kvcustody.policies.document.problems import Mark, PolicyRejected, Problems
+from kvcustody.policies.document.yaml_nodes import Broken, Mapping, Node, Scalar, Sequence, parse
+
+BYTES_MAX = 1 << 20
+
+Model = TypeVar("Model", bound="Document")
+_Place = tuple[str | int, ...]
+
+
+class Document(BaseModel):
+    """Base of every part of a document."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _identifier(value: str) -> str:
+    try:
+        return check_identifier("it", value)
+    except IdentityError as error:
+        raise ValueError(error.operands["reason"]) from None
+
+
+def _route(value: str) -> str:
+    if not _identifier(value).startswith("/"):
+        raise ValueError("must begin with `/`")
+    return value
+
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+RouteName = Annotated[str, AfterValidator(_route)]
+
+
+def read_document(model: type[Model], path: Path) -> Model:
+    """The document in `path`; `ConfigError` with one line for each problem."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check its path and mode") from None
+    return parse_document(model, content, str(path))
+
+
+def parse_document(model: type[Model], content: bytes, name: str) -> Model:
+    """The document that `content` holds; `name` is how problems call it."""
+    problems = Problems(name)
+    root = parse(content, problems)
+    try:
+        problems.raise_if_any()
+    except PolicyRejected as error:
+        raise ConfigError(error.message.replace("the policy", "the document")) from None
+    assert root is not None
+    marks: dict[_Place, Mark] = {}
+    data = _plain(root, (), marks)
+    try:
+        return model.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        found = sorted((_mark(problem["loc"], marks), _says(problem)) for problem in error.errors())
+        lines = [f"{name}:{mark.line}:{mark.column}: {text}" for mark, text in found]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _plain(node: Node, place: _Place, marks: dict[_Place, Mark]) -> Any:
+    """The node as JSON values, the mark of each place noted."""
+    marks[place] = node.mark
+    assert not isinstance(node, Broken), "a document with a broken place has a problem"
+    if isinstance(node, Sequence):
+        return [_plain(item, (*place, index), marks) for index, item in enumerate(node.items)]
+    if isinstance(node, Mapping):
+        found = {}
+        for key, value in node.entries:
+            found[key.text] = _plain(value, (*place, key.text), marks)
+            marks[(*place, key.text)] = key.mark
+        return found
+    return _value(node)
+
+
+def _value(scalar: Scalar) -> str | int | bool | None:
+    if scalar.kind == "integer":
+        return int(scalar.text)
+    if scalar.kind == "boolean":
+        return scalar.text.lower() == "true"
+    return None if scalar.kind == "null" else scalar.text
+
+
+def _mark(place: _Place, marks: dict[_Place, Mark]) -> Mark:
+    """The nearest place that was written: a missing field is reported where its mapping begins."""
+    while place not in marks:
+        place = place[:-1]
+    return marks[place]
+
+
+def _says(problem: Any) -> str:
+    field = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message = "unknown field"
+    elif problem["type"] == "missing":
+        message = "is missing"
+    return f"`{field}` {message[:1].lower()}{message[1:]}" if field else message

@@ -1,0 +1,286 @@
+"""Custody of one engine's blocks under continuous batching: what the engine did, told to the Governor, and its answers.
+
+B1  The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
+    sealed.
+B2  A request is admitted with its whole prompt; each further block is given before the step that writes into it, and
+    its tokens are told when it is full and computed. In between a decoding request costs nothing.
+B3  Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream, so that a scrub or a
+    copy comes after the last read that was launched and before the first write that will be.
+B4  Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
+    Their tokens are still being computed when their blocks are given: such blocks are never published.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvcustody.governance.admission_outcome import Admission, Deferred, Refused
+from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
+from kvcustody.integrations.transformers.batching.capacity import most_blocks, too_big
+from kvcustody.integrations.transformers.batching.kv_events import BlockEvents
+from kvcustody.integrations.transformers.batching.request_claims import Claim, Claims
+from kvcustody.integrations.transformers.batching.request_record import Record
+from kvcustody.integrations.transformers.batching.thread_turn import Turn
+
+RETRY_US, RETRY_STEPS = (
+    20_000,
+    8,
+)  # a deferred request asks again after a release, this long or this many steps
+TRASH_EVERY_US = 500_000
+IN_FLIGHT_STEPS = 2  # async batching: the step being prepared is the second one after the last that was read
+
+
+class BatchCustody:
+    """The Governor's side of one engine cache. `tables`: the engine's block tables, by request id."""
+
+    def __init__(
+        self,
+        governor: Governor,
+        model: ModelIdentity,
+        blocks: EngineBlocks,
+        tables: dict[str, list[int]],
+        claims: Claims,
+        *,
+        is_sharing: bool,
+        is_async: bool,
+    ) -> None:
+        self.governor = governor
+        self.blocks = blocks
+        self.turn = Turn(blocks.memories)
+        self.page = governor.block_tokens
+        self.records: dict[str, Record] = {}
+        self.is_async = is_async
+        self.events: BlockEvents | None = None
+        self._model = model
+        self._tables = tables
+        self._claims = claims
+        self._claimed: dict[str, Claim] = {}
+        self._is_sharing = is_sharing
+        self._deferred: dict[str, tuple[int, int, int]] = {}  # releases and steps seen, and when to ask again
+        self._releases = 0
+        self._steps = 0
+        self._fences: deque[int] = deque()
+        self._trash_us = 0
+
+    # -- entering -----------------------------------------------------------------------------------------------------
+
+    def enter(self, request_id: str) -> None:
+        """A request joins the waiting queue: from here on it is whose its claim says."""
+        if request_id not in self._claimed:
+            claim = self._claims.take(request_id)
+            self._claimed[request_id] = claim if self._is_sharing else claim.private()
+
+    def leave(self, request_id: str) -> None:
+        """A request is over for good."""
+        self._claimed.pop(request_id, None)
+        self._deferred.pop(request_id, None)
+
+    def admit(
+        self, request_id: str, tokens: Sequence[int], max_new_tokens: int | None
+    ) -> Admission | Refused | Deferred | None:
+        """Admit with the whole prompt; None while a deferred request has no reason to ask again."""
+        waits = self._deferred.get(request_id)
+        now_us = self.governor.clock.now_us()
+        if waits is not None and self._has_no_news(waits, now_us):
+            return None
+        claim = self._claimed[request_id]
+        outcome = self.governor.admit(
+            claim.principal,
+            self._model,
+            tokens,
+            request_id=request_id,
+            route=claim.route,
+            hints=claim.hints,
+            extras=claim.extras,
+            trace=claim.trace,
+        )
+        if not isinstance(outcome, Admission):
+            if isinstance(outcome, Deferred):
+                self._deferred[request_id] = (self._releases, self._steps + RETRY_STEPS, now_us + RETRY_US)
+            return self._hopeless(claim, outcome, len(tokens), max_new_tokens)
+        self._deferred.pop(request_id, None)
+        plan = self.governor.running[outcome.request_id].residency.facts
+        assert isinstance(plan, Plan)
+        if self._needed(len(tokens), max_new_tokens) > most_blocks(plan.account):
+            self.governor.release(outcome.request_id, "refused")
+            return too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
+        self._enter(request_id, outcome, claim, plan, len(tokens))
+        return outcome
+
+    def _has_no_news(self, waits: tuple[int, int, int], now_us: int) -> bool:
+        releases, steps, until_us = waits
+        return releases == self._releases and self._steps < steps and now_us < until_us
+
+    def _enter(self, request_id: str, admitted: Admission, claim: Claim, plan: Plan, tokens: int) -> None:
+        table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
+        self._tables[request_id] = table
+        room = self.page * len(table)
+        self.records[request_id] = Record(admitted, claim, plan, tokens, table, room)
+
+    def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
+        return -(-(tokens + (max_new_tokens or 1) - 1) // self.page)
+
+    def _hopeless(
+        self, claim: Claim, outcome: Refused | Deferred, tokens: int, max_new_tokens: int | None
+    ) -> Refused | Deferred:
+        """A deferral becomes a refusal where the request could not even run alone."""
+        needed = self._needed(tokens, max_new_tokens)
+        for manager in self.governor.managers:
+            account = manager.accounts.get(str(claim.principal.tenant))
+            if account is not None and needed > most_blocks(account):
+                return too_big(outcome.request_id, needed, account)
+        return outcome
+
+    def is_crowded(self, request_id: str, margin: float) -> bool:
+        """Whether a request of a tenant beyond its guarantee should wait, so that those running can go on."""
+        tenant = str(self._claimed[request_id].principal.tenant)
+        for manager in self.governor.managers:
+            account = manager.accounts.get(tenant)
+            if account is None:
+                continue
+            partition = account.partition
+            active = sum(one.active_blocks for one in partition.accounts)
+            return (
+                account.active_blocks >= account.guaranteed_blocks and active > (1 - margin) * partition.size
+            )
+        return False
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def extend(self, states: Iterable[Any], decoding: object) -> None:
+        """A block for each request that is `decoding` and whose next token has no room; all of a step together.
+
+        Whoever gets none has no room, and so cannot be scheduled.
+        """
+        records = self.records
+        wanting: list[tuple[Record, int]] = []
+        for state in states:
+            if state._status == decoding:
+                record = records[state.request_id]
+                if record.room <= state.position_offset:
+                    wanting.append((record, state.tokens_to_process[0]))
+        if not wanting:
+            return
+        for pool in {record.manager.number for record, _ in wanting}:
+            self._extend([one for one in wanting if one[0].manager.number == pool], pool)
+
+    def _extend(self, wanting: list[tuple[Record, int]], pool: int) -> None:
+        """The first token of one more block for each record; all of one pool."""
+        governor = self.governor
+        for record, _ in wanting:
+            if record.told < record.room:  # only where tokens are not known in time (B4)
+                governor.fill(record.handle, None)
+                record.told = record.room
+        slots = np.array([record.slot for record, _ in wanting], dtype=np.int64)
+        ids = None if self.is_async else np.array([token for _, token in wanting], dtype=np.int32)
+        without = set(governor.extend_slots(slots, ids, pool))
+        for record, _ in wanting:
+            if record.handle not in without:
+                record.table.append(int(governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool])
+                record.told += 1
+                record.room += self.page
+
+    def filled(self, request_id: str, generated: Sequence[int]) -> None:
+        """A decoding request's last block is computed in full; `generated`: all its tokens after the prompt."""
+        record = self.records.get(request_id)
+        if record is not None and not self.is_async and record.told < record.room:
+            tokens = generated[record.told - record.prompt : record.room - record.prompt]
+            self.governor.fill(record.handle, tokens)
+            record.told = record.room
+
+    def computed(self, request_id: str, tokens: int) -> None:
+        """The first `tokens` tokens of the prompt have their K/V."""
+        record = self.records.get(request_id)
+        if record is not None:
+            self.governor.commit((record.handle,), (min(tokens, record.prompt),))
+
+    def inherit(self, parent_id: str, child_ids: Iterable[str]) -> None:
+        """Children run on their parent's behalf, whether they fork now or are queued."""
+        claim = self.records[parent_id].claim
+        for child_id in child_ids:
+            self._claimed[child_id] = claim
+
+    def fork(self, parent_id: str, child_id: str, tokens: Sequence[int], computed: int) -> list[int] | None:
+        """Admit a child that inherited from its parent, of which `computed` tokens have their K/V.
+
+        Returns the parent's blocks whose content the engine must copy into the same places of the child's table, or
+        None where there is no room now. What the policy lets the parent reuse is shared, the rest is the child's own.
+        """
+        if not isinstance(self.admit(child_id, tokens, None), Admission):
+            return None
+        shared = self.records[child_id].hit_tokens // self.page
+        return self.records[parent_id].table[shared : -(-computed // self.page)]
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    def release(self, request_id: str, cause: str) -> None:
+        """Give up a request's blocks; what is computed stays CACHED as far as its policy allows."""
+        record = self.records.pop(request_id, None)
+        if record is None:
+            return
+        self._tables.pop(request_id, None)
+        self._releases += 1
+        sequence = self.governor.running.get(record.handle)
+        if sequence is None:  # erased or overdue: the Governor has released it already
+            return
+        residency = sequence.residency
+        self.governor.release(record.handle, cause)
+        if record.claim.is_private and residency.is_held:  # nobody could find it: kept for nothing
+            now_us = self.governor.clock.now_us()
+            record.manager.tree.lapse(residency, "not-retained", now_us)
+            record.manager.tree.flush(now_us)
+
+    def release_all(self, cause: str) -> None:
+        """Give up every request; no step is in flight."""
+        self.retire(0)
+        for request_id in list(self.records):
+            self.release(request_id, cause)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def fence(self, request_ids: Sequence[str]) -> None:
+        """A step over these requests is about to be launched and will still run when the next one is prepared (B4)."""
+        handles = [self.records[request_id].handle for request_id in request_ids]
+        self._fences.append(self.governor.fence(handles))
+
+    def retire(self, in_flight: int) -> None:
+        """All fences but the newest `in_flight` have had their results read."""
+        while len(self._fences) > in_flight:
+            self.governor.retire(self._fences.popleft())
+
+    def tick(self) -> list[str]:
+        """Expiry, scrub, commands and evidence; returns requests that the Governor has ended meanwhile."""
+        self._steps += 1
+        stream = self.turn.stream
+        if self._fences and (stream is None or stream.query()):
+            self.retire(0)
+        self.governor.step()
+        now_us = self.governor.clock.now_us()
+        if now_us >= self._trash_us:
+            self.blocks.clear_trash()
+            self._trash_us = now_us + TRASH_EVERY_US
+        self.tell()
+        running = self.governor.running
+        if len(running) == len(self.records):
+            return []
+        return [request_id for request_id, record in self.records.items() if record.handle not in running]
+
+    def tell(self) -> None:
+        """Block events of what has happened since the last call, where somebody listens."""
+        if self.events is not None:
+            self.events.tell()
+
+    def free_blocks(self) -> int:
+        """Blocks that are not in use by a running request."""
+        return self.blocks.blocks - sum(
+            account.active_blocks
+            for manager in self.governor.managers
+            for account in manager.accounts.values()
+        )

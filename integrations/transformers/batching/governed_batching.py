@@ -1,0 +1,317 @@
+"""Governed continuous batching: a model's own serving loop over a cache whose every block is in custody.
+
+M1  The engine's pool is never used: a scheduler from the engine's registry takes the cache into custody before anything
+    was allocated, and what is not understood (version, layout, layer kind, offloading, tensor parallelism) is refused.
+M2  While this is open the model has no other continuous batching: `model.generate_batch` and
+    `model.init_continuous_batching` run in it too.
+M3  Expiry, scrub and evidence go on while nothing runs: by the idle loop, or by a timer where no loop runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from itertools import count
+from types import TracebackType
+from typing import Any, TypeVar
+
+import structlog
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING
+
+from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import ConfigError, HandleError
+from kvcustody.governance.governor.erase_in_pools import Erased, Selector
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.identity.w3c_trace import check_trace
+from kvcustody.governance.request import NO_HINTS, Hints
+from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
+from kvcustody.integrations.transformers.batching.check_supported import (
+    check_cache,
+    check_config,
+    check_ranks,
+)
+from kvcustody.integrations.transformers.batching.check_versions import check_internals
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
+from kvcustody.integrations.transformers.batching.kv_events import BlockEvents, Publisher, open_events
+from kvcustody.integrations.transformers.batching.manager import ACTING, GovernedManager
+from kvcustody.integrations.transformers.batching.paged_cache import govern
+from kvcustody.integrations.transformers.batching.request_claims import ANONYMOUS, Claim, Claims
+from kvcustody.integrations.transformers.batching.scheduler import scheduler_for
+
+T = TypeVar("T")
+TICK_SECONDS = 0.1
+_log = structlog.get_logger(__name__)
+_numbers = count(1)
+
+
+class GovernedBatching:
+    """Continuous batching of `model` in custody. Use it as a context manager, or call `close`.
+
+    custody: settings of a worker, which this then opens and closes, or a function from the engine's memory to a
+    Governor that the caller closes. model_identity: what conditions K/V values, with the engine's page size as
+    `block_tokens`. anonymous: whose requests without a claim are; they reuse nothing, and a policy that does not admit
+    this tenant refuses them. publisher: who is told of blocks; where there is none, the setting `kv_events_endpoint`
+    opens one. tick_seconds: how often time is looked at while no loop runs; with None the caller calls
+    `tick`. Raises `ConfigError` where the engine cannot be governed (M1).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        custody: Settings | Callable[[MemoryPlan], Governor],
+        model_identity: ModelIdentity,
+        *,
+        generation_config: GenerationConfig | None = None,
+        batching_config: ContinuousBatchingConfig | None = None,
+        anonymous: Principal = ANONYMOUS,
+        publisher: Publisher | None = None,
+        clock: Clock | None = None,
+        tick_seconds: float | None = TICK_SECONDS,
+    ) -> None:
+        check_internals()
+        self.model = model
+        self.claims = Claims(anonymous)
+        self.custody: BatchCustody
+        self._settings = custody
+        self._identity = model_identity
+        self._clock = clock or SystemClock()
+        self._worker: Worker | None = None
+        self._publisher = publisher
+        self._events: BlockEvents | None = None
+        self._closed = threading.Event()
+        self._scheduler_name = f"kvcustody-{next(_numbers)}"
+        config = copy(batching_config) if batching_config is not None else ContinuousBatchingConfig()
+        if batching_config is None:
+            config.page_size = model_identity.block_tokens
+        check_config(model, config, model_identity.block_tokens)
+        registry: dict[str, Any] = SCHEDULER_MAPPING
+        registry[self._scheduler_name] = scheduler_for(
+            config.scheduler_type, self._install, self._deliver_failure
+        )
+        config.scheduler_type = self._scheduler_name
+        try:
+            self.manager = self._make_manager(generation_config, config)
+            self.manager.batch_processor = self.manager._create_batch_processor()
+            self.custody.turn.stream = self.manager.batch_processor.inputs_and_outputs.compute_stream
+        except BaseException:
+            self._abandon()
+            raise
+        model._cached_continuous_batching_manager = self.manager
+        self._timer: threading.Thread | None = None
+        if tick_seconds is not None:
+            self._timer = threading.Thread(
+                target=self._tick_while_stopped, args=(tick_seconds,), name="kvcustody-timer", daemon=True
+            )
+            self._timer.start()
+
+    # -- taking the engine into custody -------------------------------------------------------------------------------
+
+    def _make_manager(
+        self, generation_config: GenerationConfig | None, config: ContinuousBatchingConfig
+    ) -> GovernedManager:
+        chosen = copy(generation_config if generation_config is not None else self.model.generation_config)
+        if chosen.eos_token_id is None:
+            chosen.eos_token_id = -1  # as `init_continuous_batching` does
+        manager = GovernedManager(
+            model=self.model, generation_config=chosen, continuous_batching_config=config
+        )
+        manager.claims = self.claims
+        check_ranks(manager.distributed_helper.tp_size)
+        return manager
+
+    def _install(self, cache: Any) -> BatchCustody:
+        """Called by the scheduler's constructor: the cache is new, and nothing has been allocated."""
+        if hasattr(self, "custody"):
+            raise ConfigError("a second cache was made for a governed model; close the first one before")
+        allocator = check_cache(cache)
+        tuning = self._settings.scrub_tuning_path if isinstance(self._settings, Settings) else None
+        blocks = EngineBlocks(cache, allocator, self._clock, tuning=tuning)
+        blocks.probe(allocator)
+        governor = self._open(blocks.plan)
+        if governor.block_tokens != allocator.tokens_per_page:
+            raise ConfigError(
+                f"the Governor's blocks have `{governor.block_tokens}` tokens, the engine's "
+                f"`{allocator.tokens_per_page}`; set `block_tokens` to the page size"
+            )
+        self.custody = BatchCustody(
+            governor,
+            self._identity,
+            blocks,
+            allocator.block_table,
+            self.claims,
+            is_sharing=cache.use_prefix_sharing,
+            is_async=bool(self.manager.continuous_batching_config.use_async_batching),
+        )
+        self._events = self.custody.events = open_events(
+            self._publisher, governor, self._worker, self._settings
+        )
+        govern(cache, allocator, self.custody)
+        _log.info("engine in custody", blocks=blocks.blocks, block_tokens=governor.block_tokens)
+        _log.info("model identity", **self._identity.named())
+        return self.custody
+
+    def _open(self, plan: MemoryPlan) -> Governor:
+        if not isinstance(self._settings, Settings):
+            return self._settings(plan)
+        self._worker = open_worker(self._settings, plan, clock=self._clock)
+        return self._worker.governor
+
+    def _deliver_failure(self, state: Any, error: Exception) -> None:
+        self.manager.output_router.fail_and_deliver(state, error)
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker that the settings opened, while it is open."""
+        return self._worker
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def identify(
+        self,
+        request_id: str,
+        principal: Principal,
+        *,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        trace: str = "",
+    ) -> None:
+        """State whose the next request with this id is, before `manager.add_request` is called with it.
+
+        `trace`: the W3C trace id that it came with. Raises `IdentityError` where that is none, and where the id is
+        claimed already or poses as a forked child.
+        """
+        self.claims.file(
+            request_id, Claim(principal, route, hints, trace=check_trace(trace) if trace else "")
+        )
+
+    @contextmanager
+    def acting(
+        self, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS, trace: str = ""
+    ) -> Iterator[None]:
+        """Requests that this thread adds inside, by whatever call of the engine, are `principal`'s, of this trace."""
+        token = ACTING.set(Claim(principal, route, hints, trace=check_trace(trace) if trace else ""))
+        try:
+            yield
+        finally:
+            ACTING.reset(token)
+
+    def submit(
+        self,
+        principal: Principal,
+        input_ids: Sequence[int],
+        *,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        trace: str = "",
+        request_id: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Queue a request on behalf of `principal`; returns its id. `options`: those of the engine's `add_request`.
+
+        Raises `IdentityError` for an id that is claimed or a trace that is none, `HandleError` where the engine takes
+        no requests.
+        """
+        with self.acting(principal, route=route, hints=hints, trace=trace):
+            added = self.manager.add_request(list(input_ids), request_id, **options)
+        if added is None:
+            raise HandleError("the engine takes no requests: its loop has failed or is stopping")
+        return added
+
+    def cancel(self, request_id: str) -> None:
+        """The client cancelled or disconnected; the engine delivers nothing more for it."""
+        self.manager.cancel_request(request_id)
+
+    def generate_batch(
+        self, principals: Principal | Sequence[Principal], inputs: Sequence[Sequence[int]], **options: Any
+    ) -> dict[str, Any]:
+        """The engine's `generate_batch`, each prompt on behalf of its principal. Starts and stops the loop.
+
+        Returns the engine's outputs by request id, in the order of `inputs`, forked children before their parent.
+        Raises `HandleError` where the loop is running already: submit instead.
+        """
+        if self.manager.is_running():
+            raise HandleError("the serving loop is running; use `submit` and `manager.get_result`")
+        owners = [principals] * len(inputs) if isinstance(principals, Principal) else list(principals)
+        self.start()
+        try:
+            ids = [
+                self.submit(owner, tokens, **options) for owner, tokens in zip(owners, inputs, strict=True)
+            ]
+            return self.manager.collect(ids)
+        finally:
+            self.stop()
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def start(self, *, warmup: bool = True) -> None:
+        """Start the serving loop."""
+        self.manager.switch_to_cb_friendly_attn(
+            self.model, self.manager.continuous_batching_config.auto_switch_to_flash
+        )
+        if warmup and not self.manager.warmed_up:
+            self.manager.warmup()
+        self.manager.start()
+
+    def stop(self, *, hard: bool = False, timeout_seconds: float | None = None) -> None:
+        """Stop the serving loop: after what is queued, or at once. The cache stays in custody."""
+        if self.manager._generation_thread is not None:
+            self.manager.stop(timeout=timeout_seconds, hard_stop=hard)
+
+    def call(self, command: Callable[[Governor], T], timeout_seconds: float | None = 10.0) -> T:
+        """Run `command` where the Governor is used, at the next step, and return its answer. Thread-safe."""
+        return self.custody.governor.call(command).result(timeout_seconds)
+
+    def erase(self, selector: Selector) -> Erased:
+        """End all custody of a selector; its running requests fail with an error that says so."""
+        return self.call(lambda governor: governor.erase(selector))
+
+    def tick(self) -> None:
+        """Expiry, scrub, commands and evidence now, unless the loop runs, which does so itself (M3). Thread-safe."""
+        if not self.manager.is_running() or self.manager.background_thread_status._paused:
+            with self.custody.turn:
+                if not self._closed.is_set():
+                    self.custody.tick()
+
+    def _tick_while_stopped(self, seconds: float) -> None:
+        while not self._closed.wait(seconds):
+            self.tick()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop, end all custody, zero everything, hand over the evidence; a second time changes nothing."""
+        if self._closed.is_set():
+            return
+        self.stop(hard=True)
+        self._closed.set()
+        if self._timer is not None:
+            self._timer.join()
+        with self.custody.turn:
+            self.custody.release_all("shutdown")
+            self.custody.blocks.clear_trash()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        SCHEDULER_MAPPING.pop(self._scheduler_name, None)
+        self.model.__dict__.pop("_cached_continuous_batching_manager", None)
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._events is not None:
+            self._events.end()
+            self._events = None
+
+    def __enter__(self) -> GovernedBatching:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

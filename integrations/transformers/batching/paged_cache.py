@@ -1,0 +1,149 @@
+"""The engine's paged cache, governed: every question about blocks is answered from custody, never from its own pool.
+
+K1  The engine's own pool hands out nothing: a path that we do not know of fails instead of escaping custody.
+K2  The engine's own index is never written or read: no unkeyed hash, and no merging of blocks after the fact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+from kvcustody.errors import IsolationError
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
+
+FILLS = -1  # a step computes the last token of a decoding request's last block
+
+
+class SealedPool:
+    """Stands where the engine's pool of free blocks was."""
+
+    num_free_sectors = 0
+
+    def try_to_free_sectors(self) -> None:
+        """Nothing is free here."""
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def count_free_blocks(self, index: int) -> int:
+        """Nothing is free here."""
+        return 0
+
+    def _refuse(self, *operands: object) -> NoReturn:
+        raise IsolationError(
+            "the engine asked its own pool for blocks, which are in custody; check its version"
+        )
+
+    allocate_sector = free_blocks = get_free_blocks = set_blocks_per_sector = _refuse
+
+
+class GovernedCache(PagedAttentionCache):  # type: ignore[misc, unused-ignore]
+    """Takes the place of a `PagedAttentionCache`'s class. Made by `govern`, before anything was allocated."""
+
+    custody: BatchCustody
+    is_scheduling: bool
+
+    def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
+        """Whether the request has room for `request_len` more tokens; it was given room before (B2)."""
+        record = self.custody.records.get(state.request_id)
+        if record is not None:
+            needed: int = state.position_offset + request_len
+            return record.room >= needed
+        if self.is_scheduling:  # not admitted
+            return False
+        tokens: int = state.position_offset + request_len
+        if dry_run:
+            return tokens <= self.custody.free_blocks() * self.custody.page
+        return self._store_warmup(state, tokens)
+
+    def _store_warmup(self, state: Any, tokens: int) -> bool:
+        """A made-up request that captures graphs; nobody's, so that it reuses nothing."""
+        custody = self.custody
+        with custody.turn:
+            custody.enter(state.request_id)
+            admitted = isinstance(custody.admit(state.request_id, [0] * tokens, None), Admission)
+            if not admitted:
+                custody.leave(state.request_id)
+            return admitted
+
+    def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Matches are made at admission."""
+        return 0
+
+    def count_new_complete_blocks(self, state: Any, request_len: int) -> Any:
+        """What to tell after this step: how much of the prompt it computes, or that it fills a block; else nothing."""
+        record = self.custody.records[state.request_id]
+        end: int = state.position_offset + request_len
+        if end <= record.prompt:
+            return end
+        return FILLS if end == record.room else 0
+
+    def mark_complete_blocks(self, state: Any, complete_blocks: Any) -> None:
+        """The step has run."""
+        if not complete_blocks:
+            return
+        with self.custody.turn:
+            if complete_blocks == FILLS:
+                self.custody.filled(state.request_id, state.generated_tokens)
+            else:
+                self.custody.computed(state.request_id, complete_blocks)
+
+    def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
+        """The engine lets go of a request."""
+        with self.custody.turn:
+            self.custody.release(request_id, "finished")
+            self.custody.leave(request_id)
+
+    def free_all_requests(self, clear_ledgers: bool = False) -> None:
+        """The engine starts over. What is CACHED stays in custody until its deadline."""
+        with self.custody.turn:
+            self.custody.release_all("aborted")
+
+    def reset(self) -> None:
+        """The engine starts over after a warm-up."""
+        self.free_all_requests()
+
+    def prepare_fork_request(
+        self, src_state: Any, dst_req_ids: list[str], copy_src_and_dst: dict[str, tuple[list[int], list[int]]]
+    ) -> list[str]:
+        """Fork into as many of `dst_req_ids` as there is room for; the others are the engine's to queue."""
+        custody = self.custody
+        (name,) = self.cache_allocators
+        forked: list[str] = []
+        with custody.turn:
+            custody.inherit(src_state.request_id, dst_req_ids)
+            for child_id in dst_req_ids:
+                sources = custody.fork(
+                    src_state.request_id, child_id, src_state.initial_tokens, src_state.position_offset
+                )
+                if sources is None:
+                    break
+                table = custody.records[child_id].table
+                first = custody.records[child_id].hit_tokens // custody.page
+                copy_src_and_dst[name][0].extend(sources)
+                copy_src_and_dst[name][1].extend(table[first : first + len(sources)])
+                forked.append(child_id)
+        return forked
+
+    def evict_cached_blocks(self) -> bool:
+        """Making room is the Governor's work."""
+        return False
+
+    def count_storable_requests(self, list_blocks_needed: list[dict[str, int]]) -> int:
+        """Preemption is the governed scheduler's work."""
+        raise IsolationError("the engine tried to offload requests by itself; check its version")
+
+    def compute_free_capacity(self, relative: bool = True) -> int | float:
+        """What no running request uses, as a share or in bytes."""
+        free = self.custody.free_blocks()
+        return free / self.custody.blocks.blocks if relative else free * self.custody.blocks.bytes_per_block
+
+
+def govern(cache: Any, allocator: Any, custody: BatchCustody) -> None:
+    """Turn the engine's cache into a governed one (K1)."""
+    cache.pool = allocator.pool = SealedPool()
+    cache.custody, cache.is_scheduling = custody, False
+    cache.__class__ = GovernedCache

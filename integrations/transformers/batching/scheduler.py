@@ -1,0 +1,205 @@
+"""The engine's scheduler, governed: admission by policy and quota, and preemption that stays inside a tenant.
+
+G1  A request that must wait waits alone: nobody behind it is held up, nobody is preempted for it.
+G2  A tenant that is out of room gives up its own newest request. Another tenant's is touched only where every running
+    request of every tenant is out of room.
+G3  A request that cannot be served fails alone, with a reason; the loop never dies of it.
+G4  The engine's loop wakes ten times a second when idle, and every time expiry, scrub and commands are carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.continuous_batching.scheduler import FIFOScheduler, PrefillFirstScheduler
+
+from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleError, IdentityError
+from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.integrations.transformers.batching.capacity import TOO_BIG, most_blocks
+from kvcustody.integrations.transformers.batching.custody import (
+    IN_FLIGHT_STEPS,
+    BatchCustody,
+)
+
+BASES = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}
+
+
+class GovernedScheduler:
+    """Mixed into one of the engine's schedulers by `scheduler_for`. `install` takes the new cache into custody."""
+
+    install: ClassVar[Callable[[Any], BatchCustody]]
+    deliver_failure: ClassVar[Callable[[Any, Exception], None]]
+
+    cache: Any
+    safety_margin: float
+    active_requests: dict[str, Any]
+    waiting_requests: dict[str, Any]
+    waiting_requests_order: Any
+    starved_requests: list[tuple[Any, int]]
+    _requests_to_cancel: set[str]
+
+    def __init__(self, cache: Any, safety_margin: float | None, max_requests_per_batch: int) -> None:
+        self.custody = type(self).install(cache)
+        super().__init__(cache, safety_margin, max_requests_per_batch)  # type: ignore[call-arg]
+
+    # -- queue --------------------------------------------------------------------------------------------------------
+
+    def add_waiting_request(self, state: Any) -> None:
+        """Queue a request under its claim. Raises `HandleError` where its id is in use."""
+        request_id = state.request_id
+        with self.custody.turn:
+            if request_id in self.active_requests or request_id in self.waiting_requests:
+                raise HandleError(f"request id `{request_id}` is in use", request_id=request_id)
+            self.custody.enter(request_id)
+            super().add_waiting_request(state)  # type: ignore[misc]
+
+    def finish_request(self, request_id: str) -> None:
+        """A request has its last token, or has failed."""
+        with self.custody.turn:
+            self._leave(request_id, "finished")
+
+    def clear_cancelled_requests(self) -> list[Any]:
+        """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (G4)."""
+        with self.custody.turn:
+            for request_id in self._requests_to_cancel:
+                self.custody.release(request_id, "aborted")
+                self.custody.leave(request_id)
+            cancelled: list[Any] = super().clear_cancelled_requests()  # type: ignore[misc]
+            for request_id in self.custody.tick():
+                self._fail(request_id, HandleError(f"request `{request_id}` was ended by policy or erasure"))
+            return cancelled
+
+    def _leave(self, request_id: str, cause: str) -> None:
+        self.custody.release(request_id, cause)
+        self.custody.leave(request_id)
+        self.active_requests.pop(request_id, None)
+
+    def _fail(self, request_id: str, error: CustodyError) -> None:
+        """End one request with an error that its client sees (G3)."""
+        state = self.active_requests.get(request_id) or self.waiting_requests.pop(request_id, None)
+        if request_id in self.waiting_requests_order:
+            self.waiting_requests_order.remove(request_id)
+        self._leave(request_id, "failed")
+        if state is not None:
+            type(self).deliver_failure(state, error)
+
+    # -- a batch ------------------------------------------------------------------------------------------------------
+
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
+        """The next batch. An empty one means that everybody waits: the engine then neither offloads nor dies (G3)."""
+        custody, cache = self.custody, self.cache
+        with custody.turn:
+            custody.retire(IN_FLIGHT_STEPS - 1)
+            cache.is_scheduling = True
+            try:
+                batch, fast, queries, reads = self._schedule(token_budget, cache_budget)
+                while self._relieve(batch):
+                    batch, fast, queries, reads = self._schedule(token_budget, cache_budget)
+            finally:
+                cache.is_scheduling = False
+            custody.tell()  # what this step evicts is known before it is computed
+            self.starved_requests = []  # else the engine offloads by rules of its own, and blocks new requests
+            if custody.is_async and batch:
+                custody.fence([future.state.request_id for future in batch])
+            return batch, fast, queries, reads
+
+    def _schedule(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
+        self.custody.extend(self.active_requests.values(), RequestStatus.DECODING)
+        batch, fast, queries, reads = super().schedule_batch(token_budget, cache_budget)  # type: ignore[misc]
+        return batch or [], fast, queries, reads
+
+    def _infer_request_tokens(self, state: Any, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
+        """The tokens that the request wants to process next; a pending one is admitted first, if it can be."""
+        if state.status == RequestStatus.PENDING:
+            self._start(state, request_ids_to_remove_from_waiting)
+        tokens: list[int] = (
+            state.tokens_to_process
+            if state.status == RequestStatus.DECODING
+            else state.remaining_prefill_tokens
+        )
+        return tokens
+
+    def _start(self, state: Any, started: set[str]) -> None:
+        request_id, custody = state.request_id, self.custody
+        if self.active_requests and custody.is_crowded(request_id, self.safety_margin):
+            return
+        try:
+            outcome = custody.admit(request_id, state.initial_tokens, state.max_new_tokens)
+        except (
+            IdentityError,
+            ConfigError,
+        ) as error:  # a malformed hint, token ids outside int32: its own fault
+            outcome = Refused(request_id, error.message)
+        if isinstance(outcome, Refused):
+            started.add(request_id)
+            kind = CapacityError if outcome.reason.startswith(TOO_BIG) else IdentityError
+            self._fail(request_id, kind(f"request `{request_id}`: {outcome.reason}"))
+        elif isinstance(outcome, Admission):
+            started.add(request_id)
+            self.waiting_requests.pop(request_id, None)
+            self.active_requests[request_id] = state
+            state.status = RequestStatus.PREFILLING
+            state.remaining_prefill_tokens = state.remaining_prefill_tokens[outcome.hit_tokens :]
+            state.position_offset += outcome.hit_tokens
+
+    def _try_to_meet_safety_margin(self) -> bool:
+        """The margin holds back admissions of tenants beyond their guarantee, and nobody else: see `_start`."""
+        return True
+
+    # -- out of room --------------------------------------------------------------------------------------------------
+
+    def _relieve(self, batch: list[Any]) -> bool:
+        """Preempt or fail whoever waits for itself (G2); whether scheduling again may find more to do."""
+        starved = [state for state, _ in self.starved_requests]
+        if not starved:
+            return False
+        records = self.custody.records
+        waiting: dict[Any, list[Any]] = {}
+        for state in starved:
+            waiting.setdefault(records[state.request_id].account, []).append(state)
+        running: dict[Any, int] = {}
+        for request_id in self.active_requests:
+            account = records[request_id].account
+            running[account] = running.get(account, 0) + 1
+        acted = False
+        for account, states in waiting.items():
+            if len(states) < running[account]:
+                continue  # its others run on, and will give room
+            if len(states) > 1:
+                acted = self._preempt(states[-1])
+            elif account.active_blocks >= most_blocks(account):
+                acted = self._outgrown(states[0])
+        if not acted and not batch and len(starved) == len(self.active_requests):
+            acted = self._preempt(starved[-1]) if len(starved) > 1 else self._outgrown(starved[0])
+        return acted and not batch
+
+    def _preempt(self, state: Any) -> bool:
+        """Take a request's blocks; it is queued in front, with what it has generated as part of its prompt."""
+        request_id = state.request_id
+        self.custody.release(request_id, "preempted")
+        self.active_requests.pop(request_id)
+        resumed = state.create_equivalent_initial_request()
+        state._status = RequestStatus.FINISHED  # a step in flight must not touch it any more
+        self.waiting_requests[request_id] = resumed
+        self.waiting_requests_order.appendleft(request_id)
+        return True
+
+    def _outgrown(self, state: Any) -> bool:
+        self._fail(
+            state.request_id,
+            CapacityError(f"request `{state.request_id}` has outgrown the blocks that its tenant may have"),
+        )
+        return True
+
+
+def scheduler_for(
+    kind: str, install: Callable[[Any], BatchCustody], deliver_failure: Callable[[Any, Exception], None]
+) -> type[GovernedScheduler]:
+    """A scheduler class for the engine's registry. Raises `ConfigError` for a kind that is not the engine's own."""
+    base = BASES.get(kind)
+    if base is None:
+        raise ConfigError(f"scheduler `{kind}` is not governed; use one of {', '.join(BASES)}", kind=kind)
+    members = {"install": staticmethod(install), "deliver_failure": staticmethod(deliver_failure)}
+    return type(f"Governed{base.__name__}", (GovernedScheduler, base), members)

@@ -1,0 +1,48 @@
+"""A turn at the Governor: one thread at a time, and device work in the order of the engine's own.
+
+N1  Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on a
+    stream of their own: either way after every read and write that was launched before the turn, and before every one
+    that is launched after it. The host waits for none of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+
+
+class Turn:
+    """Exclusive use of the Governor, on the engine's compute stream where it has one (B3). Reentrant."""
+
+    def __init__(self, memories: Sequence[TensorMemory] = ()) -> None:
+        self.stream: Any = None
+        self._ordered = [memory for memory in memories if isinstance(memory, StreamTensorMemory)]
+        self._lock = threading.RLock()
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.stream is not None:
+            context: Any = torch.cuda.stream(self.stream)
+            context.__enter__()
+            self._entered.append(context)
+        for memory in self._ordered:
+            memory.used(self.stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for memory in self._ordered:
+                memory.order_before(self.stream)
+            if self._entered:
+                self._entered.pop().__exit__(kind, error, trace)
+        finally:
+            self._lock.release()

@@ -1,0 +1,202 @@
+"""The engine's process: waking it, stepping it while idle, delivering outputs of its own, and its administration.
+
+N1 An engine with a queue (every served one) is woken by a message in it; its own thread does the work.
+N2 An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a
+   lock that every entry of the engine takes.
+N4 When a step has left for the workers, the engine's thread would wait for them: what governance can do then, it does
+   then (`SchedulerSide.attend`).
+N3 Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in
+   `UTILITIES`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreRequestType
+
+from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+    from kvcustody.allocator.external.scrub_queue import ScrubOrder
+    from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
+
+_log = structlog.get_logger(__name__)
+
+
+class EngineHandle:
+    """One `EngineCore` under governance."""
+
+    def __init__(self, core: EngineCore, side: SchedulerSide) -> None:
+        self.side = side
+        self._core = core
+        self._step: Callable[[], Any] = core.step_fn
+        self._queue: Any = getattr(core, "input_queue", None)
+        core.step_fn = self.step
+        core.model_executor.execute_model = _then(core.model_executor.execute_model, side.attend)
+        if self._queue is None:
+            self._lock = threading.RLock()
+            for name in ("step_fn", "add_request", "abort_requests"):
+                setattr(core, name, _locked(self._lock, getattr(core, name)))
+        side.timer.on_due = self.tick
+        side.bind_engine(self)
+
+    def step(self) -> Any:
+        """One engine step, with the outputs of requests that governance ended."""
+        outputs, executed = self._step()
+        control = self.side.control
+        if self._queue is None and not self._core.scheduler.has_unfinished_requests():
+            self._go_idle()
+        return (control.deliver(outputs) if control.has_outputs else outputs), executed
+
+    def _go_idle(self) -> None:
+        """What a served engine's loop does when nothing runs: ask whether anything is due."""
+        if self._core.scheduler.has_requests():
+            self.side.timer.arm(0)
+
+    def wake(self) -> None:
+        """Make an idle engine take a step soon; from any thread (N1, N2)."""
+        if self._queue is not None:
+            self._queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+        else:
+            self.side.timer.arm(0)
+
+    def tick(self) -> None:
+        """The timer came due."""
+        if self._queue is not None:
+            self.wake()
+        else:
+            self._step_idle()
+
+    def _step_idle(self) -> None:
+        core = self._core
+        with self._lock:
+            while not core.scheduler.has_unfinished_requests() and core.scheduler.has_requests():
+                outputs, executed = self._step()
+                core.post_step(executed)
+                self.side.control.keep(outputs)
+
+    def last_order(self, order: ScrubOrder) -> None:
+        """Have the workers do a last scrub and take their answers; logged where they no longer can."""
+        output = SchedulerOutput.make_empty()
+        output.kv_connector_metadata = StepOrder(0, order, is_idle=True)
+        try:
+            done = self._core.model_executor.execute_model(output)
+            receipt = done.kv_connector_output.kv_connector_worker_meta
+        except Exception as error:
+            _log.error("last scrub not done", error=type(error).__name__, blocks=order.blocks)
+            return
+        assert isinstance(receipt, StepReceipt)
+        for answer in receipt.answers:
+            self.side.port.scrubbed(answer.order, answer.shard, answer.results, answer.device_blocks)
+
+    def close(self) -> None:
+        """Before the workers end."""
+        self.side.close()
+
+
+def _then(call: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        act()
+        return result
+
+    return dispatched
+
+
+def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., Any]:
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return call(*args, **kwargs)
+
+    return locked
+
+
+# -- administration: methods of EngineCore, reached by vLLM's utility calls (N3) --------------------------------------
+
+
+def _side(core: Any) -> SchedulerSide:
+    handle: EngineHandle = core.kvcustody
+    handle.side.books.journal.sync()
+    return handle.side
+
+
+def kvcustody_erase(
+    core: Any, tenant: str | None = None, subject: str | None = None, session: str | None = None
+) -> dict[str, Any]:
+    """Erase everything of a tenant, subject or session, now."""
+    side = _side(core)
+    erased = side.port.erase(Selector(tenant, subject, session))
+    return dict(erased._asdict())
+
+
+def kvcustody_scan(core: Any, recover: bool = False) -> list[str]:
+    """Findings of the orphan scan against vLLM's own pool; empty when clean.
+
+    With `recover` the ledger is joined, every finding is repaired, and both are on record; the engine stands meanwhile.
+    """
+    side = _side(core)
+    findings = side.recover().findings if recover else side.port.scan()
+    return [
+        f"{one.orphan}: tenant `{one.tenant}`, {one.cause}, blocks {list(one.blocks)}"
+        + (f": {one.action}, {one.outcome}" if recover else "")
+        for one in findings
+    ]
+
+
+def kvcustody_check(core: Any) -> list[str]:
+    """Every invariant of the books, recomputed; empty when all hold."""
+    return _side(core).port.check()
+
+
+def kvcustody_stats(core: Any) -> dict[str, Any]:
+    """Counters: blocks by state, requests, and each tenant's tally."""
+    stats = _side(core).port.stats()
+    pool = stats.pools[0]
+    return {
+        "running": stats.running,
+        "blocks": pool.total,
+        "by_state": dict(pool.by_state),
+        "allocated": pool.allocated,
+        "scrubbed": list(pool.scrubbed),
+        "evicted": dict(pool.evicted),
+        "expired_residencies": pool.expired_residencies,
+        "residencies": pool.residencies,
+        "tenants": {
+            name: {
+                "requests": tally.requests,
+                "prompt_tokens": tally.prompt_tokens,
+                "hit_requests": tally.hit_requests,
+                "hit_blocks": tally.hit_blocks,
+                "deferred": dict(tally.deferred),
+                "refused": dict(tally.refused),
+            }
+            for name, tally in stats.tenants.items()
+        },
+    }
+
+
+def kvcustody_activate(core: Any, policy: str, revision: int, actor: str) -> dict[str, Any]:
+    """Make a policy document (YAML text) the active revision."""
+    side = _side(core)
+    table = compile_policy(load_policy(policy, name="activated.yaml"), revision=revision)
+    side.port.activate(table, actor=actor)
+    return {"revision": revision, "digest": table.digest}
+
+
+UTILITIES: tuple[Callable[..., Any], ...] = (
+    kvcustody_erase,
+    kvcustody_scan,
+    kvcustody_check,
+    kvcustody_stats,
+    kvcustody_activate,
+)

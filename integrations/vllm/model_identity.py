@@ -1,0 +1,120 @@
+"""What vLLM loaded, as the identity that conditions every key: model, quantisation, cache format, adapter.
+
+I1 Blocks of one engine live and die with its process, so what must differ is what one process can hold at once:
+   weights of another epoch, another adapter, or the same adapter loaded again.
+I2 The weights' digest is what the operator states (`revision`, a content digest in the path) or a fingerprint of
+   the files' names, sizes and times. It says so in its prefix, and it is never the reason for a hit across
+   processes.
+I3 An adapter that is reloaded in place is a new one from then on.
+I4 Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from kvcustody.governance.identity.model_identity import ModelIdentity
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_ADAPTERS_MAX = 4096
+_log = structlog.get_logger(__name__)
+
+
+class Models:
+    """The base model's identity and those of the adapters seen so far."""
+
+    def __init__(self, config: VllmConfig, block_tokens: int) -> None:
+        self._config = config
+        self._block_tokens = block_tokens
+        self._weights_epoch = 0
+        self._reloads = 0
+        self._adapters: dict[tuple[str, int, str], ModelIdentity] = {}
+        self._base = self._known(None, None)
+
+    def of(self, adapter: Any) -> ModelIdentity:
+        """The identity of a request with this `LoRARequest`, or with none."""
+        if adapter is None:
+            return self._base
+        key = (adapter.lora_name, adapter.lora_int_id, adapter.lora_path)
+        if getattr(adapter, "load_inplace", False):
+            self._reloads += 1
+            self._adapters.pop(key, None)
+        known = self._adapters.get(key)
+        if known is None:
+            if len(self._adapters) >= _ADAPTERS_MAX:
+                self._adapters.clear()
+                self._reloads += 1
+            known = self._adapters[key] = self._known(_digest("adapter", *map(str, key)), self._reloads)
+        return known
+
+    def reloaded(self) -> None:
+        """The weights changed: nothing computed before is reachable any more."""
+        self._weights_epoch += 1
+        self._adapters.clear()
+        self._base = self._known(None, None)
+
+    def _known(self, adapter: str | None, adapter_epoch: int | None) -> ModelIdentity:
+        made = self._identity(adapter, adapter_epoch)
+        _log.info("model identity", **made.named())
+        return made
+
+    def _identity(self, adapter: str | None, adapter_epoch: int | None) -> ModelIdentity:
+        model, cache, parallel = (
+            self._config.model_config,
+            self._config.cache_config,
+            self._config.parallel_config,
+        )
+        text = model.hf_text_config
+        return ModelIdentity(
+            weights_digest=_weights(str(model.model), str(model.revision)),
+            weights_epoch=self._weights_epoch,
+            tokenizer_digest=_digest("tokenizer", str(model.tokenizer), str(model.tokenizer_revision)),
+            chat_template="engine: prompts arrive as token ids",
+            quantization=str(model.quantization or "none"),
+            kv_dtype=f"{model.dtype}/{cache.cache_dtype}",
+            kv_layout=str(getattr(cache, "kv_cache_layout", None) or "default"),
+            block_tokens=self._block_tokens,
+            rope={"config": _attributes(text, "rope_parameters", "rope_theta", "rope_scaling")},
+            attention={
+                "config": _attributes(
+                    text,
+                    "num_hidden_layers",
+                    "num_attention_heads",
+                    "num_key_value_heads",
+                    "head_dim",
+                    "sliding_window",
+                )
+            },
+            tensor_parallel=parallel.tensor_parallel_size,
+            pipeline_parallel=parallel.pipeline_parallel_size,
+            adapter_digest=adapter,
+            adapter_epoch=adapter_epoch,
+        )
+
+
+def _weights(name: str, revision: str) -> str:
+    """A local folder's files by name, size and time; a hub name by its revision."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return _digest("fingerprint", name, revision)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    facts = [f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files]
+    return _digest("fingerprint", name, revision, *facts)
+
+
+def _digest(kind: str, *texts: str) -> str:
+    hashed = hashlib.blake2b(digest_size=32)
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return f"{kind}:{hashed.hexdigest()}"
+
+
+def _attributes(config: object, *names: str) -> str:
+    return "; ".join(f"{name}={getattr(config, name, None)!r}" for name in names)

@@ -1,0 +1,53 @@
+"""Our keys in place of vLLM's block hashes: the hash that vLLM would make, and the keys that replace it.
+
+H1 vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is
+   installed in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
+H2 The keys of blocks that generated tokens complete are made when vLLM would enter such a block into its index, from
+   the running keyed state: nothing is hashed twice, and a token that completes no block costs nothing.
+H3 Where another connector runs beside ours it may read `block_hashes` by itself: there the request has a hasher, and
+   its keys are as early as vLLM's hashes would be.
+H4 A request that may not publish gets no further key: its blocks can never enter the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+
+_NOTHING: list[bytes] = []
+
+
+def no_block_hashes(_request: Request) -> list[bytes]:
+    """What a request's hasher says before admission (H1)."""
+    return _NOTHING
+
+
+def governed_block_hasher(*_args: Any, **_kwargs: Any) -> Callable[[Request], list[bytes]]:
+    """Stands where the engine calls `get_request_block_hasher`, whatever its parameters are in this release."""
+    return no_block_hashes
+
+
+def new_keys(mine: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], end: int) -> list[bytes]:
+    """The keys, not made before, of the whole blocks that end at token `end` or earlier."""
+    if end <= mine.keyed_tokens:
+        return _NOTHING
+    start = mine.told_tokens
+    mine.told_tokens = mine.keyed_tokens = end
+    return extend(mine.residency, mine.request._all_token_ids[start:end])
+
+
+def running_hasher(
+    mine: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
+) -> Callable[[Request], list[bytes]]:
+    """The hasher of an admitted request, called by vLLM for every accepted token (H3)."""
+    tokens = mine.request._all_token_ids
+
+    def keys(_request: Request) -> list[bytes]:
+        return new_keys(mine, extend, len(tokens) // block_tokens * block_tokens)
+
+    return keys

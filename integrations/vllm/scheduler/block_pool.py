@@ -1,0 +1,235 @@
+"""vLLM's block pool under governance: the same pool, with what it does told, and three doors shut.
+
+P1 `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody`
+   every method is the original's.
+P2 A block enters the index only under keys that governance made: what is not publishable is never cached.
+P3 Entries for part of a block are not made: their later copies would run beside the scrub, and need a key inside a
+   block.
+P4 Blocks without a key stand at the head of the free queue (free_queue, Q1). What vLLM would evict has ended before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
+
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.vllm.scheduler.free_queue import (
+    LOOK_AHEAD_BLOCKS,
+    GovernedFreeQueue,
+    governed_free_queue,
+)
+from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, Published
+from kvcustody.integrations.vllm.versions import check_type, swap_class
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+    from kvcustody.integrations.vllm.scheduler.request_state import Books
+
+
+class GovernedBlockPool(BlockPool):  # type: ignore[misc]
+    """vLLM's `BlockPool`, telling `custody` what it does."""
+
+    custody: Books | None = None
+    free_block_queue: GovernedFreeQueue
+
+    @property
+    def spare_blocks(self) -> int:
+        """How many hand-outs evict nothing (free_queue, Q2)."""
+        return self.free_block_queue.spare_blocks
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Hand out, our evictions first."""
+        custody = self.custody
+        if custody is None:
+            return super().get_new_blocks(num_blocks)  # type: ignore[no-any-return]
+        if num_blocks > self.free_block_queue.spare_blocks:
+            custody.room.make(num_blocks)
+        # None of them has a key (P4): vLLM need not look, block by block, for what it would have to evict.
+        caching = custody.caching
+        self.enable_caching = caching and num_blocks > self.free_block_queue.spare_blocks
+        try:
+            blocks: list[KVCacheBlock] = super().get_new_blocks(num_blocks)
+        finally:
+            self.enable_caching = caching
+        custody.journal.allocated_blocks += num_blocks
+        return blocks
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        """Give references back. Outside a request's release, note whose they may be: `Journal.settle` finds out."""
+        custody = self.custody
+        if custody is None or custody.is_releasing:
+            super().free_blocks(ordered_blocks)
+            return
+        blocks = list(ordered_blocks)
+        if blocks:
+            custody.journal.loose = True
+            super().free_blocks(blocks)
+
+    def cache_full_blocks(
+        self,
+        request: Request,
+        blocks: list[KVCacheBlock],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: list[bool] | None = None,
+    ) -> None:
+        """Publish whole blocks, if the request may (P2)."""
+        custody = self.custody
+        if custody is None:
+            super().cache_full_blocks(
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
+            )
+            return
+        mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
+        if mine is None or not mine.publishes:
+            return
+        if custody.enters_late and block_mask is None:
+            custody.journal.late.append((mine, blocks, num_cached_blocks, num_full_blocks))
+        else:
+            self.publish(
+                mine, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+            )
+
+    def publish(
+        self,
+        mine: GovernedRequest,
+        blocks: list[KVCacheBlock],
+        first: int,
+        last: int,
+        block_size: int,
+        group: int,
+        mask: list[bool] | None = None,
+    ) -> None:
+        """Entries [first, last) of a request's table enter the index, as far as they have keys (P2)."""
+        custody = self.custody
+        assert custody is not None
+        request = mine.request
+        custody.complete_keys(mine, last * block_size)
+        keys = request.block_hashes
+        keyed_blocks = len(keys) * self.hash_block_size // block_size
+        if last > keyed_blocks:  # nothing enters the index without a key of its own
+            mask = mask and mask[: max(0, keyed_blocks - first)]
+            last = keyed_blocks
+        if first >= last:
+            return
+        if mine.fills_one_by_one and last == first + 1 and mask is None:
+            custody.journal.filled.append((mine, first))
+            key = make_block_hash_with_group_id(keys[first], group)
+            self._insert_block_hash(key, blocks[first], last * block_size)
+        else:
+            if not mine.notes:
+                custody.journal.noted.append(mine)
+            mine.notes.append(Published(group, first, last, mask))
+            super().cache_full_blocks(request, blocks, first, last, block_size, group, mask)
+        if custody.events is not None:
+            custody.events.entered(mine, group, blocks[first:last], first, block_size)
+
+    def cache_partial_block(
+        self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Nothing is cached for part of a block (P3); what the block held before is forgotten if it was replaced."""
+        if self.custody is None:
+            return super().cache_partial_block(request, block, num_tokens, *args, **kwargs)
+        if kwargs.get("replace_existing_hashes"):
+            self._maybe_evict_cached_block(block)
+        return None
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Somebody else's wish: told, so that custody ends with the key."""
+        custody = self.custody
+        if custody is None:
+            super().evict_blocks(block_ids)
+            return
+        custody.journal.enter()
+        with custody.caused("evicted by the engine"):
+            super().evict_blocks(block_ids)
+        custody.forgotten(sorted(block_ids), "evicted by the engine")
+
+    def reset_prefix_cache(self) -> bool:
+        """Withheld blocks are nobody's, so they do not stand in the way of a reset."""
+        custody = self.custody
+        if custody is None:
+            return bool(super().reset_prefix_cache())
+        custody.journal.settle()
+        self.num_gpu_blocks -= len(custody.withheld)
+        try:
+            done = bool(super().reset_prefix_cache())
+        finally:
+            self.num_gpu_blocks += len(custody.withheld)
+        if done:
+            custody.forgotten(custody.indexed_blocks(), "reset")
+            if custody.events is not None:
+                custody.events.cleared("reset")
+        return done
+
+    def unpin_blocks(self, blocks: Iterable[KVCacheBlock], on_reuse: Callable[[KVCacheBlock], None]) -> None:
+        """Raises `IsolationError`: somebody would go on reading blocks that nobody references."""
+        if self.custody is not None:
+            raise IsolationError(
+                "a connector reads blocks after their release; it cannot run under kvcustody"
+            )
+        super().unpin_blocks(blocks, on_reuse)
+
+    # -- for EngineControl --------------------------------------------------------------------------------------------
+
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Drop keys, without telling custody, and put the unreferenced blocks where they are used first (P4)."""
+        first: list[KVCacheBlock] = []
+        queue = self.free_block_queue
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block._block_hash is None:
+                continue
+            if block.ref_cnt == 0 and not block.is_null:
+                queue.remove(block)
+                first.append(block)
+            self._maybe_evict_cached_block(block)
+        queue.prepend_n(first)
+
+    def strip_oldest(self, needed: int, ahead: int) -> list[int]:
+        """Drop the keys of the longest unused blocks, without telling custody: what the next `needed` hand-outs would
+        evict, and up to `ahead` blocks in all. They stand at the head of the queue already; returns them.
+        """
+        blocks = self.free_block_queue.walk(needed, ahead)
+        for block in blocks:
+            self._maybe_evict_cached_block(block)
+        return [block.block_id for block in blocks]
+
+    def withhold(self, block_id: int) -> None:
+        """Never hand this block out again: a reference that nobody gives back."""
+        block = self.blocks[block_id]
+        self._maybe_evict_cached_block(block)
+        if block.ref_cnt == 0:
+            self.free_block_queue.remove(block)
+        block.ref_cnt += 1
+
+    def has_spare(self, needed: int) -> bool:
+        """The next `needed` hand-outs would evict nothing; counts `spare_blocks` anew."""
+        queue = self.free_block_queue
+        free_blocks = int(queue.num_free_blocks)
+        return queue.count_spare(needed + LOOK_AHEAD_BLOCKS) >= min(needed, free_blocks)
+
+
+def governed_pool(pool: BlockPool, custody: Books) -> GovernedBlockPool:
+    """`pool` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
+    if not isinstance(pool, GovernedBlockPool):
+        check_type(pool, BlockPool, "the block pool")
+        swap_class(pool, GovernedBlockPool)
+        governed_free_queue(pool.free_block_queue)
+    assert isinstance(pool, GovernedBlockPool)
+    pool.custody = custody
+    return pool

@@ -1,0 +1,107 @@
+"""vLLM's cache manager under governance: look-up asks the port, and releases tell it.
+
+M1 `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
+   `find_hit`, whatever kinds of layer groups there are.
+M2 A hit is never longer than what the port lets the request read, and every block of it passes the port's attach
+   check; one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
+M3 Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+from kvcustody.integrations.vllm.scheduler.governed_request import governed
+from kvcustody.integrations.vllm.versions import check_type, swap_class
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+    from kvcustody.integrations.vllm.scheduler.request_state import Books
+
+
+class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
+    """vLLM's `KVCacheManager`, asking `custody`."""
+
+    custody: Books | None = None
+
+    def get_computed_blocks(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """The blocks that `request` may attach; none for one that must wait or may not read."""
+        custody = self.custody
+        if custody is None:
+            return super().get_computed_blocks(request, *args, **kwargs)
+        if not custody.begin_look_up(request):
+            return (self.empty_kv_cache_blocks, 0, 0)
+        try:
+            return super().get_computed_blocks(request, *args, **kwargs)
+        finally:
+            custody.reading = None
+
+    def prefix_cache_lookup_enabled(self, request: Request) -> bool:
+        """Whether a look-up counts in vLLM's statistics: as the request asked (M3)."""
+        if self.custody is None:
+            return bool(super().prefix_cache_lookup_enabled(request))
+        mine = governed(request)
+        return bool(self.enable_caching) and mine is not None and not mine.skips_reading
+
+    def free(self, request: Request) -> None:
+        """The request ended or was preempted."""
+        custody = self.custody
+        if custody is None:
+            super().free(request)
+            return
+        custody.before_release(request)
+        custody.is_releasing = True
+        try:
+            super().free(request)
+        finally:
+            custody.is_releasing = False
+        custody.release(request)
+
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
+        """As `free`, where vLLM gives the blocks back later: nobody's from now on, reusable only then."""
+        custody = self.custody
+        if custody is None:
+            return super().pop_blocks_for_free(request)  # type: ignore[no-any-return]
+        custody.before_release(request)
+        blocks: list[KVCacheBlock] = super().pop_blocks_for_free(request)
+        custody.release(request)
+        return blocks
+
+
+def governed_manager(manager: KVCacheManager, custody: Books) -> GovernedKVCacheManager:
+    """`manager` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
+    if not isinstance(manager, GovernedKVCacheManager):
+        check_type(manager, KVCacheManager, "the cache manager")
+        swap_class(manager, GovernedKVCacheManager)
+        coordinator = manager.coordinator
+        coordinator.find_longest_cache_hit = _finder(coordinator.find_longest_cache_hit, manager)
+    assert isinstance(manager, GovernedKVCacheManager)
+    manager.custody = custody
+    return manager
+
+
+def _finder(original: Callable[..., Any], manager: KVCacheManager) -> Callable[..., Any]:
+    def find_hit(block_hashes: list[bytes], max_cache_hit_length: int) -> Any:
+        custody = manager.custody
+        mine = custody.reading if custody is not None else None
+        if mine is None:
+            return original(block_hashes, max_cache_hit_length)
+        limit = min(max_cache_hit_length, mine.readable_tokens)
+        while True:
+            found = original(block_hashes, limit)
+            hit_tokens = found[1]
+            if not hit_tokens:
+                mine.hit_blocks = (0,) * len(mine.tables)
+                return found
+            attachable = custody.attachable_tokens(mine, found[0], hit_tokens)
+            if attachable >= hit_tokens:
+                mine.hit_blocks = tuple(map(len, found[0]))
+                return found
+            limit = attachable
+
+    return find_hit

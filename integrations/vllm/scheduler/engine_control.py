@@ -1,0 +1,120 @@
+"""What the port may ask of vLLM: forget keys, end requests, withhold blocks, wake up, show the books.
+
+E1 Requests end between steps, never inside the building of one: vLLM's scheduler has already listed them. Those of the
+   step that is being built end right after it, all others at once.
+E2 A client whose request was ended hears of it: an output with the reason leaves with the next outputs of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
+
+from kvcustody.governance.external.engine_port import EngineView
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from kvcustody.integrations.vllm.engine_patch import EngineHandle
+    from kvcustody.integrations.vllm.scheduler.request_state import Books
+
+_log = structlog.get_logger(__name__)
+
+
+class VllmControl:
+    """`EngineControl` over vLLM's scheduler and pool."""
+
+    def __init__(self) -> None:
+        self.books: Books
+        self.scheduler: Scheduler | None = None
+        self.engine: EngineHandle | None = None
+        self.building: Container[str] = ()  # requests of the step that is being built
+        self._later: dict[str, tuple[str, RequestStatus]] = {}
+        self._outputs: list[tuple[int, EngineCoreOutput]] = []
+
+    # -- EngineControl ------------------------------------------------------------------------------------------------
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """See `EngineControl`."""
+        self.books.forget(blocks)
+
+    def abort(self, request_ids: Sequence[object], cause: str) -> None:
+        """See `EngineControl`; requests of the step that is being built end right after it (E1)."""
+        self.end([str(one) for one in request_ids], cause, RequestStatus.FINISHED_ABORTED)
+
+    def withhold(self, blocks: Sequence[int]) -> None:
+        """See `EngineControl`."""
+        self.books.withhold(blocks)
+
+    def wake(self) -> None:
+        """See `EngineControl`."""
+        if self.engine is not None:
+            self.engine.wake()
+
+    def view(self) -> EngineView:
+        """See `EngineControl`."""
+        return self.books.view()
+
+    # -- for the adapter ----------------------------------------------------------------------------------------------
+
+    def end(self, request_ids: Sequence[str], cause: str, status: RequestStatus) -> None:
+        """End these requests, now or right after the step that is being built."""
+        now = [one for one in request_ids if one not in self.building]
+        self._later.update((one, (cause, status)) for one in request_ids if one in self.building)
+        for request_id in now:
+            self._end(request_id, cause, status)
+
+    def after_step(self) -> None:
+        """The step has been built and run: end what had to wait for it."""
+        self.building = ()
+        if self._later:
+            later, self._later = self._later, {}
+            for request_id, (cause, status) in later.items():
+                self._end(request_id, cause, status)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Some client has yet to hear that its request ended."""
+        return bool(self._outputs or self._later)
+
+    def deliver(self, outputs: dict[int, EngineCoreOutputs] | None) -> dict[int, EngineCoreOutputs] | None:
+        """`outputs` of a step, with those of requests that governance ended (E2)."""
+        if not self._outputs:
+            return outputs
+        ended, self._outputs = self._outputs, []
+        together = outputs if outputs is not None else {}
+        for client, output in ended:
+            theirs = together.setdefault(client, EngineCoreOutputs())
+            theirs.outputs.append(output)
+        return together
+
+    def keep(self, outputs: dict[int, EngineCoreOutputs] | None) -> None:
+        """Outputs of a step that nobody was there to take; they leave with the next."""
+        for client, theirs in (outputs or {}).items():
+            self._outputs += [(client, output) for output in theirs.outputs]
+
+    def _end(self, request_id: str, cause: str, status: RequestStatus) -> None:
+        scheduler = self.scheduler
+        request: Any = scheduler.requests.get(request_id) if scheduler is not None else None
+        if scheduler is None or request is None or request.is_finished():
+            return
+        self.books.name_cause(request_id, cause)
+        self.books.is_ending = True
+        try:
+            scheduler.finish_requests(request_id, status)
+        finally:
+            self.books.is_ending = False
+        reason = FinishReason.ERROR if status is RequestStatus.FINISHED_ERROR else FinishReason.ABORT
+        output = EngineCoreOutput(
+            request_id,
+            [],
+            finish_reason=reason,
+            stop_reason=f"kvcustody: {cause}",
+            events=request.take_events(),
+        )
+        self._outputs.append((request.client_index, output))
+        _log.warning("request ended", request=request_id, cause=cause)

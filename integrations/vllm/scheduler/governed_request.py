@@ -1,0 +1,111 @@
+"""One vLLM request under governance: whose it is, its residency, and how much of its block tables is on record.
+
+R1 Governance hears of blocks in the order in which the engine moved them: what was let go before what was handed out,
+   what was handed out before what was published.
+R2 `tables` is what governance was last told, group by group; the difference to the engine's own tables is what it has
+   yet to hear. Nothing is recorded twice and nothing is skipped, whatever the engine did in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvcustody.integrations.vllm.scheduler.block_tables import KnownTable
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from kvcustody.allocator.external.residency import ForeignResidency
+    from kvcustody.governance.identity.model_identity import ModelIdentity
+    from kvcustody.governance.identity.principal import Principal
+    from kvcustody.governance.request import Hints
+    from kvcustody.integrations.vllm.scheduler.extra_content import Extras
+
+ATTRIBUTE = "kvcustody"  # on vLLM's Request
+
+
+class Published(NamedTuple):
+    """Table entries [first, last) of a group that entered the engine's index, less those that a mask leaves out."""
+
+    group: int
+    first: int
+    last: int
+    mask: list[bool] | None
+
+
+class GovernedRequest:
+    """What the adapter keeps of a request. `principal` is None where no valid identity came with it."""
+
+    __slots__ = (
+        "cause",
+        "extras",
+        "fills_one_by_one",
+        "goes_on",
+        "hints",
+        "hit_blocks",
+        "keyed_tokens",
+        "model",
+        "notes",
+        "principal",
+        "publishes",
+        "readable_tokens",
+        "request",
+        "request_id",
+        "residency",
+        "skips_reading",
+        "tables",
+        "told_tokens",
+        "trace",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        principal: Principal | None,
+        hints: Hints,
+        model: ModelIdentity,
+        extras: Extras,
+        groups: int,
+        trace: str = "",
+    ) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.principal = principal
+        self.hints = hints
+        self.model = model
+        self.extras = extras
+        self.trace = trace
+        self.residency: ForeignResidency | None = None
+        self.skips_reading = False
+        self.waits_for: str | None = None
+        self.cause: str | None = None  # why it ended, where governance ended it
+        self.publishes = False
+        self.fills_one_by_one = (
+            False  # it runs, alone in its domain and layer group: the common case of a decode step
+        )
+        self.goes_on = False  # blocks that it fills get keys
+        self.readable_tokens = 0
+        self.keyed_tokens = 0  # whole blocks of which have keys
+        self.told_tokens = request.num_tokens  # that the port has been told
+        self.hit_blocks: tuple[int, ...] = (0,) * groups
+        self.tables: list[KnownTable] = [KnownTable() for _ in range(groups)]
+        self.notes: list[Published] = []
+
+    def end(self) -> None:
+        """Its blocks were given back: nothing more is told of it."""
+        self.residency = None
+        self.publishes = self.fills_one_by_one = self.goes_on = False
+        self.notes = []
+
+    def forget_tables(self) -> None:
+        """It was preempted, and starts again from nothing."""
+        self.keyed_tokens = 0
+        self.hit_blocks = (0,) * len(self.tables)
+        self.tables = [KnownTable() for _ in self.tables]
+
+
+def governed(request: Request) -> GovernedRequest | None:
+    """The adapter's side of a request; None for one that it never admitted."""
+    mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
+    return mine

@@ -1,0 +1,223 @@
+"""What routers are told of a governed vLLM: one batch of block events a step, nothing where nobody listens.
+
+E1 vLLM's own index is watched, not the callers of it: a key is told when the first block with it enters, and again
+   when the last one leaves, in whatever way. Stored minus removed is the index, each time that something was told.
+E2 Every event has the scope of its blocks' domain; a key that entered without a request of ours is refused.
+E3 Token ids are read only where the setting publishes them. Callers' salts are not known here.
+E4 Without a publisher none of this exists, and vLLM's index is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from vllm.v1.core.block_pool import BlockHashToBlockMap
+
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.events.block_event import (
+    BlockEvent,
+    EventScope,
+    cleared,
+    removed,
+    scope_of,
+    stored,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from kvcustody.allocator.pool.domain import Domain
+    from kvcustody.governance.external.engine_port import EnginePort
+    from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
+    from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
+
+ENDED = "ended"  # by a decision of the port; which one is in the ledger
+_GROUP_BYTES = 4  # of a layer group's number, behind the key, in vLLM's index
+
+
+class Publisher(Protocol):
+    """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
+
+    def publish(self, events: Sequence[BlockEvent], /) -> int:
+        """Hand over; never waits."""
+
+
+class WatchedIndex(BlockHashToBlockMap):  # type: ignore[misc]
+    """vLLM's index, saying which keys enter it and leave it."""
+
+    def __init__(self, left: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self.entered: set[bytes] = set()  # in the call of vLLM's that runs now
+        self._left = left
+
+    def insert(self, key: Any, block: KVCacheBlock) -> None:
+        """See vLLM's."""
+        if self.get_one_block(key) is None:
+            self.entered.add(key)
+        super().insert(key, block)
+
+    def pop(self, key: Any, block_id: int) -> KVCacheBlock | None:
+        """See vLLM's."""
+        block: KVCacheBlock | None = super().pop(key, block_id)
+        if block is not None and self.get_one_block(key) is None:
+            self._left(key)
+        return block
+
+
+class _Told(NamedTuple):
+    """Whose a key is that was told as stored."""
+
+    scope: EventScope
+    residency: int
+
+
+class BlockEvents:
+    """Turns what enters and leaves one pool's index into events. Used on the engine's thread."""
+
+    def __init__(
+        self,
+        pool: GovernedBlockPool,
+        port: EnginePort,
+        publisher: Publisher,
+        *,
+        with_tokens: bool = False,
+        groups: int = 1,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self.cause = ENDED  # of what leaves now
+        self._pool = pool
+        self._port = port
+        self._publisher = publisher
+        self._with_tokens = with_tokens
+        self._groups = groups
+        self._close = close  # where the publisher is ours
+        self._told: dict[bytes, _Told] = {}
+        self._scopes: dict[tuple[int, int], EventScope] = {}
+        self._events: list[BlockEvent] = []
+        self._gone: list[tuple[EventScope, int, str, int, bytes]] = []
+        self.index: WatchedIndex
+        self._watch()
+
+    def _watch(self) -> None:
+        if len(self._pool.cached_block_hash_to_block):
+            raise IsolationError(
+                "block events begin with an empty index; attach the publisher before any request"
+            )
+        self.index = self._pool.cached_block_hash_to_block = WatchedIndex(self._left)
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def entered(
+        self, mine: GovernedRequest, group: int, blocks: Sequence[KVCacheBlock], first: int, block_tokens: int
+    ) -> None:
+        """`blocks`, from place `first` of the request's table on, are in the index under its keys."""
+        new, self.index.entered = self.index.entered, set()
+        if not new:
+            return
+        self._tell_removals()
+        per_block = block_tokens // self._pool.hash_block_size
+        run: list[int] = []
+        for place, block in enumerate(blocks, first):
+            key = block.block_hash
+            if key in new and (not run or run[-1] == place - 1):
+                run.append(place)
+                continue
+            self._stored(mine, group, run, block_tokens, per_block)
+            run = [place] if key in new else []
+        self._stored(mine, group, run, block_tokens, per_block)
+
+    def _stored(
+        self, mine: GovernedRequest, group: int, run: list[int], block_tokens: int, per_block: int
+    ) -> None:
+        """One event for the run's part in a segment, and one for the rest."""
+        residency = mine.residency
+        assert residency is not None
+        boundary = residency.segment_blocks
+        for domain, places in (
+            (residency.segment_domain, [place for place in run if place < boundary]),
+            (residency.domain, [place for place in run if place >= boundary]),
+        ):
+            if not places:
+                continue
+            assert domain is not None
+            scope = self._scope(domain)
+            hashes = mine.request.block_hashes
+            keys = [hashes[(place + 1) * per_block - 1] for place in places]
+            told = _Told(scope, residency.id)
+            number = group.to_bytes(_GROUP_BYTES, "big")
+            for key in keys:
+                self._told[key + number] = told
+            begin, end = places[0] * block_tokens, (places[-1] + 1) * block_tokens
+            adapter = mine.request.lora_request
+            self._events.append(
+                stored(
+                    scope,
+                    b"".join(keys),
+                    residency=residency.id,
+                    parent=hashes[places[0] * per_block - 1] if places[0] else b"",
+                    block_tokens=block_tokens,
+                    tokens=mine.request._all_token_ids[begin:end] if self._with_tokens else (),
+                    group=group if self._groups > 1 else None,
+                    lora_name=adapter.lora_name if adapter is not None else None,
+                )
+            )
+
+    def _left(self, key: bytes) -> None:
+        told = self._told.pop(key, None)
+        if told is None:
+            self.index.entered.discard(key)
+            return
+        group = int.from_bytes(key[-_GROUP_BYTES:], "big")
+        self._gone.append((told.scope, told.residency, self.cause, group, key[:-_GROUP_BYTES]))
+
+    def cleared(self, cause: str) -> None:
+        """vLLM has dropped its whole index and begun another."""
+        self._tell_removals()
+        self._told.clear()
+        self._events.append(cleared(self._port.table.revision, cause))
+        self._watch()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Publish what has happened since the last call."""
+        self._tell_removals()
+        if self.index.entered:
+            raise IsolationError(f"`{len(self.index.entered)}` keys entered vllm's index, whose is not known")
+        if self._events:
+            events, self._events = self._events, []
+            self._publisher.publish(events)
+
+    def end(self) -> None:
+        """Custody has ended: everything that was stored is gone."""
+        self._events.append(cleared(self._port.table.revision, "shutdown"))
+        self.tell()
+        if self._close is not None:
+            self._close()
+
+    def _tell_removals(self) -> None:
+        """What left since, in its place among the stores: one event for each run of one scope and cause."""
+        if not self._gone:
+            return
+        gone, self._gone = self._gone, []
+        for (scope, residency, cause, group), run in groupby(gone, key=lambda one: one[:4]):
+            self._events.append(
+                removed(
+                    scope,
+                    b"".join([one[4] for one in run]),
+                    cause=cause,
+                    residency=residency,
+                    group=group if self._groups > 1 else None,
+                )
+            )
+
+    def _scope(self, domain: Domain) -> EventScope:
+        key = (domain.tag, self._port.table.revision)
+        scope = self._scopes.get(key)
+        if scope is None:
+            if len(self._scopes) >= 4096:
+                self._scopes.clear()
+            scope = self._scopes[key] = scope_of(domain, self._port.table.revision)
+        return scope

@@ -1,0 +1,73 @@
+"""What travels between the scheduler's side and the workers: one order a step there, receipts back.
+
+M1 Both ways everything is numbers and names of methods: no tokens, no keys, no identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+
+if TYPE_CHECKING:
+    from kvcustody.allocator.pool.memory_protocol import ScrubResult
+
+
+@dataclass(slots=True)
+class StepOrder(KVConnectorMetadata):  # type: ignore[misc]
+    """What the workers must do before anything else is written in this step.
+
+    is_idle: no request computes in this step, so a worker may wait for scrubs that are still on the device.
+    """
+
+    step: int
+    order: ScrubOrder | None = None
+    is_idle: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Once a step, on the engine's thread: numbers and bytes are a third of the work of a dataclass and arrays."""
+        order = self.order
+        if order is None:
+            return _without_scrubs, (self.step, self.is_idle)
+        batches = [(share, blocks.tobytes()) for share, blocks in order.batches]
+        return _with_scrubs, (self.step, order.number, batches, self.is_idle)
+
+
+def _without_scrubs(step: int, is_idle: bool) -> StepOrder:
+    return StepOrder(step, None, is_idle)
+
+
+def _with_scrubs(step: int, number: int, batches: list[tuple[float, bytes]], is_idle: bool) -> StepOrder:
+    blocks = tuple((share, np.frombuffer(data, dtype=np.int64).copy()) for share, data in batches)
+    return StepOrder(step, ScrubOrder(number, blocks), is_idle)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One shard's answer to one scrub order. `device_blocks`: scrubbed so far, as the device counted them."""
+
+    order: int
+    shard: int
+    results: tuple[ScrubResult, ...]
+    device_blocks: int
+
+
+@dataclass(slots=True)
+class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What a worker did in one step; those of all workers are put together before the scheduler sees them.
+
+    owed: orders that are on a device still; their answers come with a later step's receipt.
+    """
+
+    step: int
+    answers: list[Answer] = field(default_factory=list)
+    owed: int = 0
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
+        """Both workers' answers. A step has retired when the slower one says so."""
+        assert isinstance(other, StepReceipt)
+        return StepReceipt(min(self.step, other.step), self.answers + other.answers, self.owed + other.owed)

@@ -1,0 +1,140 @@
+"""The worker's half: the pool is zero before its first use, and each step's scrubs happen before its first write.
+
+W1 Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot
+   order of the port then zeroes and reads it back once more, with receipts.
+W2 `obey` runs before anything else of a step (vLLM calls `handle_preemptions` first): the scrub follows every write
+   of earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream of
+   its own between the two, by events; the host waits for neither.
+W3 A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
+   order has retired on the device, in the order in which they came; a step without requests waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
+from kvcustody.allocator.pool.tensor_memory import TensorMemory
+from kvcustody.clock import Clock
+from kvcustody.errors import IsolationError
+from kvcustody.integrations.vllm.step_messages import Answer, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.worker.kv_layout import CacheViews, block_tensors
+from kvcustody.kernels.segment import SegmentTable
+from kvcustody.kernels.streams import Streams
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Launched:
+    """An order on the device: a launch a batch, and what has retired of them."""
+
+    order: int
+    launches: tuple[int, ...]
+    results: list[ScrubResult] = field(default_factory=list)
+
+
+class WorkerSide:
+    """One worker's shard of the cache. streams: a device's, where they are not torch's own (tests).
+
+    tuning: the file in which measured answers on how to scrub are kept.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        clock: Clock | None = None,
+        *,
+        streams: Streams | None = None,
+        tuning: Path | None = None,
+    ) -> None:
+        self.shard = shard
+        self._tuning = tuning
+        self._clock = clock
+        self._streams = streams
+        self.memory: TensorMemory | None = None
+        self._answers: list[Answer] = []
+        self._flying: deque[_Launched] = deque()
+        self._step = 0
+        self._may_wait = False
+        self._unordered_blocks = 0  # zeroed before the port had ordered anything
+
+    def register(self, caches: CacheViews, blocks: int) -> None:
+        """Take vLLM's tensors over and zero them all (W1)."""
+        table = SegmentTable.from_tensors(block_tensors(caches, blocks))
+        if self._streams is not None or table.device.type == "cuda":
+            streams = None if self._streams is None else [self._streams]
+            self.memory = StreamTensorMemory([table], clock=self._clock, streams=streams)
+        else:
+            self.memory = TensorMemory([table], clock=self._clock)
+        for tuning in self.memory.tune(self._tuning):
+            _log.info("scrub tuned", from_file=tuning.from_file, **tuning.chosen.describe())
+        self.memory.scrub(0, np.arange(blocks, dtype=np.int64), 0.0)
+        self._unordered_blocks = table.scrubbed()
+        _log.info(
+            "cache registered",
+            shard=self.shard,
+            blocks=blocks,
+            bytes_per_block=self.memory.bytes_per_block,
+            pieces=len(table.segments),
+        )
+
+    def obey(self, order: StepOrder) -> None:
+        """Do a step's scrubs now, or put them on the device ahead of the step (W2)."""
+        self._step, self._may_wait = order.step, order.is_idle
+        memory = self.memory
+        if isinstance(memory, StreamTensorMemory):
+            if order.order is not None:
+                self._launch(memory, order.order)
+            memory.order_before()
+        elif order.order is not None:
+            self._answers.append(self._scrub(order.order))
+
+    def receipt(self) -> StepReceipt:
+        """What was done since the last receipt (W3)."""
+        if isinstance(self.memory, StreamTensorMemory) and self._flying:
+            self._collect(self.memory)
+        answers, self._answers = self._answers, []
+        return StepReceipt(self._step, answers, len(self._flying))
+
+    def _scrub(self, order: ScrubOrder) -> Answer:
+        memory = self.memory
+        if memory is None:
+            raise IsolationError(f"shard {self.shard} is told to scrub before its cache was registered")
+        results = tuple(memory.scrub(0, blocks, share) for share, blocks in order.batches)
+        return Answer(order.number, self.shard, results, memory.scrubbed(0) - self._unordered_blocks)
+
+    def _launch(self, memory: StreamTensorMemory, order: ScrubOrder) -> None:
+        memory.used()  # whatever earlier steps put on the model's stream reads and writes first
+        launches = tuple(memory.launch(0, blocks, share).number for share, blocks in order.batches)
+        self._flying.append(_Launched(order.number, launches))
+
+    def _collect(self, memory: StreamTensorMemory) -> None:
+        """Orders whose every launch has retired become answers; launches retire in the order of their numbers."""
+        waiting = deque(flying for flying in self._flying for _ in flying.launches[len(flying.results) :])
+        for _, result in memory.answered(wait=self._may_wait):
+            waiting.popleft().results.append(result)
+        done = []
+        while self._flying and len(self._flying[0].results) == len(self._flying[0].launches):
+            done.append(self._flying.popleft())
+        counted = memory.scrubbed(0) - self._unordered_blocks
+        for result in self._flying[0].results if self._flying else ():
+            counted -= result.bytes // memory.bytes_per_block  # of an order that has yet to be answered
+        self._answers += [Answer(one.order, self.shard, tuple(one.results), counted) for one in done]
+
+    def close(self) -> None:
+        """Leave nothing behind: the whole shard is zeroed, behind what is on the device still."""
+        memory = self.memory
+        if isinstance(memory, StreamTensorMemory):
+            memory.answered(wait=True)
+            memory.order_before()
+        if memory is not None:
+            memory.scrub(0, np.arange(memory.blocks, dtype=np.int64), 0.0)
+            self.memory = None

@@ -1,0 +1,190 @@
+"""A policy bundle: one policy revision, and the signatures that make it one.
+
+1. What is signed is the manifest: audience, revision, policy digest, digest of the document's bytes, times and revoked
+   ids. The document is bound by its digests.
+2. The trust configuration says which signatures a bundle needs; nothing in a bundle says so. A signature by a key that
+   it does not name refuses the bundle, so there is no byte of a bundle that may change.
+3. A bundle is for one audience, from `issued_us` until `expires_us`, and never replaces a higher revision.
+4. Reading is bounded, canonical (`bundle_json`) and total: whatever is wrong is one `BundleRejected`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import permutations
+
+from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
+from kvcustody.policies.bundle.manifest import (
+    Manifest,
+    Signature,
+    read_manifest,
+    read_signature,
+    signature_form,
+    signed_bytes,
+)
+from kvcustody.policies.bundle.trust import Signer, Trust, check_signature
+from kvcustody.policies.document.digest import digest as policy_digest
+from kvcustody.policies.document.model import Policy
+from kvcustody.policies.reading.load_policy import load_policy
+
+SCHEMA = "kvcustody/policy-bundle@1"
+BUNDLE_BYTES_MAX = 4 << 20
+SIGNATURES_MAX = 8
+SKEW_US = 300 * 1_000_000
+"""How far another machine's clock may be ahead before what it issued counts as future-dated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A manifest, the document's text, and the signatures on the manifest."""
+
+    manifest: Manifest
+    document: str
+    signatures: tuple[Signature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A bundle that the trust configuration accepts, and the policy in it. Only `verify` makes one."""
+
+    bundle: Bundle
+    policy: Policy
+    signers: tuple[str, ...]
+
+
+def manifest_of(
+    document: str,
+    *,
+    audience: str,
+    revision: int,
+    issued_us: int,
+    expires_us: int,
+    revoked: Iterable[str] = (),
+    file: str = "policy",
+) -> tuple[Manifest, Policy]:
+    """The manifest of a document, and its policy. Raises `PolicyRejected` where the document is none."""
+    policy = load_policy(document, name=file)
+    made = Manifest(
+        audience,
+        policy.name,
+        revision,
+        policy_digest(policy),
+        _sha256(document.encode()),
+        issued_us,
+        expires_us,
+        tuple(sorted(set(revoked))),
+    )
+    return read_manifest(made.form()), policy
+
+
+def sign_manifest(manifest: Manifest, signer: Signer) -> Signature:
+    """A signature on a manifest."""
+    return Signature(signer.name, signer.sign(signed_bytes(SCHEMA, manifest.form())))
+
+
+def write_bundle(bundle: Bundle) -> bytes:
+    """The bytes of a bundle, as they are stored and sent."""
+    signatures = [signature_form(signature) for signature in sorted(bundle.signatures)]
+    form = {
+        "document": bundle.document,
+        "manifest": bundle.manifest.form(),
+        "schema": SCHEMA,
+        "signatures": signatures,
+    }
+    return encode(form)
+
+
+def read_bundle(data: bytes) -> Bundle:
+    """The bundle in `data`, nothing of it trusted yet; raises `BundleRejected`."""
+    if len(data) > BUNDLE_BYTES_MAX:
+        raise BundleRejected(f"bundle of `{len(data)}` bytes is larger than {BUNDLE_BYTES_MAX}")
+    form = decode(data, "bundle")
+    if form.get("schema") != SCHEMA or set(form) != {"document", "manifest", "schema", "signatures"}:
+        raise BundleRejected(f"bundle is not a `{SCHEMA}`")
+    listed = form["signatures"]
+    if not isinstance(form["document"], str) or not isinstance(listed, list) or len(listed) > SIGNATURES_MAX:
+        raise BundleRejected("bundle has no document, or too many signatures")
+    signatures = tuple(read_signature(item) for item in listed)
+    if list(signatures) != sorted(set(signatures)):
+        raise BundleRejected("bundle lists its signatures out of order, or one twice")
+    return Bundle(read_manifest(form["manifest"]), form["document"], signatures)
+
+
+def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0) -> Verified:
+    """The policy of a bundle that `trust` accepts now; raises `BundleRejected` with the reason.
+
+    `revision_min`: the highest revision that was in effect here, restarts included (`governance.release.mark`).
+    """
+    bundle = read_bundle(data)
+    signers = check_signatures(bundle, trust)
+    policy = check_document(bundle.manifest, bundle.document)
+    check_current(bundle.manifest, trust, now_utc_us=now_utc_us, revision_min=revision_min)
+    return Verified(bundle, policy, signers)
+
+
+def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
+    """The names of the signers, one for each role that the trust configuration needs; else `BundleRejected`."""
+    message = signed_bytes(SCHEMA, bundle.manifest.form())
+    keys = [check_signature(trust, signature, message, "bundle") for signature in bundle.signatures]
+    if len({key.public for key in keys}) != len(keys):
+        raise BundleRejected("bundle is signed twice by one key")
+    for role in trust.needs:
+        if not any(role in key.roles for key in keys):
+            raise BundleRejected(
+                f"bundle has no signature of an {role.value}; the trust configuration needs one", role=role
+            )
+    if not any(
+        all(role in key.roles for role, key in zip(trust.needs, each, strict=True))
+        for each in permutations(keys, len(trust.needs))
+    ):
+        raise BundleRejected(
+            f"bundle is not signed by {len(trust.needs)} people, one for each role that is needed"
+        )
+    return tuple(key.name for key in keys)
+
+
+def check_document(manifest: Manifest, document: str) -> Policy:
+    """The policy in the document that the manifest binds; raises `BundleRejected` or `PolicyRejected`."""
+    try:
+        found = _sha256(document.encode())
+    except UnicodeEncodeError:
+        found = ""
+    if found != manifest.document:
+        raise BundleRejected(
+            f"bundle of revision `{manifest.revision}` holds another document than was signed"
+        )
+    policy = load_policy(document, name=f"{manifest.name}@{manifest.revision}")
+    if (policy.name, policy_digest(policy)) != (manifest.name, manifest.digest):
+        raise BundleRejected(
+            f"bundle of revision `{manifest.revision}`: this program reads another policy in the document than the "
+            f"`{manifest.digest}` that was signed"
+        )
+    return policy
+
+
+def check_current(manifest: Manifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:
+    """Raise `BundleRejected` unless the manifest is for us, in force now, and not older than what was in effect."""
+    if manifest.audience != trust.audience:
+        raise BundleRejected(
+            f"bundle is for `{manifest.audience}`, this deployment is `{trust.audience}`",
+            audience=manifest.audience,
+        )
+    if manifest.revision < revision_min:
+        raise BundleRejected(
+            f"bundle has revision `{manifest.revision}`, but `{revision_min}` was in effect here already; "
+            "roll back by releasing the old content under a new revision",
+            revision=manifest.revision,
+            revision_min=revision_min,
+        )
+    if manifest.issued_us > now_utc_us + SKEW_US:
+        raise BundleRejected(
+            f"bundle of revision `{manifest.revision}` is issued in the future; check the clock"
+        )
+    if now_utc_us >= manifest.expires_us:
+        raise BundleRejected(f"bundle of revision `{manifest.revision}` has expired; release it anew")
+
+
+def _sha256(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -1,0 +1,55 @@
+"""The canonical form of a policy, and its digest: what approvers sign and the ledger names.
+
+1. The digest depends on what a policy says, not on how it is written: marks, file name, order of sections, of
+   entries and of set-like lists do not enter it.
+2. A section that came after the first schema and that is not written, or says its defaults, does not enter it.
+3. The canonical form is JSON with sorted ASCII keys, no floats, and integers below 2^53 (fractions as "n/d").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+
+from kvcustody.policies.document.model import SCHEMA, ErasureDuty, Policy
+
+_SORTED = frozenset(
+    {"classify", "tenants", "groups", "segments", "grants", "rules", "readers", "owners", "actions", "via"}
+)
+
+
+def digest(policy: Policy) -> str:
+    """`sha256:` and the hex digest of the canonical form."""
+    return "sha256:" + hashlib.sha256(canonical(policy)).hexdigest()
+
+
+def canonical(policy: Policy) -> bytes:
+    """The canonical form of a policy."""
+    form = {"schema": SCHEMA, **_form(policy)}
+    if policy.erasure == ErasureDuty():
+        del form["erasure"]
+    return json.dumps(form, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, Fraction):
+        return f"{value.numerator}/{value.denominator}"
+    if is_dataclass(value):
+        names = [field.name for field in fields(value) if field.compare]
+        return {name: _part(name, getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_form(item) for item in value]
+    return value
+
+
+def _part(name: str, value: Any) -> Any:
+    form = _form(value)
+    if name in _SORTED and isinstance(form, list):
+        return sorted(form, key=lambda item: json.dumps(item, sort_keys=True))
+    return form

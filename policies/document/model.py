@@ -1,0 +1,341 @@
+"""The typed form of a policy: frozen, complete, and marked with where each part was written.
+
+1. A `Policy` exists only when its document had no problem; nothing in it is unresolved or defaulted later.
+2. Classifications are levels (0 = lowest); durations and instants are whole microseconds; shares are exact
+   fractions.
+3. Marks never take part in comparison, in the digest or in a decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, StrEnum
+from fractions import Fraction
+
+from kvcustody.policies.document.problems import Mark
+
+SCHEMA = "kvcustody/policy@1"
+EVERY_TENANT = "*"
+DEFAULT_TENANT = "default"
+NO_MARK = Mark(0, 0)
+
+Labels = tuple[tuple[str, str], ...]
+"""Domain labels as sorted (name, value) pairs."""
+
+
+class Profile(StrEnum):
+    """How far tenants are kept apart."""
+
+    SHARED = "shared"
+    STRICT = "strict"
+    DEDICATED = "dedicated"
+
+    @property
+    def isolating(self) -> bool:
+        """True when nothing may cross a tenant boundary, by grant, segment, group or borrowing."""
+        return self is not Profile.SHARED
+
+
+class Scope(IntEnum):
+    """Who may reuse, narrow to wide."""
+
+    SESSION = 0
+    SUBJECT = 1
+    TENANT = 2
+    GROUP = 3
+    PUBLIC = 4
+
+
+class Action(IntEnum):
+    """What is decided."""
+
+    ADMIT = 0
+    REUSE = 1
+    PUBLISH = 2
+    RETAIN = 3
+    OFFLOAD = 4
+    EXPORT = 5
+    ADMINISTER = 6
+
+
+class Via(IntEnum):
+    """The way by which a reader reaches a domain."""
+
+    OWN = 0
+    GRANT = 1
+    SEGMENT = 2
+
+
+class RuleEffect(StrEnum):
+    """What a rule does when it matches."""
+
+    PERMIT = "permit"
+    FORBID = "forbid"
+
+
+class Relation(StrEnum):
+    """What a rule may say of its reader without naming one."""
+
+    OWNER = "owner"
+    SAME_GROUP = "same-group"
+
+
+class Tier(StrEnum):
+    """Where a block may be offloaded to."""
+
+    HOST = "host"
+    NVME = "nvme"
+    REMOTE = "remote"
+
+
+class OnOutage(IntEnum):
+    """What becomes of an act whose event cannot reach the ledger; higher is stricter (classes C, B, A)."""
+
+    AGGREGATE = 0
+    SPILL = 1
+    DENY = 2
+
+
+class EvictionKind(StrEnum):
+    """Which CACHED block leaves first under pressure."""
+
+    LRU = "lru"
+    FIFO = "fifo"
+    LFU = "lfu"
+    SLRU = "slru"
+    PRIORITY = "priority"
+    COST = "cost"
+
+
+class OnRunning(StrEnum):
+    """What an erasure does to requests that run when it arrives."""
+
+    ABORT = "abort"
+    FINISH = "finish"
+
+
+class Effect(Enum):
+    """The outcome of a decision (a plain Enum: neither member is falsy)."""
+
+    PERMIT = "permit"
+    DENY = "deny"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long blocks may exist: since last use, since birth, and as part of a running request."""
+
+    idle_us: int
+    absolute_us: int
+    active_max_us: int
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """How soon memory is overwritten, and the share of it that is read back (1 = all)."""
+
+    within_us: int
+    verify: Fraction
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """The tiers that a block may go to; none means never."""
+
+    tiers: tuple[Tier, ...]
+    encrypt: bool
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What happens to decisions, lifecycle events and own-scope hits while the ledger is away."""
+
+    decisions: OnOutage
+    lifecycle: OnOutage
+    own_hits: OnOutage
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureDuty:
+    """By when an erasure is done. With `finish` running requests go on, unattachable, until then at the latest."""
+
+    within_us: int = 3_600_000_000
+    running: OnRunning = OnRunning.ABORT
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRange:
+    """A priority for a span of a prompt; `until` None means to its end, `for_us` None means until it ends."""
+
+    start: int
+    until: int | None
+    priority: int
+    for_us: int | None
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """The eviction policy and the parameters that belong to it (None where they do not)."""
+
+    kind: EvictionKind
+    priority: int | None = None
+    ranges: tuple[TokenRange, ...] = ()
+    protected: Fraction | None = None
+    hits: int | None = None
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyRule:
+    """A tenant's default level (no route), or a level that a route raises to; and labels for the domains."""
+
+    tenant: str
+    route: str | None
+    level: int | None
+    labels: Labels
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """What the policy says of one tenant, or of every unlisted one (`id` is then `default`)."""
+
+    id: str
+    group: str | None
+    guaranteed: Fraction
+    cap: Fraction
+    borrow: bool
+    scope: Scope
+    labels: Labels = ()
+    residencies: int | None = None
+    tenants_max: int | None = None
+    retention: tuple[tuple[int, Retention], ...] = ()
+    scrub: tuple[tuple[int, Scrub], ...] = ()
+    offload: tuple[tuple[int, Offload], ...] = ()
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A family of tenants; with `at_most`, each member may read each other's domains up to that level."""
+
+    id: str
+    at_most: int | None
+    from_us: int | None
+    until_us: int | None
+    reason: str
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRule:
+    """A declared prompt prefix that is wider than private; `tenants` None means every admitted tenant."""
+
+    id: str
+    owner: str
+    tenants: tuple[str, ...] | None
+    digest: str
+    tokens: int
+    level: int
+    model: str | None
+    expires_us: int | None
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of the segment's domain: its owner, the listed tenants, or all."""
+        if self.tenants is None:
+            return Scope.PUBLIC
+        return Scope.TENANT if self.tenants == (self.owner,) else Scope.GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One tenant's leave to read another's tenant-level and wider domains up to a level; never transitive."""
+
+    id: str
+    owner: str
+    reader: str
+    at_most: int
+    from_us: int | None
+    until_us: int | None
+    reason: str
+    group: str | None = None
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A permit or a forbid; a None term matches everything, and all terms must match."""
+
+    id: str
+    effect: RuleEffect
+    actions: tuple[Action, ...]
+    readers: tuple[str, ...] | None
+    relation: Relation | None
+    owners: tuple[str, ...] | None
+    levels: tuple[int, ...] | None
+    via: tuple[Via, ...] | None
+    reason: str
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A whole policy. Obligation tuples have one entry per classification, in order."""
+
+    name: str
+    description: str
+    profile: Profile
+    classifications: tuple[str, ...]
+    scope: Scope
+    labels: tuple[tuple[str, tuple[str, ...]], ...]
+    classify: tuple[ClassifyRule, ...]
+    tenants: tuple[TenantPolicy, ...]
+    default: TenantPolicy | None
+    groups: tuple[Group, ...]
+    segments: tuple[SegmentRule, ...]
+    grants: tuple[Grant, ...]
+    rules: tuple[Rule, ...]
+    retention: tuple[Retention, ...]
+    scrub: tuple[Scrub, ...]
+    offload: tuple[Offload, ...]
+    outage: tuple[Outage, ...]
+    eviction: Eviction
+    erasure: ErasureDuty = ErasureDuty()
+    file: str = field(default="", compare=False)
+    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+
+    def group_grants(self) -> tuple[Grant, ...]:
+        """The grants that sharing groups stand for: one per ordered pair of members.
+
+        They are named `group~owner~reader`; no identifier holds a `~`, so no declared grant has such a name.
+        """
+        members: dict[str, list[str]] = {}
+        for tenant in self.tenants:
+            if tenant.group is not None:
+                members.setdefault(tenant.group, []).append(tenant.id)
+        return tuple(
+            Grant(
+                id=f"{group.id}~{owner}~{reader}",
+                owner=owner,
+                reader=reader,
+                at_most=group.at_most,
+                from_us=group.from_us,
+                until_us=group.until_us,
+                reason=group.reason,
+                group=group.id,
+                mark=group.mark,
+            )
+            for group in self.groups
+            if group.at_most is not None
+            for owner in members.get(group.id, ())
+            for reader in members.get(group.id, ())
+            if owner != reader
+        )

@@ -1,0 +1,104 @@
+"""The classification and the domain labels of a request, from its tenant, route, verified claim and hint.
+
+1. Effective = the highest of the tenant's default, every matching route, the claim and the hint.
+2. When neither tenant, route nor claim is known, it is the highest there is; a hint alone is never "known".
+3. Routes, claims and hints only raise. An unknown claim or hint, or a route that cannot be trusted to mean
+   what it says (dot segments, escapes, empty segments), counts as the highest.
+4. Labels accumulate: every source that applies adds its own, so that labels only ever narrow a domain.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kvcustody.policies.document.model import EVERY_TENANT, ClassifyRule, Labels, Policy
+
+_PLAIN_ROUTE = re.compile(r"(/[A-Za-z0-9._~@:{}!$&'()*+,=-]+)*/?\Z")
+_Rules = tuple[tuple[ClassifyRule, tuple[str, ...]], ...]
+
+
+class Classifier:
+    """Levels and labels for requests of one policy."""
+
+    __slots__ = ("_by_tenant", "_highest", "_levels", "_others")
+
+    def __init__(self, policy: Policy) -> None:
+        self._levels = {name: level for level, name in enumerate(policy.classifications)}
+        self._highest = len(policy.classifications) - 1
+        by_tenant = {tenant.id: _rules(policy, tenant.id) for tenant in policy.tenants}
+        self._by_tenant = {tenant: (_default(rules), rules) for tenant, rules in by_tenant.items()}
+        others = _rules(policy, EVERY_TENANT)
+        self._others = (_default(others), others)
+
+    def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
+        """The effective level of a request; `claim` and `hint` are classification names."""
+        default, rules = self._by_tenant.get(tenant, self._others)
+        level = -1 if default is None else default
+        for rule in self._matching(rules, route):
+            if rule is None:
+                level = self._highest
+            elif rule.level is not None and rule.level > level:
+                level = rule.level
+        if claim is not None:
+            level = max(level, self._levels.get(claim, self._highest))
+        if level < 0:
+            return self._highest
+        return level if hint is None else max(level, self._levels.get(hint, self._highest))
+
+    def labels(self, tenant: str, route: str | None, own: Labels) -> Labels:
+        """The labels of a request's domains: the tenant's own and those of every matching rule."""
+        _, rules = self._by_tenant.get(tenant, self._others)
+        pairs = set(own)
+        for rule, segments in rules:
+            if rule.route is None or (
+                route is not None and (not _trusted(route) or _matches(segments, _split(route)))
+            ):
+                pairs.update(rule.labels)
+        return tuple(sorted(pairs))
+
+    def _matching(self, rules: _Rules, route: str | None) -> tuple[ClassifyRule | None, ...]:
+        """The route rules that match; None stands for a route that cannot be trusted."""
+        if route is None or not rules:
+            return ()
+        if not _trusted(route):
+            return (None,) if any(rule.route is not None for rule, _ in rules) else ()
+        segments = _split(route)
+        return tuple(
+            rule for rule, pattern in rules if rule.route is not None and _matches(pattern, segments)
+        )
+
+
+def _rules(policy: Policy, tenant: str) -> _Rules:
+    """The rules for a tenant (its own first), each with its route split into segments."""
+    named = [rule for rule in policy.classify if rule.tenant == tenant and tenant != EVERY_TENANT]
+    every = [rule for rule in policy.classify if rule.tenant == EVERY_TENANT]
+    return tuple((rule, _split(rule.route or "")) for rule in (*named, *every))
+
+
+def _default(rules: _Rules) -> int | None:
+    """The tenant's default level: its own rule without a route, else everybody's."""
+    return next((rule.level for rule, _ in rules if rule.route is None and rule.level is not None), None)
+
+
+def _trusted(route: str) -> bool:
+    """True for a plain absolute path without dot segments, empty segments or escapes."""
+    if (
+        type(route) is not str
+        or not route.startswith("/")
+        or len(route) > 1024
+        or not _PLAIN_ROUTE.match(route)
+    ):
+        return False
+    return not any(segment in (".", "..") for segment in route.split("/"))
+
+
+def _split(route: str) -> tuple[str, ...]:
+    return tuple(segment for segment in route.lower().split("/") if segment)
+
+
+def _matches(pattern: tuple[str, ...], route: tuple[str, ...]) -> bool:
+    """`*` is one segment; at the end, any number of them, none included."""
+    if pattern and pattern[-1] == "*":
+        pattern = pattern[:-1]
+        route = route[: len(pattern)]
+    return len(pattern) == len(route) and all(p in ("*", r) for p, r in zip(pattern, route, strict=True))

@@ -1,0 +1,263 @@
+"""Compile a policy into its decision table.
+
+1. C1 Every cell is computed here, once; deciding only looks up. Equal cells are one object.
+2. C2 Revoked ids (grants, segments, groups, or one pair of a group) take no part; a forbid is not revocable.
+3. C3 Grants are not composed: a pair of tenants without a grant of its own has no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+from kvcustody.policies.document.digest import digest
+from kvcustody.policies.document.model import (
+    Action,
+    Effect,
+    Grant,
+    Policy,
+    Scope,
+    SegmentRule,
+    TenantPolicy,
+    Via,
+)
+from kvcustody.policies.table.decision_table import (
+    ALWAYS_US,
+    DEFAULT_DENY,
+    NEVER_US,
+    UNLISTED,
+    Decision,
+    DecisionTable,
+    Row,
+    SegmentRow,
+    Tables,
+    Timeline,
+    Unlisted,
+)
+from kvcustody.policies.table.obligations import Obligations, ended, obligations_of
+from kvcustody.policies.table.rule_match import SILENT, Rulebook, Ruling, Rulings
+
+_DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
+_PRIVATE_SCOPES = (Scope.SESSION, Scope.SUBJECT, Scope.TENANT)
+Source = tuple[int, int, str]
+"""When something opens, when it closes, and its id."""
+
+
+def compile_policy(policy: Policy, *, revision: int, revoked: frozenset[str] = frozenset()) -> DecisionTable:
+    """The decision table of a policy revision; `revoked` ids stay out of it whatever the policy says."""
+    compiled = _Compiler(policy, revision, revoked).tables()
+    return DecisionTable(policy, compiled, revision=revision, digest=digest(policy), revoked=revoked)
+
+
+class _Compiler:
+    """Builds the tables; equal decisions, timelines and rows are shared."""
+
+    def __init__(self, policy: Policy, revision: int, revoked: frozenset[str]) -> None:
+        self._policy = policy
+        self._revision = revision
+        self._rulebook = Rulebook(policy)
+        self._groups = {tenant.id: tenant.group for tenant in policy.tenants}
+        self._levels = range(len(policy.classifications))
+        self._obligations: dict[str | Unlisted, tuple[Obligations, ...]] = {
+            tenant.id: obligations_of(policy, tenant) for tenant in policy.tenants
+        }
+        if policy.default is not None:
+            self._obligations[UNLISTED] = obligations_of(policy, policy.default)
+        grants = (*policy.grants, *policy.group_grants())
+        self._grants = [g for g in grants if g.id not in revoked and g.group not in revoked]
+        self._segments = [s for s in policy.segments if s.id not in revoked]
+        self._decisions: dict[tuple[object, ...], Decision] = {}
+        # Decisions are interned and kept by `_decisions`, so their identities stand for them.
+        self._own_cells: dict[tuple[int, Scope], tuple[Decision, ...]] = {}
+
+    def tables(self) -> Tables:
+        """Every table, complete."""
+        policy = self._policy
+        readers: list[str | Unlisted] = [tenant.id for tenant in policy.tenants]
+        if policy.default is not None:
+            readers.append(UNLISTED)
+        by_reader = {reader: self._segments_of(reader) for reader in readers}
+        return Tables(
+            own={tenant.id: self._own_row(tenant, tenant.id) for tenant in policy.tenants},
+            unlisted=None if policy.default is None else self._own_row(policy.default, UNLISTED),
+            grants=self._grant_table(),
+            segments=self._segment_table(by_reader),
+            grants_by_reader=_grouped(self._grants),
+            segments_by_reader=by_reader,
+            obligations=self._obligations,
+            ended=ended(obligations_of(policy, None)),
+            edges=self._edges(),
+        )
+
+    def _decision(self, effect: Effect, reasons: tuple[str, ...], errors: tuple[str, ...] = ()) -> Decision:
+        key = (effect, reasons, errors)
+        if key not in self._decisions:
+            self._decisions[key] = Decision(effect, reasons, self._revision, errors)
+        return self._decisions[key]
+
+    def _deny(self, ruling: Ruling) -> Decision:
+        return self._decision(Effect.DENY, ruling.forbids or (DEFAULT_DENY,), ruling.errors)
+
+    # Own domains
+
+    def _own_row(self, tenant: TenantPolicy, key: str | Unlisted) -> Row:
+        """Every cell, in the order of `own_row`."""
+        name = "" if key is UNLISTED else tenant.id
+        rulings = self._rulebook.rulings(name, name, Via.OWN, same_group=True)
+        owed = self._obligations[key]
+        row: list[Decision] = []
+        for action in Action:
+            for level in self._levels:
+                ruling = rulings.get((action, level), SILENT)
+                row += self._own_scopes(action, tenant, ruling, level, owed[level])
+        return tuple(row)
+
+    def _own_scopes(
+        self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations
+    ) -> tuple[Decision, ...]:
+        """The cells of one action and level, narrow to wide: one object for all tenants that are decided alike."""
+        widest = tenant.scope if action in _DOMAIN_ACTIONS else Scope.TENANT
+        inside = self._own_decision(action, tenant, ruling, level, owed)
+        marks = (id(inside), widest)
+        if marks not in self._own_cells:
+            outside = self._decision(Effect.DENY, (DEFAULT_DENY,))
+            self._own_cells[marks] = tuple(inside if scope <= widest else outside for scope in Scope)
+        return self._own_cells[marks]
+
+    def _own_decision(
+        self, action: Action, tenant: TenantPolicy, ruling: Ruling, level: int, owed: Obligations
+    ) -> Decision:
+        if ruling.forbids:
+            return self._deny(ruling)
+        if action is Action.ADMIT:
+            return self._decision(Effect.PERMIT, (f"tenants:{tenant.id}",), ruling.errors)
+        section = self._section(action, level, owed)
+        if section is not None:
+            effect, reason = section
+            return self._decision(effect, (reason,), ruling.errors)
+        if ruling.permits:
+            return self._decision(Effect.PERMIT, ruling.permits, ruling.errors)
+        return self._deny(ruling)
+
+    def _section(self, action: Action, level: int, owed: Obligations) -> tuple[Effect, str] | None:
+        """What the obligations say of publishing, retaining and offloading; None for the other actions."""
+        name = self._policy.classifications[level]
+        if action in (Action.PUBLISH, Action.RETAIN):
+            return (Effect.PERMIT if owed.cacheable else Effect.DENY), f"retention:{name}"
+        if action is Action.OFFLOAD:
+            return (Effect.PERMIT if owed.tiers else Effect.DENY), f"offload:{name}"
+        return None
+
+    # Across tenants
+
+    def _same_group(self, reader: str, owner: str) -> bool:
+        group = self._groups.get(reader)
+        return group is not None and group == self._groups.get(owner)
+
+    def _grant_table(self) -> dict[tuple[str, str], tuple[Timeline, ...]]:
+        pairs: dict[tuple[str, str], list[Grant]] = {}
+        for grant in self._grants:
+            pairs.setdefault((grant.reader, grant.owner), []).append(grant)
+        return {pair: self._grant_levels(pair, grants) for pair, grants in pairs.items()}
+
+    def _grant_levels(self, pair: tuple[str, str], grants: list[Grant]) -> tuple[Timeline, ...]:
+        reader, owner = pair
+        rulings = self._rulebook.rulings(reader, owner, Via.GRANT, same_group=self._same_group(reader, owner))
+        known: dict[tuple[object, ...], Timeline] = {}
+        levels = []
+        for level in self._levels:
+            ruling = rulings.get((Action.REUSE, level), SILENT)
+            open_at = tuple(grant for grant in grants if level <= grant.at_most)
+            key = (ruling, *(grant.id for grant in open_at))
+            if key not in known:
+                known[key] = _timeline(map(_grant_source, open_at), self._opened(ruling, None))
+            levels.append(known[key])
+        return tuple(levels)
+
+    def _opened(
+        self, ruling: Ruling, section: tuple[Effect, str] | None
+    ) -> Callable[[tuple[str, ...]], Decision]:
+        """The decision while sources are live: rules may forbid it, an obligation may rule it out."""
+
+        def decision(ids: tuple[str, ...]) -> Decision:
+            if ruling.forbids:
+                return self._deny(ruling)
+            if section is not None and section[0] is Effect.DENY:
+                return self._decision(Effect.DENY, (section[1],), ruling.errors)
+            return self._decision(Effect.PERMIT, ids, ruling.errors)
+
+        return decision
+
+    def _segments_of(self, reader: str | Unlisted) -> tuple[SegmentRule, ...]:
+        mine = [s for s in self._segments if s.tenants is None or reader in s.tenants]
+        return tuple(sorted(mine, key=lambda segment: segment.id))
+
+    def _segment_table(
+        self, by_reader: dict[str | Unlisted, tuple[SegmentRule, ...]]
+    ) -> dict[tuple[str | Unlisted, str], SegmentRow]:
+        known: dict[tuple[object, ...], SegmentRow] = {}
+        table: dict[tuple[str | Unlisted, str], SegmentRow] = {}
+        for reader, segments in by_reader.items():
+            for owner in {segment.owner for segment in segments}:
+                of_owner = tuple(segment for segment in segments if segment.owner == owner)
+                name = "" if isinstance(reader, Unlisted) else reader
+                rulings = self._rulebook.rulings(
+                    name, owner, Via.SEGMENT, same_group=self._same_group(name, owner)
+                )
+                key = (id(rulings), owner, tuple(segment.id for segment in of_owner))
+                if key not in known:
+                    known[key] = self._segment_row(of_owner, rulings, self._obligations[owner])
+                table[reader, owner] = known[key]
+        return table
+
+    def _segment_row(
+        self, segments: tuple[SegmentRule, ...], rulings: Rulings, owed: tuple[Obligations, ...]
+    ) -> SegmentRow:
+        row: dict[tuple[int, int, int, str | None], Timeline] = {}
+        for level in {segment.level for segment in segments}:
+            for action in _DOMAIN_ACTIONS:
+                opened = self._opened(
+                    rulings.get((action, level), SILENT), self._section(action, level, owed[level])
+                )
+                for scope in (Scope.TENANT, Scope.GROUP, Scope.PUBLIC):
+                    here = [s for s in segments if s.level == level and scope <= s.scope]
+                    if here:
+                        row[action, level, scope, None] = _timeline(map(_segment_source, here), opened)
+                    for segment in here:
+                        row[action, level, scope, segment.id] = _timeline((_segment_source(segment),), opened)
+        return row
+
+    def _edges(self) -> tuple[int, ...]:
+        ends = [end for segment in self._segments if (end := segment.expires_us) is not None]
+        grants = [
+            edge for grant in self._grants for edge in (grant.from_us, grant.until_us) if edge is not None
+        ]
+        return tuple(sorted({*ends, *grants}))
+
+
+def _grant_source(grant: Grant) -> Source:
+    start = ALWAYS_US if grant.from_us is None else grant.from_us
+    return start, NEVER_US if grant.until_us is None else grant.until_us, grant.id
+
+
+def _segment_source(segment: SegmentRule) -> Source:
+    return ALWAYS_US, NEVER_US if segment.expires_us is None else segment.expires_us, segment.id
+
+
+def _timeline(sources: Iterable[Source], decision: Callable[[tuple[str, ...]], Decision]) -> Timeline:
+    """Cut time at every edge; each piece with a live source gets its decision."""
+    known = sorted(sources, key=lambda source: source[2])
+    edges = sorted({edge for start, end, _ in known for edge in (start, end)})
+    pieces = []
+    for start, end in pairwise(edges):
+        live = tuple(source[2] for source in known if source[0] <= start and end <= source[1])
+        if live:
+            pieces.append((start, end, decision(live), live))
+    return tuple(pieces)
+
+
+def _grouped(grants: list[Grant]) -> dict[str, tuple[Grant, ...]]:
+    by_reader: dict[str, list[Grant]] = {}
+    for grant in sorted(grants, key=lambda grant: grant.id):
+        by_reader.setdefault(grant.reader, []).append(grant)
+    return {reader: tuple(mine) for reader, mine in by_reader.items()}

@@ -1,0 +1,318 @@
+"""A tenant's own decisions as one flat tuple, and where in it each of them is.
+
+1. Cells are ordered by action, level and scope; every row of a policy has all of them.
+2. `places` answers for well-formed (action, level, scope) alone: anything else raises `KeyError`.
+
+A tenant has one tuple whatever its rules say, so the memory that a decision touches does not grow with their number.
+Rows of nested dicts, shared between tenants that were decided alike, made decisions slower once rules named tenants.
+
+The decision table: who may do what with whose blocks, as look-ups whose cost ignores the policy's size.
+
+1. T1 Default deny; a forbid overrides every permit; an error while deciding is a deny.
+2. T2 `decide` is pure: equal arguments give equal decisions, and time is an argument.
+3. T3 A permit with reader != owner names a live grant, or a live segment that lists the reader.
+4. T4 A grant opens reuse alone, to its one reader, of tenant-level and wider domains up to its level.
+5. T5 Every decision names what determined it: rules, grants, segments or sections (`tenants:acme`,
+   `retention:internal`, `offload:public`), and `default-deny` when nothing did.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.errors import PolicyError
+from kvcustody.policies.document.model import (
+    Action,
+    Effect,
+    Grant,
+    Labels,
+    Policy,
+    Scope,
+    SegmentRule,
+    TenantPolicy,
+    Via,
+)
+from kvcustody.policies.table.batch_decide import TENANT_LENGTH_MAX, BatchTable
+from kvcustody.policies.table.classify import Classifier
+from kvcustody.policies.table.obligations import Obligations
+
+Row = tuple["Decision", ...]
+Places = Mapping[int, Mapping[int, Mapping[int, int]]]
+"""The index in a row, by action, level and scope."""
+
+
+@cache
+def places(levels: int) -> Places:
+    """Where each cell is in the rows of a policy with this many classifications."""
+    following = count()
+    return {
+        int(action): {level: {int(scope): next(following) for scope in Scope} for level in range(levels)}
+        for action in Action
+    }
+
+
+DEFAULT_DENY = "default-deny"
+ALWAYS_US = -(1 << 63)
+NEVER_US = (1 << 63) - 1
+
+_OWN, _GRANT, _SEGMENT = int(Via.OWN), int(Via.GRANT), int(Via.SEGMENT)
+_REUSE = int(Action.REUSE)
+SHARED_SCOPES = frozenset((Scope.TENANT, Scope.GROUP, Scope.PUBLIC))
+
+
+class Unlisted(Enum):
+    """The key under which unlisted tenants are kept: no caller's string, nor None, equals it."""
+
+    TENANT = 0
+
+
+UNLISTED = Unlisted.TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An effect, the ids that determined it, the policy's revision, and what went wrong while deciding."""
+
+    effect: Effect
+    reasons: tuple[str, ...]
+    revision: int
+    errors: tuple[str, ...] = ()
+
+    @property
+    def permitted(self) -> bool:
+        """True for a permit."""
+        return self.effect is Effect.PERMIT
+
+    def __bool__(self) -> bool:
+        return self.effect is Effect.PERMIT
+
+
+Timeline = tuple[tuple[int, int, Decision, tuple[str, ...]], ...]
+"""Disjoint intervals (start, exclusive end, decision, ids of the live sources); else default deny."""
+SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
+"""Decisions by (action, level, scope, segment id or None for any)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the compiler hands to a `DecisionTable`; every part is complete and never changed again."""
+
+    own: dict[str, Row]
+    unlisted: Row | None
+    grants: dict[tuple[str, str], tuple[Timeline, ...]]
+    segments: dict[tuple[str | Unlisted, str], SegmentRow]
+    grants_by_reader: dict[str, tuple[Grant, ...]]
+    segments_by_reader: dict[str | Unlisted, tuple[SegmentRule, ...]]
+    obligations: dict[str | Unlisted, tuple[Obligations, ...]]
+    ended: Obligations
+    edges: tuple[int, ...]
+
+
+class DecisionTable:
+    """A compiled policy revision. Immutable; safe to share between threads."""
+
+    __slots__ = (
+        "_batch",
+        "_classifier",
+        "_deny",
+        "_edges",
+        "_failed",
+        "_grants",
+        "_own",
+        "_places",
+        "_segments",
+        "_tables",
+        "_tenants",
+        "_unlisted",
+        "digest",
+        "policy",
+        "revision",
+        "revoked",
+    )
+
+    def __init__(
+        self, policy: Policy, tables: Tables, *, revision: int, digest: str, revoked: frozenset[str]
+    ) -> None:
+        self.policy = policy
+        self.revision = revision
+        self.digest = digest
+        self.revoked = revoked
+        self._tables = tables
+        self._own = tables.own
+        self._places = places(len(policy.classifications))
+        self._unlisted = tables.unlisted
+        self._grants = tables.grants
+        self._segments = tables.segments
+        self._edges = tables.edges
+        self._tenants = {tenant.id: tenant for tenant in policy.tenants}
+        self._classifier = Classifier(policy)
+        self._deny = Decision(Effect.DENY, (DEFAULT_DENY,), revision)
+        self._failed = Decision(
+            Effect.DENY, (DEFAULT_DENY,), revision, ("decide ran out of memory or depth",)
+        )
+        self._batch: BatchTable | None = None
+
+    def decide(
+        self,
+        action: Action,
+        reader: str,
+        owner: str,
+        classification: int,
+        scope: Scope,
+        via: Via,
+        now_utc_us: int,
+        source: str | None = None,
+    ) -> Decision:
+        """Whether `reader` may now act on `owner`'s domain of this level and scope, reached by `via`.
+
+        `source` narrows a grant or segment to one id; without it any live one will do, and all are named.
+        """
+        try:
+            if via == _OWN:
+                if reader != owner:
+                    return self._deny
+                row = self._own.get(reader)
+                if row is None:
+                    row = self._unlisted
+                    if row is None or not _well_formed(reader):
+                        return self._deny
+                return row[self._places[action][classification][scope]]
+            if via == _GRANT:
+                levels = self._grants.get((reader, owner))
+                if levels is None or action != _REUSE or scope not in SHARED_SCOPES or classification < 0:
+                    return self._deny
+                timeline = levels[classification]
+            elif via == _SEGMENT:
+                timeline = self._segment_timeline(action, reader, owner, classification, scope, source)
+            else:
+                raise ValueError("no such way")
+            for start, end, decision, ids in timeline:
+                if start <= now_utc_us < end:
+                    return decision if source is None else self._narrowed(decision, ids, source)
+            return self._deny
+        except (MemoryError, RecursionError):
+            return self._failed
+        except Exception as error:
+            return Decision(
+                Effect.DENY, (DEFAULT_DENY,), self.revision, (f"{type(error).__name__} in decide",)
+            )
+
+    def _segment_timeline(
+        self, action: Action, reader: str, owner: str, classification: int, scope: Scope, source: str | None
+    ) -> Timeline:
+        row = self._segments.get((reader, owner))
+        if row is None:
+            if reader in self._own or self._unlisted is None or not _well_formed(reader):
+                return ()
+            row = self._segments.get((UNLISTED, owner))
+        return () if row is None else row.get((action, classification, scope, source), ())
+
+    def _narrowed(self, decision: Decision, ids: tuple[str, ...], source: str) -> Decision:
+        if source not in ids:
+            return self._deny
+        if decision.permitted and len(ids) > 1:
+            return Decision(Effect.PERMIT, (source,), self.revision, decision.errors)
+        return decision
+
+    def decide_many(
+        self,
+        actions: NDArray[np.integer],
+        readers: Sequence[str],
+        owners: Sequence[str],
+        classifications: NDArray[np.integer],
+        scopes: NDArray[np.integer],
+        vias: NDArray[np.integer],
+        now_utc_us: int,
+    ) -> NDArray[np.bool_]:
+        """The permits among many requests at one instant, as a mask; `decide` gives the reasons of one."""
+        reader_index, owner_index = self.batch().intern(readers, owners)
+        return self.batch().permits(
+            actions, reader_index, owner_index, classifications, scopes, vias, now_utc_us
+        )
+
+    def batch(self) -> BatchTable:
+        """The dense form for many requests at once, built on first use."""
+        if self._batch is None:
+            self._batch = BatchTable(self._tables, len(self.policy.classifications))
+        return self._batch
+
+    def classify(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
+        """The effective level of a request: the highest of tenant or route default, claim and hint."""
+        return self._classifier.classify(tenant, route, claim, hint)
+
+    def labels(self, tenant: str, route: str | None) -> Labels:
+        """The labels of a request's domains, sorted."""
+        entry = self.tenant(tenant)
+        return self._classifier.labels(tenant, route, () if entry is None else entry.labels)
+
+    def obligations(self, tenant: str, classification: int) -> Obligations:
+        """What is owed for a tenant's blocks; their end, when it is not admitted. Raises `PolicyError`."""
+        levels = self._tables.obligations.get(tenant) or self._tables.obligations.get(UNLISTED)
+        if not 0 <= classification < len(self.policy.classifications):
+            message = f"policy `{self.policy.name}` has no classification level `{classification}`"
+            raise PolicyError(message, level=classification)
+        return self._tables.ended if levels is None else levels[classification]
+
+    def grants_for(self, reader: str, classification: int, now_utc_us: int) -> tuple[Grant, ...]:
+        """The grants that let `reader` reuse blocks of exactly this level now, ordered by id."""
+        grants = self._tables.grants_by_reader.get(reader)
+        if grants is None:
+            return ()
+        return tuple(
+            grant
+            for grant in grants
+            if 0 <= classification <= grant.at_most
+            and (grant.from_us is None or grant.from_us <= now_utc_us)
+            and (grant.until_us is None or now_utc_us < grant.until_us)
+        )
+
+    def segments_for(self, reader: str, now_utc_us: int) -> tuple[SegmentRule, ...]:
+        """The segments that `reader` may match now, ordered by id."""
+        segments = self._tables.segments_by_reader.get(reader)
+        if segments is None:
+            if self.tenant(reader) is None:
+                return ()
+            segments = self._tables.segments_by_reader.get(UNLISTED, ())
+        return tuple(s for s in segments if s.expires_us is None or now_utc_us < s.expires_us)
+
+    def tenant(self, tenant: str) -> TenantPolicy | None:
+        """The tenant's entry; `tenants.default` (id `default`) for an unlisted one; None when refused."""
+        entry = self._tenants.get(tenant)
+        return self.policy.default if entry is None and _well_formed(tenant) else entry
+
+    def entries(self) -> frozenset[tuple[str | Unlisted, str]]:
+        """Every (reader, owner) with an entry of its own across tenants; any other pair is denied."""
+        return frozenset((*self._grants, *self._segments))
+
+    def timelines(self, reader: str, owner: str) -> tuple[Timeline, ...]:
+        """Every timeline that may answer for this pair across tenants: between their edges nothing changes."""
+        row = self._segments.get((reader, owner))
+        if row is None and reader not in self._own:
+            row = self._segments.get((UNLISTED, owner))
+        return (*self._grants.get((reader, owner), ()), *(() if row is None else row.values()))
+
+    def next_change_us(self, now_utc_us: int) -> int | None:
+        """The earliest later instant at which an answer may change: an edge of a grant or segment."""
+        index = bisect_right(self._edges, now_utc_us)
+        return self._edges[index] if index < len(self._edges) else None
+
+    def level(self, name: str) -> int:
+        """A classification's level by its name. Raises `PolicyError`."""
+        try:
+            return self.policy.classifications.index(name)
+        except ValueError:
+            message = f"policy `{self.policy.name}` has no classification `{name}`"
+            raise PolicyError(message, classification=name) from None
+
+
+def _well_formed(tenant: object) -> bool:
+    """Whether this may be an unlisted tenant's id: no tenant, no admission."""
+    return type(tenant) is str and 0 < len(tenant) <= TENANT_LENGTH_MAX

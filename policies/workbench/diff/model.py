@@ -1,0 +1,212 @@
+"""What a semantic difference consists of: cells, openings, duties and settings that change, and a verdict.
+
+1. `wider` and `narrower` speak of access and obligations alone; quotas, eviction and texts are settings, told apart.
+2. `PolicyDiff.cells_digest` names exactly what widens: two differences with equal widening have equal digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.workbench.request import instant
+
+SCHEMA = "kvcustody/policy-diff@1"
+
+
+class Verdict(StrEnum):
+    """How the new revision compares with the old one."""
+
+    EQUIVALENT = "equivalent"
+    NARROWER = "narrower"
+    WIDER = "wider"
+    INCOMPARABLE = "incomparable"
+
+
+class Answer(NamedTuple):
+    """The effect of a cell and what determined it."""
+
+    permitted: bool
+    reasons: tuple[str, ...]
+
+
+class CellChange(NamedTuple):
+    """One decision cell whose effect changes, between two instants (UTC microseconds, exclusive end)."""
+
+    action: Action
+    reader: str
+    owner: str
+    classification: str
+    scope: Scope
+    via: Via
+    start_us: int
+    end_us: int
+    before: Answer
+    after: Answer
+
+    @property
+    def opens(self) -> bool:
+        """True where a deny becomes a permit."""
+        return self.after.permitted and not self.before.permitted
+
+    @property
+    def crosses(self) -> bool:
+        """True where reader and owner are different tenants."""
+        return self.reader != self.owner
+
+    def data(self) -> dict[str, Any]:
+        """The cell in words."""
+        return {
+            "action": self.action.name.lower(),
+            "reader": self.reader,
+            "owner": self.owner,
+            "classification": self.classification,
+            "scope": self.scope.name.lower(),
+            "via": self.via.name.lower(),
+            "from": instant(self.start_us),
+            "until": instant(self.end_us),
+            "before": "permit" if self.before.permitted else "deny",
+            "before_by": list(self.before.reasons),
+            "after": "permit" if self.after.permitted else "deny",
+            "after_by": list(self.after.reasons),
+        }
+
+
+class Opening(NamedTuple):
+    """A grant or segment through which a reader may do more than before: its owner has to consent to it.
+
+    `content` is what a segment shares where that is new (its digest, length and model), else empty.
+    """
+
+    id: str
+    via: Via
+    owner: str
+    reader: str
+    classifications: tuple[str, ...]
+    start_us: int
+    end_us: int
+    content: str = ""
+
+    @property
+    def crosses(self) -> bool:
+        """True where reader and owner are different tenants."""
+        return self.reader != self.owner
+
+    def data(self) -> dict[str, Any]:
+        """The opening in words."""
+        return {
+            "id": self.id,
+            "via": self.via.name.lower(),
+            "owner": self.owner,
+            "reader": self.reader,
+            "classifications": list(self.classifications),
+            "from": instant(self.start_us),
+            "until": instant(self.end_us),
+            "content": self.content,
+        }
+
+
+class DutyChange(NamedTuple):
+    """One obligation, classification or label set that changes; `loosens` None means that they cannot be compared."""
+
+    tenant: str
+    subject: str
+    field: str
+    before: str
+    after: str
+    loosens: bool | None
+
+    def data(self) -> dict[str, Any]:
+        """The change in words."""
+        direction = {True: "looser", False: "stricter", None: "incomparable"}[self.loosens]
+        return {**self._asdict(), "loosens": self.loosens, "direction": direction}
+
+
+class SettingChange(NamedTuple):
+    """Something that changes and neither opens nor closes anything: quotas, eviction, names, reasons."""
+
+    subject: str
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDiff:
+    """Everything that a new revision changes."""
+
+    old_digest: str
+    new_digest: str
+    cells: tuple[CellChange, ...]
+    openings: tuple[Opening, ...]
+    closings: tuple[Opening, ...]
+    duties: tuple[DutyChange, ...]
+    settings: tuple[SettingChange, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Equivalent, narrower, wider, or some of both."""
+        if self.widens:
+            return Verdict.INCOMPARABLE if self.narrows else Verdict.WIDER
+        return Verdict.NARROWER if self.narrows else Verdict.EQUIVALENT
+
+    @property
+    def widens(self) -> bool:
+        """True when anything is permitted, shared or kept that was not before."""
+        return (
+            bool(self.openings)
+            or any(cell.opens for cell in self.cells)
+            or any(duty.loosens is not False for duty in self.duties)
+        )
+
+    @property
+    def narrows(self) -> bool:
+        """True when anything that was permitted, shared or kept is not any more."""
+        return (
+            bool(self.closings)
+            or any(not cell.opens for cell in self.cells)
+            or any(duty.loosens is not True for duty in self.duties)
+        )
+
+    @property
+    def new_access(self) -> tuple[CellChange, ...]:
+        """The cells that open; those across tenants first."""
+        return tuple(sorted((cell for cell in self.cells if cell.opens), key=lambda cell: not cell.crosses))
+
+    @property
+    def consents(self) -> tuple[Opening, ...]:
+        """The openings across tenants: each needs its owner's consent."""
+        return tuple(opening for opening in self.openings if opening.crosses)
+
+    def widening(self) -> dict[str, Any]:
+        """Exactly what widens, in words: what an approver of a widening change signs."""
+        return {
+            "schema": SCHEMA,
+            "old_digest": self.old_digest,
+            "new_digest": self.new_digest,
+            "cells": [cell.data() for cell in self.cells if cell.opens],
+            "openings": [opening.data() for opening in self.openings],
+            "duties": [duty.data() for duty in self.duties if duty.loosens is not False],
+        }
+
+    @property
+    def cells_digest(self) -> str:
+        """`sha256:` over the canonical form of `widening()`."""
+        form = json.dumps(self.widening(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return "sha256:" + hashlib.sha256(form.encode()).hexdigest()
+
+    def data(self) -> dict[str, Any]:
+        """Everything, in words."""
+        return {
+            **self.widening(),
+            "verdict": self.verdict.value,
+            "cells_digest": self.cells_digest,
+            "cells": [cell.data() for cell in self.cells],
+            "closings": [closing.data() for closing in self.closings],
+            "duties": [duty.data() for duty in self.duties],
+            "settings": [setting._asdict() for setting in self.settings],
+        }

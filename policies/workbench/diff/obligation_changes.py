@@ -1,0 +1,106 @@
+"""Obligations, classifications and labels that change between two tables, and whether they loosen.
+
+1. A tenant that only one of the two lists is compared with what the other says of unlisted ones; where one of them
+   refuses it, its cells tell the change.
+2. Routes are asked by one example of each set of patterns that a route can match; claims and hints raise alike in
+   both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvcustody.policies.document.model import Labels, OnRunning, Policy, Profile
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.obligations import Obligations
+from kvcustody.policies.workbench.diff.model import DutyChange
+from kvcustody.policies.workbench.prove.obligation_checks import looser
+from kvcustody.policies.workbench.prove.route_examples import routes
+
+_APART = (Profile.SHARED, Profile.STRICT, Profile.DEDICATED)
+
+
+def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> Iterator[DutyChange]:
+    """Every change: the profile first, then by tenant."""
+    if old.policy.profile is not new.policy.profile:
+        one, two = old.policy.profile, new.policy.profile
+        yield DutyChange("every tenant", "policy", "profile", one, two, _APART.index(two) < _APART.index(one))
+    yield from _erasure(old.policy, new.policy)
+    for tenant in tenants:
+        if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
+            yield from _obligations(old, new, tenant)
+    for tenant in _told_apart(old.policy, new.policy, tenants):
+        for route in routes((old.policy, new.policy), tenant):
+            yield from _levels(old, new, tenant, route)
+            yield from _labels(old, new, tenant, route)
+
+
+def _erasure(old: Policy, new: Policy) -> Iterator[DutyChange]:
+    one, two = old.erasure, new.erasure
+    if one.within_us != two.within_us:
+        said = duration(one.within_us), duration(two.within_us)
+        yield DutyChange("every tenant", "erasure", "within", *said, two.within_us > one.within_us)
+    if one.running is not two.running:
+        yield DutyChange(
+            "every tenant", "erasure", "running", one.running, two.running, two.running is OnRunning.FINISH
+        )
+
+
+def _obligations(old: DecisionTable, new: DecisionTable, tenant: str) -> Iterator[DutyChange]:
+    both = (name for name in new.policy.classifications if name in old.policy.classifications)
+    for name in both:
+        one, two = old.obligations(tenant, old.level(name)), new.obligations(tenant, new.level(name))
+        for field in Obligations._fields if one != two else ():
+            before, after = getattr(one, field), getattr(two, field)
+            if before != after:
+                loosens: bool | None = looser(field, two, one)
+                if loosens and looser(field, one, two):
+                    loosens = None
+                yield DutyChange(tenant, name, field, _said(field, before), _said(field, after), loosens)
+
+
+def _said(field: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "never"
+    return duration(value) if field.endswith("_us") and isinstance(value, int) else str(value)
+
+
+def duration(span_us: int) -> str:
+    """A duration as the language writes it."""
+    for unit, size in (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000)):
+        if span_us and span_us % size == 0:
+            return f"{span_us // size}{unit}"
+    return f"{span_us // 1_000}ms" if span_us else "0s"
+
+
+def _told_apart(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[str]:
+    """The tenants whose classification or labels may differ from others', and one that stands for the rest."""
+    named = {rule.tenant for policy in (one, other) for rule in policy.classify}
+    named |= {tenant.id for policy in (one, other) for tenant in policy.tenants if tenant.labels}
+    rest = [tenant for tenant in tenants if tenant not in named]
+    return [*(tenant for tenant in tenants if tenant in named), *rest[:1]]
+
+
+def _levels(old: DecisionTable, new: DecisionTable, tenant: str, route: str | None) -> Iterator[DutyChange]:
+    before = old.policy.classifications[old.classify(tenant, route, None, None)]
+    after = new.policy.classifications[new.classify(tenant, route, None, None)]
+    if before == after:
+        return
+    common = [name for name in old.policy.classifications if name in new.policy.classifications]
+    same_order = common == [name for name in new.policy.classifications if name in common]
+    loosens = None
+    if same_order and before in common and after in common:
+        loosens = common.index(after) < common.index(before)
+    yield DutyChange(tenant, route or "any route", "classification", before, after, loosens)
+
+
+def _labels(old: DecisionTable, new: DecisionTable, tenant: str, route: str | None) -> Iterator[DutyChange]:
+    before, after = old.labels(tenant, route), new.labels(tenant, route)
+    if before != after:
+        fewer, more = set(after) < set(before), set(after) > set(before)
+        loosens = True if fewer else False if more else None
+        yield DutyChange(tenant, route or "any route", "labels", _pairs(before), _pairs(after), loosens)
+
+
+def _pairs(labels: Labels) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels) or "none"

@@ -1,0 +1,178 @@
+"""The semantic difference of two decision tables: which answers change, whatever the documents look like.
+
+1. Both tables are asked; only tenants, levels and instants that either can tell apart are asked about, and
+   `~unlisted-1` stands for every unlisted tenant.
+2. A level is compared by its name: one that a policy does not have is denied there.
+3. A source that opens more than before is an opening even where another source had opened the same cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import NamedTuple
+
+from kvcustody.policies.document.model import Action, Scope, SegmentRule, Via
+from kvcustody.policies.table.decision_table import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED, DecisionTable
+from kvcustody.policies.workbench.diff.model import Answer, CellChange, Opening, PolicyDiff
+from kvcustody.policies.workbench.diff.obligation_changes import duty_changes
+from kvcustody.policies.workbench.diff.setting_changes import setting_changes
+from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, SHARED
+
+_ABSENT = Answer(False, (DEFAULT_DENY,))
+_Way = tuple[Action, str, Scope, Via]
+
+
+class _Side(NamedTuple):
+    """One of the two tables, with its levels by name and its segments by id."""
+
+    table: DecisionTable
+    levels: dict[str, int]
+    segments: dict[str, SegmentRule]
+
+    def answer(self, way: _Way, reader: str, owner: str, now_us: int, source: str | None = None) -> Answer:
+        """What this table says of one cell."""
+        action, name, scope, via = way
+        level = self.levels.get(name)
+        if level is None:
+            return _ABSENT
+        decision = self.table.decide(action, reader, owner, level, scope, via, now_us, source)
+        return Answer(decision.permitted, decision.reasons)
+
+    def content(self, source: str) -> str:
+        """What a segment shares; a grant shares whatever its owner has."""
+        segment = self.segments.get(source)
+        return (
+            ""
+            if segment is None
+            else f"hmac:{segment.digest} {segment.tokens} {segment.model or 'any model'}"
+        )
+
+
+def diff(old: DecisionTable, new: DecisionTable) -> PolicyDiff:
+    """Everything that changes from `old` to `new`, sorted; equal tables give an empty difference."""
+    before, after = _side(old), _side(new)
+    names = {tenant.id for table in (old, new) for tenant in table.policy.tenants}
+    tenants = (*sorted(names), FRESH[0])
+    levels = tuple(dict.fromkeys((*old.policy.classifications, *new.policy.classifications)))
+    cells: list[CellChange] = []
+    openings: list[Opening] = []
+    closings: list[Opening] = []
+    for tenant in tenants:
+        cells += _own_cells(before, after, tenant, levels)
+    for reader, owner in sorted(_pairs(old, new, tenants)):
+        pieces = _pieces(old, new, reader, owner)
+        cells += _cross_cells(before, after, reader, owner, levels, pieces)
+        openings += _openings(before, after, reader, owner, levels, pieces)
+        closings += _openings(after, before, reader, owner, levels, pieces)
+    return PolicyDiff(
+        old.digest,
+        new.digest,
+        tuple(cells),
+        tuple(openings),
+        tuple(closings),
+        tuple(duty_changes(old, new, tenants)),
+        tuple(setting_changes(old.policy, new.policy)),
+    )
+
+
+def _side(table: DecisionTable) -> _Side:
+    levels = {name: level for level, name in enumerate(table.policy.classifications)}
+    return _Side(table, levels, {segment.id: segment for segment in table.policy.segments})
+
+
+def _pairs(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...]) -> set[tuple[str, str]]:
+    """The pairs across (and a tenant with itself, through its segments) for which either table has an entry."""
+    entries = old.entries() | new.entries()
+    everyone = {owner for reader, owner in entries if reader is UNLISTED}
+    named = {(reader, owner) for reader, owner in entries if isinstance(reader, str)}
+    return named | set(product(tenants, everyone))
+
+
+def _pieces(old: DecisionTable, new: DecisionTable, reader: str, owner: str) -> list[tuple[int, int]]:
+    """Time, cut where either table may change its answer for the pair."""
+    edges = {ALWAYS_US, NEVER_US}
+    for table in (old, new):
+        for timeline in table.timelines(reader, owner):
+            for start, end, _, _ in timeline:
+                edges.update((start, end))
+    return list(pairwise(sorted(edges)))
+
+
+def _own_cells(before: _Side, after: _Side, tenant: str, levels: tuple[str, ...]) -> Iterator[CellChange]:
+    for action, name, scope in product(Action, levels, Scope):
+        way = (action, name, scope, Via.OWN)
+        one, two = before.answer(way, tenant, tenant, 0), after.answer(way, tenant, tenant, 0)
+        if one.permitted != two.permitted:
+            yield CellChange(action, tenant, tenant, name, scope, Via.OWN, ALWAYS_US, NEVER_US, one, two)
+
+
+def _ways(levels: tuple[str, ...]) -> Iterator[_Way]:
+    """Everything that a grant or a segment can open; whatever else is asked across tenants is denied."""
+    for name, scope in product(levels, SHARED):
+        yield Action.REUSE, name, scope, Via.GRANT
+        for action in DOMAIN_ACTIONS:
+            yield action, name, scope, Via.SEGMENT
+
+
+def _cross_cells(
+    before: _Side,
+    after: _Side,
+    reader: str,
+    owner: str,
+    levels: tuple[str, ...],
+    pieces: list[tuple[int, int]],
+) -> Iterator[CellChange]:
+    for way in _ways(levels):
+        open_cell: CellChange | None = None
+        for start, end in pieces:
+            one = before.answer(way, reader, owner, start)
+            two = after.answer(way, reader, owner, start)
+            if open_cell is not None and (
+                one.permitted == two.permitted or (one, two) != (open_cell.before, open_cell.after)
+            ):
+                yield open_cell
+                open_cell = None
+            if one.permitted != two.permitted:
+                action, name, scope, via = way
+                begun = start if open_cell is None else open_cell.start_us
+                open_cell = CellChange(action, reader, owner, name, scope, via, begun, end, one, two)
+        if open_cell is not None:
+            yield open_cell
+
+
+def _openings(
+    before: _Side,
+    after: _Side,
+    reader: str,
+    owner: str,
+    levels: tuple[str, ...],
+    pieces: list[tuple[int, int]],
+) -> Iterator[Opening]:
+    """The sources through which the reader may do more in `after` than through the same source in `before`."""
+    ids = {
+        source
+        for timeline in after.table.timelines(reader, owner)
+        for *_, sources in timeline
+        for source in sources
+    }
+    for source in sorted(ids):
+        renewed = before.content(source) != after.content(source)
+        opened = [
+            (start, end, way)
+            for way in _ways(levels)
+            for start, end in pieces
+            if after.answer(way, reader, owner, start, source).permitted
+            and (renewed or not before.answer(way, reader, owner, start, source).permitted)
+        ]
+        if opened:
+            yield Opening(
+                source,
+                opened[0][2][3],
+                owner,
+                reader,
+                tuple(name for name in levels if any(way[1] == name for _, _, way in opened)),
+                min(start for start, _, _ in opened),
+                max(end for _, end, _ in opened),
+                after.content(source),
+            )

@@ -1,0 +1,77 @@
+"""Format a policy document: one layout, every comment kept, nothing that it says changed.
+
+1. The result means what the source means: it loads to a policy of the same digest, or the source is given back as it
+   was, with the reason.
+2. Formatting what was formatted changes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kvcustody.policies.document.digest import digest
+from kvcustody.policies.document.problems import PolicyRejected
+from kvcustody.policies.reading.load_policy import load_policy
+
+WIDTH = 120
+_ROUNDS = 4
+
+
+class Formatted(NamedTuple):
+    """The text, whether it differs from the source, and why the source was left as it was (else empty)."""
+
+    text: str
+    changed: bool
+    left: str = ""
+
+
+def fmt(text: str, *, name: str) -> Formatted:
+    """The document in the one layout. Raises `PolicyRejected` for a document that is not sound."""
+    before = digest(load_policy(text, name=name))
+    try:
+        result = _settle(text)
+    except (YAMLError, ValueError, TypeError, AttributeError, NotImplementedError, AssertionError) as error:
+        return Formatted(text, False, f"it cannot be laid out: {type(error).__name__}")
+    if result is None:
+        return Formatted(text, False, "its layout does not settle")
+    try:
+        after = digest(load_policy(result, name=name))
+    except PolicyRejected as rejected:
+        return Formatted(text, False, f"laid out it would be rejected: {rejected.problems[0].code}")
+    if result.count("#") < text.count("#"):
+        return Formatted(text, False, "a comment would be lost")
+    if after != before:
+        return Formatted(text, False, "laid out it would say something else")
+    return Formatted(result, result != text)
+
+
+def _settle(text: str) -> str | None:
+    """Lay out until nothing changes any more; None where that does not happen."""
+    for _ in range(_ROUNDS):
+        result = _lay_out(text)
+        if result == text:
+            return result
+        text = result
+    return None
+
+
+def round_trip() -> YAML:
+    """A reader and writer that keeps comments and quotes, with the one layout."""
+    yaml = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = WIDTH
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.allow_duplicate_keys = False
+    return yaml
+
+
+def _lay_out(text: str) -> str:
+    yaml = round_trip()
+    out = io.StringIO()
+    yaml.dump(yaml.load(text.removeprefix("\ufeff")), out)
+    lines = [line.rstrip() for line in out.getvalue().split("\n")]
+    return "\n".join(lines).strip("\n") + "\n"

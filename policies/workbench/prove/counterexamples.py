@@ -1,0 +1,57 @@
+"""What a search has found so far, by property.
+
+1. The first counterexample of each property is kept; the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvcustody.policies.table.decision_table import Decision
+from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, Property
+from kvcustody.policies.workbench.request import Request
+
+_LEVELS, _DUTIES = "ISO-8", "ISO-9"
+
+
+class Findings:
+    """Counts and counterexamples. `cells` and `permits` are of decisions; the two other kinds count their own."""
+
+    def __init__(self, classifications: tuple[str, ...]) -> None:
+        self.cells = 0
+        self.permits = 0
+        self.levels_checked = 0
+        self.duties_checked = 0
+        self._classifications = classifications
+        self._first: dict[str, Counterexample] = {}
+        self._broken: dict[str, int] = {}
+
+    def breaks(self, property_id: str, request: Request, why: str, decision: Decision) -> None:
+        """A decision breaks a property."""
+        reasons = ", ".join(decision.reasons) or "nothing"
+        why = f"permitted by {reasons}; {why}"
+        text = f"{request.text(self._classifications)}: {why}"
+        self._add(property_id, Counterexample(request, why, text, request.data(self._classifications)))
+
+    def says(self, property_id: str, why: str, said: Mapping[str, str | None]) -> None:
+        """Something that is no decision breaks a property; `said` is the question in words."""
+        asked = ", ".join(f"{name} {value}" for name, value in said.items() if value is not None)
+        self._add(property_id, Counterexample(None, why, f"{asked}: {why}", dict(said)))
+
+    def _add(self, property_id: str, example: Counterexample) -> None:
+        self._first.setdefault(property_id, example)
+        self._broken[property_id] = self._broken.get(property_id, 0) + 1
+
+    def properties(self, *, with_never: bool) -> tuple[Property, ...]:
+        """Every property, in order; `ISO-11` only where the authors said something."""
+        own = {_LEVELS: (self.levels_checked, 0), _DUTIES: (self.duties_checked, 0)}
+        return tuple(
+            Property(
+                name,
+                *own.get(name, (self.cells, self.permits)),
+                self._first.get(name),
+                self._broken.get(name, 0),
+            )
+            for name in PROPERTIES
+            if with_never or name != "ISO-11"
+        )

@@ -1,0 +1,47 @@
+"""Routes that policies can tell apart: one example of every set of patterns that some route matches.
+
+1. Complete: a classification depends on a route through the patterns it matches alone, and segment by segment only the
+   patterns still alive matter, so one example of each reachable set stands for all routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcustody.policies.document.model import EVERY_TENANT, Policy
+
+_FRESH = "~other"
+
+
+def routes(policies: Iterable[Policy], tenant: str) -> list[str | None]:
+    """None (no route), and one route for each set of this tenant's patterns that can match; sorted."""
+    patterns = {
+        rule.route.lower()
+        for policy in policies
+        for rule in policy.classify
+        if rule.route is not None and rule.tenant in (tenant, EVERY_TENANT)
+    }
+    return [None, *sorted(_examples(sorted(patterns)))]
+
+
+def _examples(patterns: list[str]) -> set[str]:
+    """Walk all patterns at once; a state is the depth and the patterns that the segments so far fit."""
+    split = [tuple(part for part in pattern.removesuffix("/*").split("/") if part) for pattern in patterns]
+    ends_open = [pattern.endswith("/*") for pattern in patterns]
+    deepest = max((len(parts) for parts in split), default=0) + 1
+    examples: set[str] = set()
+    frontier: dict[frozenset[int], tuple[str, ...]] = {frozenset(range(len(patterns))): ()}
+    for depth in range(deepest + 1):
+        examples.update("/" + "/".join(route) for route in frontier.values())
+        coming: dict[frozenset[int], tuple[str, ...]] = {}
+        for alive, route in frontier.items():
+            words = {split[i][depth] for i in alive if depth < len(split[i])} - {"*"}
+            for word in (*sorted(words), _FRESH):
+                fits = frozenset(i for i in alive if _goes_on(split[i], ends_open[i], depth, word))
+                coming.setdefault(fits, (*route, word))
+        frontier = coming
+    return examples
+
+
+def _goes_on(parts: tuple[str, ...], ends_open: bool, depth: int, word: str) -> bool:
+    return parts[depth] in ("*", word) if depth < len(parts) else ends_open

@@ -1,0 +1,150 @@
+"""What a policy declares, read straight from its typed form: the specification that a table is proved against.
+
+1. Nothing here uses the compiler, the rulebook or the table: a fault in one of them is not repeated here.
+2. Every answer is evaluated from the declarations at each call; nothing is precomputed but look-up by tenant.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kvcustody.policies.document.model import (
+    EVERY_TENANT,
+    Action,
+    Grant,
+    Policy,
+    Relation,
+    Rule,
+    RuleEffect,
+    Scope,
+    SegmentRule,
+    TenantPolicy,
+    Via,
+)
+from kvcustody.policies.workbench.request import Request
+
+
+class Declared:
+    """The grants, segments, rules and levels that a policy declares, less what was revoked."""
+
+    def __init__(self, policy: Policy, revoked: frozenset[str] = frozenset()) -> None:
+        self.policy = policy
+        self.tenants = {tenant.id: tenant for tenant in policy.tenants}
+        self._grants: dict[tuple[str, str], list[Grant]] = {}
+        for grant in (*policy.grants, *policy.group_grants()):
+            if grant.id not in revoked and grant.group not in revoked:
+                self._grants.setdefault((grant.reader, grant.owner), []).append(grant)
+        self._segments: dict[str, list[SegmentRule]] = {}
+        for segment in policy.segments:
+            if segment.id not in revoked:
+                self._segments.setdefault(segment.owner, []).append(segment)
+        self._forbids = [rule for rule in policy.rules if rule.effect is RuleEffect.FORBID]
+
+    def admitted(self, tenant: str) -> TenantPolicy | None:
+        """The tenant's entry, or that of unlisted ones; None when it is refused."""
+        return self.tenants.get(tenant, self.policy.default)
+
+    def grants(self, reader: str, owner: str) -> list[Grant]:
+        """Every declared grant between the two, whether or not it is live."""
+        return self._grants.get((reader, owner), [])
+
+    def segments(self, reader: str, owner: str) -> list[SegmentRule]:
+        """Every declared segment of `owner` that lists the reader, whether or not it is live."""
+        if self.admitted(reader) is None:
+            return []
+        return [s for s in self._segments.get(owner, []) if s.tenants is None or reader in s.tenants]
+
+    def owners(self, reader: str) -> set[str]:
+        """Every owner of a declared grant or segment for this reader."""
+        grants = {owner for who, owner in self._grants if who == reader}
+        return grants | {owner for owner in self._segments if self.segments(reader, owner)}
+
+    def instants(self, reader: str, owner: str) -> set[int]:
+        """The instants at which something declared between the two begins or ends."""
+        grants = self.grants(reader, owner)
+        edges = {edge for grant in grants for edge in (grant.from_us, grant.until_us)}
+        edges |= {segment.expires_us for segment in self.segments(reader, owner)}
+        return {edge for edge in edges if edge is not None}
+
+    def open(self, request: Request) -> set[str]:
+        """The ids of the grants and segments that are live for this request and open what it asks."""
+        if request.via is Via.GRANT:
+            return {
+                grant.id for grant in self.grants(request.reader, request.owner) if _opens(grant, request)
+            }
+        if request.via is Via.SEGMENT:
+            mine = self.segments(request.reader, request.owner)
+            return {segment.id for segment in mine if _shows(segment, request)}
+        return set()
+
+    def forbids(self, request: Request) -> list[str]:
+        """The ids of the rules that forbid it."""
+        return [rule.id for rule in self._forbids if self.matches(rule, request)]
+
+    def matches(self, rule: Rule, request: Request) -> bool:
+        """Whether every term of the rule fits."""
+        return not self.failing(rule, request)
+
+    def failing(self, rule: Rule, request: Request) -> list[str]:
+        """The terms of the rule that do not fit the request, by the names that the language gives them."""
+        near = request.reader == request.owner or self._same_group(request.reader, request.owner)
+        fits = {
+            "action": request.action in rule.actions,
+            "reader": (rule.readers is None or request.reader in rule.readers)
+            and (rule.relation is not Relation.OWNER or request.reader == request.owner)
+            and (rule.relation is not Relation.SAME_GROUP or near),
+            "owner": rule.owners is None or request.owner in rule.owners,
+            "classification": rule.levels is None or request.level in rule.levels,
+            "via": rule.via is None or request.via in rule.via,
+        }
+        return [term for term, fit in fits.items() if not fit]
+
+    def _same_group(self, reader: str, owner: str) -> bool:
+        one, other = self.tenants.get(reader), self.tenants.get(owner)
+        return one is not None and other is not None and one.group is not None and one.group == other.group
+
+    def level(self, tenant: str, route: str | None, claim: str | None, hint: str | None) -> int:
+        """The declared classification of a request with a plain route (or none)."""
+        names = self.policy.classifications
+        top = len(names) - 1
+        rules = [rule for rule in self.policy.classify if rule.tenant in (tenant, EVERY_TENANT)]
+        own = [r.level for r in rules if r.route is None and r.level is not None and r.tenant == tenant]
+        every = [r.level for r in rules if r.route is None and r.level is not None]
+        found = (own or every)[:1]
+        for rule in rules:
+            if rule.route is not None and rule.level is not None and route is not None:
+                found += [rule.level] if route_matches(rule.route, route) else []
+        found += [] if claim is None else [names.index(claim) if claim in names else top]
+        if not found:
+            return top
+        found += [] if hint is None else [names.index(hint) if hint in names else top]
+        return max(found)
+
+
+def route_matches(pattern: str, route: str) -> bool:
+    """Whether a plain route fits a pattern, said as a regular expression."""
+    open_ended = pattern.endswith("/*")
+    parts = [part for part in pattern.removesuffix("/*").split("/") if part]
+    body = "".join("/[^/]+" if part == "*" else "/" + re.escape(part) for part in parts)
+    return re.fullmatch(body + ("(/.*)?" if open_ended else "/?"), route, re.IGNORECASE) is not None
+
+
+def _opens(grant: Grant, request: Request) -> bool:
+    return (
+        request.action is Action.REUSE
+        and request.scope >= Scope.TENANT
+        and 0 <= request.level <= grant.at_most
+        and (grant.from_us is None or grant.from_us <= request.now_us)
+        and (grant.until_us is None or request.now_us < grant.until_us)
+        and request.source in (None, grant.id)
+    )
+
+
+def _shows(segment: SegmentRule, request: Request) -> bool:
+    return (
+        request.action in (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
+        and Scope.TENANT <= request.scope <= segment.scope
+        and request.level == segment.level
+        and (segment.expires_us is None or request.now_us < segment.expires_us)
+        and request.source in (None, segment.id)
+    )

@@ -1,0 +1,236 @@
+"""Leaves and rows by column (C1, C2, F1, F2, T1, B1, J1): the bytes and rows of one by one, for every kind of event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import rfc8785
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcustody.audit.events import (
+    KINDS,
+    LEAF_BYTES_MAX,
+    Context,
+    DecisionRecorded,
+    Event,
+    HitCounted,
+    KeyEvent,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    leaves,
+    parse,
+)
+from kvcustody.audit.events.batch import Batch, batch_of
+from kvcustody.audit.events.batch_encoder import BatchEncoder, encoded_of
+from kvcustody.audit.events.block_run_text import NotPlainError, run_texts
+from kvcustody.audit.events.block_runs import EXACT, Run, encode
+from kvcustody.audit.events.canonical_leaf import canonical
+from kvcustody.audit.events.column_encoder import Form, Texts
+from kvcustody.audit.events.registry import field_types
+from kvcustody.audit.tlog import merkle
+from kvcustody.audit.writer.append_leaves import leaf_hashes
+from kvcustody.audit.writer.projection import Incarnation, project
+
+CONTEXT = Context(
+    "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"name{len(subject)}é{len(session)}"
+)
+words = st.sampled_from(["acme", "labs", 'a "quote" \\', "naïve\n", "\u2028", "100 % d", ""])
+numbers = st.integers(-(2**53) + 1, 2**53 - 1)
+strange = st.one_of(  # right or wrong, but never what is declared
+    st.sampled_from(
+        [2**53, -(2**60), True, 1.5, float("nan"), np.int64(7), None, b"bytes", "lone \ud800", []]
+    )
+)
+block_lists = st.one_of(
+    st.lists(st.integers(0, 10**6), max_size=40).map(lambda found: np.array(found, np.int64)),
+    st.builds(lambda first, count: np.arange(first, first + count), st.integers(0, 99), st.integers(0, 40)),
+    st.lists(st.integers(0, 100), min_size=1, max_size=5).map(lambda found: np.array(found, np.int32)),
+)
+runs = st.builds(
+    Run, block_lists, st.one_of(st.just(0), st.integers(1, 2**53 - 1)), st.sampled_from([0, 0, 0, 3])
+)
+BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
+    "int": numbers,
+    "str": words,
+    "str | None": st.none() | words,
+    "bool": st.booleans(),
+    "float": st.floats(0, 1) | st.integers(0, 1),
+    "Runs": st.lists(runs, max_size=3).map(tuple),
+    "tuple[int, ...]": st.lists(numbers, max_size=3).map(tuple),
+    "tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
+}
+OWN = [kind for kind in KINDS if kind is not HitCounted]
+
+
+def events_of(kind: Any) -> st.SearchStrategy[Any]:
+    fields = {name: BY_TYPE[type_] for name, type_ in zip(kind._fields, field_types(kind), strict=True)}
+    return st.builds(kind, **{**fields, "at_us": st.integers(0, 2**52)})
+
+
+def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
+    """The definition: every leaf of every event that has one, in order."""
+    made = []
+    for sequence, event in items:
+        try:
+            made += leaves(event, CONTEXT, sequence)
+        except Exception:
+            continue
+    return made
+
+
+def rows_of(batch: Batch) -> dict[str, dict[int, Any]]:
+    """Every projected row, by table and place."""
+    found: dict[str, dict[int, Any]] = {}
+    for group in batch.groups:
+        for made in project(group, [Incarnation(5, CONTEXT.offset_us)] * len(group.places)):
+            count = range(len(batch.data))
+            found.setdefault(made.table.name, {}).update(
+                zip(made.places, made.rows(count, count), strict=True)
+            )
+    return found
+
+
+def check(items: list[tuple[int, Event]]) -> None:
+    """What the encoder makes is what the definition makes, and what the bytes alone give."""
+    done = BatchEncoder(CONTEXT).encode(items)
+    expected = one_by_one(items)
+    assert list(done.batch.data) == [leaf.data for leaf in expected]
+    again = batch_of([parse(data) for data in done.batch.data])
+    assert [list(column) for column in done.batch[:9]] == [list(column) for column in again[:9]]
+    same_rows(done.batch, again)
+    assert sum(done.widths) == len(done.batch.data) and len(done.widths) == len(done.items)
+    assert len(done.items) + len(done.refused) == len(items)
+    assert encoded_of(done.entries()).batch.data == done.batch.data
+
+
+def same_rows(made: Batch, again: Batch) -> None:
+    """Equal projections; where a value cannot be projected at all, neither can, and the writer makes it a gap."""
+    try:
+        expected = rows_of(again)
+    except (TypeError, ValueError):
+        with pytest.raises((TypeError, ValueError)):
+            rows_of(made)
+        return
+    assert rows_of(made) == expected
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_by_column_gives_the_bytes_and_rows_of_one_by_one(kind: Any, data: st.DataObject) -> None:
+    events = data.draw(st.lists(events_of(kind), min_size=1, max_size=6))
+    check(list(enumerate(events, 3)))
+    for leaf in BatchEncoder(CONTEXT).encode(list(enumerate(events, 3))).batch.data:
+        assert leaf == rfc8785.dumps(orjson.loads(leaf))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_kinds_mixed_with_values_that_are_not_plain(data: st.DataObject) -> None:
+    """A value of another type is written, or refused, as by the definition, and hinders no other."""
+    events = data.draw(st.lists(st.sampled_from(OWN).flatmap(events_of), min_size=1, max_size=8))
+    which = data.draw(st.integers(0, len(events) - 1))
+    field = data.draw(st.sampled_from(events[which]._fields))
+    events.insert(which, events[which]._replace(**{field: data.draw(strange)}))
+    check(list(enumerate(events, 3)))
+
+
+def test_plain_events_take_the_columns() -> None:
+    """Positive control of the tests above: the encoder does not fall back on the definition for what is plain."""
+    form = Form(ReceiptRecorded, CONTEXT, Texts())
+    event = ReceiptRecorded(
+        1, 1, 0, "a", "memset", "cpu", 8, 1, 2, "full", 1.0, 1, "ok", (Run(np.arange(3), 1),)
+    )
+    assert list(form.write([(9, event)]).data) == [leaves(event, CONTEXT, 9)[0].data]
+    for change in (
+        {"bytes": 2**53},
+        {"shard": True},
+        {"launch": np.int64(1)},
+        {"tenant": 1},
+        {"verified": 1.0},
+    ):
+        with pytest.raises(NotPlainError):
+            form.write([(9, event._replace(**change))])
+
+
+def test_continued_and_two_log_leaves_keep_the_order_of_their_events() -> None:
+    scattered = (Run(np.random.default_rng(1).permutation(5_000), 40),)
+    events: list[Event] = [
+        KeyEvent(1, "acme", "made", 1, "operator"),
+        ResidencyReleased(2, 1, "acme", "finish", scattered, 0),
+        DecisionRecorded(3, "reuse", "permit", "labs", "acme", "internal", ("grant",), 3),
+        ResidencyReleased(4, 2, "acme", "finish", (Run(np.arange(4), 6_000),), 0),
+        ResidencyReleased(5, 3, "acme", "finish", scattered, 1.5),  # type: ignore[arg-type]
+        ResidencyOpened(
+            6, 4, "acme", "alice", None, False, "internal", (), scattered, ("own",), 1, 9, scattered
+        ),
+    ]
+    items = list(enumerate(events, 1))
+    check(items)
+    done = BatchEncoder(CONTEXT).encode(items)
+    assert [item[0] for item in done.items] == [1, 2, 3, 4, 6] and done.refused[0].sequence == 5
+    assert (
+        done.widths[0] == done.widths[3] == 1
+        and done.widths[2] == 2
+        and min(done.widths[1], done.widths[4]) > 3
+    )
+    assert max(map(len, done.batch.data)) <= LEAF_BYTES_MAX
+    assert list(done.batch.sequences) == sorted(done.batch.sequences)
+
+
+def test_more_events_than_a_chunk_holds() -> None:
+    events: list[Event] = [
+        KeyEvent(number, f"tenant-{number % 7}", "made", number, "op") for number in range(1000)
+    ]
+    check(list(enumerate(events, 1)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lists=st.lists(st.lists(runs, max_size=3).map(tuple), max_size=8))
+def test_run_texts_are_the_encoded_runs(lists: list[tuple[Run, ...]]) -> None:
+    texts, extents = run_texts(lists)
+    assert texts == [orjson.dumps([encode(run) for run in some if len(run.blocks)]) for some in lists]
+    assert extents.blocks == [sum(len(run.blocks) for run in some) for some in lists]
+
+
+def test_many_blocks_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = [(Run(np.arange(number, number + 50), number + 1),) for number in range(40)]
+    whole = run_texts(lists)
+    monkeypatch.setattr("kvcustody.audit.events.block_run_text._BLOCKS_AT_ONCE", 120)
+    assert run_texts(lists) == whole
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(np.arange(2), EXACT),
+        Run(np.arange(2), -1),
+        Run(np.arange(2), np.int64(3)),  # type: ignore[arg-type]
+        Run(np.arange(2.0), 3),
+        Run(np.arange(2), 3, EXACT),
+    ],
+)
+def test_runs_that_are_not_plain_are_refused(run: Run) -> None:
+    with pytest.raises(NotPlainError):
+        run_texts([(run,)])
+
+
+def test_a_leaf_of_an_earlier_version_has_no_written_list() -> None:
+    event = ResidencyOpened(
+        1, 1, "acme", None, None, False, "internal", (), (Run(np.arange(3), 4),), ("own",), 1, 9
+    )
+    body = orjson.loads(leaves(event, CONTEXT, 1)[0].data)
+    older = {key: value for key, value in body.items() if not key.startswith("written")}
+    assert rows_of(batch_of([parse(canonical(older))])) == rows_of(batch_of([parse(canonical(body))]))
+
+
+def test_hashes_by_log_are_those_of_the_leaves() -> None:
+    events: list[Event] = [KeyEvent(1, tenant, "made", 1, "op") for tenant in ("a", "b", "a", None)]
+    batch = BatchEncoder(CONTEXT).encode(list(enumerate(events, 1))).batch
+    first, second, third, fourth = map(merkle.leaf_hash, batch.data)
+    assert leaf_hashes(batch) == {"tenant/a": [first, third], "tenant/b": [second], "system": [fourth]}

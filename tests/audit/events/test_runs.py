@@ -1,0 +1,77 @@
+"""Runs: exact round trips, scalar and bulk, however the indices lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcustody.audit.events.block_runs import Run, decode, decode_flat, encode, flatten, gather, split
+from kvcustody.errors import LedgerError
+
+indices = st.one_of(
+    st.lists(st.integers(0, 2**31 - 1), max_size=60),
+    st.builds(
+        lambda first, length: list(range(first, first + length)), st.integers(0, 10**6), st.integers(0, 200)
+    ),
+    st.builds(lambda a, b: a + b[::-1], *[st.lists(st.integers(0, 9), max_size=40)] * 2),
+)
+runs = st.builds(
+    lambda blocks, generation, pool: Run(np.array(blocks, np.int64), generation, pool),
+    indices,
+    st.one_of(st.integers(0, 10**6), st.integers(2**53 - 5, 2**60)),
+    st.integers(0, 3),
+)
+
+
+@given(runs)
+def test_round_trip_is_exact(run: Run) -> None:
+    found = decode(encode(run))
+    assert found.blocks.tolist() == run.blocks.tolist()
+    assert (found.generation, found.pool) == (run.generation, run.pool)
+
+
+@given(st.lists(runs, max_size=8))
+def test_bulk_decoding_equals_flattening(many: list[Run]) -> None:
+    many = [run for run in many if len(run.blocks)]
+    pairs, lengths = decode_flat([encode(run) for run in many])
+    expected = flatten(many)
+    assert lengths.tolist() == [len(run.blocks) for run in many]
+    for one, other in zip(pairs, expected, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@given(runs, st.integers(1, 20))
+def test_pieces_are_the_run(run: Run, tokens: int) -> None:
+    pieces = [piece for piece in split(run, tokens) if len(piece.blocks)]
+    whole = flatten([run] if len(run.blocks) else [])
+    assert flatten(pieces).blocks.tolist() == whole.blocks.tolist()
+    assert flatten(pieces).generations.tolist() == whole.generations.tolist()
+
+
+@given(st.dictionaries(st.integers(0, 500), st.integers(0, 500), max_size=60))
+def test_gather_keeps_every_pair(by_generation: dict[int, int]) -> None:
+    generations, blocks = (
+        np.array(list(by_generation), np.int64),
+        np.array(list(by_generation.values()), np.int64),
+    )
+    made = flatten(gather(blocks, generations))
+    assert dict(zip(made.generations.tolist(), made.blocks.tolist(), strict=True)) == by_generation
+
+
+def test_a_run_at_generation_zero_is_memory_never_in_custody() -> None:
+    pairs = flatten(gather(np.array([3, 4, 5]), np.zeros(3, np.int64)))
+    assert pairs.generations.tolist() == [0, 0, 0] and pairs.blocks.tolist() == [3, 4, 5]
+
+
+def test_contiguous_blocks_are_two_numbers() -> None:
+    assert encode(Run(np.arange(7, 1007), 12)) == [12, [7, 1], [1, 999]]
+
+
+@pytest.mark.parametrize(
+    "item", [[1, [1, 2], [1]], [1, [1], [0]], [1, [-1], []], ["x", [1], []], [1], [-1, [1], []]]
+)
+def test_malformed_runs_are_refused(item: list[object]) -> None:
+    with pytest.raises(LedgerError):
+        decode(item)

@@ -1,0 +1,57 @@
+"""Batches that wait are one transaction: sealed once, all in or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine, func, select
+
+from kvcustody.audit.events import Event, ResidencyOpened
+from kvcustody.audit.schema.ledger import events, outages, residencies
+from kvcustody.audit.schema.trees import checkpoints
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
+
+Make = Callable[..., EventWriter]
+BATCHES = WriterSettings(batch=50)
+
+
+def openings(numbers: range) -> list[Event]:
+    """Residencies of a few tenants and people; the names of some are new in every batch."""
+    rest = (None, False, "internal", (), (), ("own-scope",), 1, 10**9)
+    return [
+        ResidencyOpened(number, number, f"tenant-{number % 3}", f"person-{number // 7}", *rest)
+        for number in numbers
+    ]
+
+
+def test_batches_that_wait_are_sealed_together(any_store: Engine, make_writer: Make) -> None:
+    """600 events in batches of 50, four to a transaction: three checkpoints, nothing missing, all names known."""
+    writer = make_writer(any_store, settings=BATCHES)
+    assert writer.submit(openings(range(1, 601))) == 600
+    assert writer.flush() and writer.durable_sequence == 600
+    with any_store.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(checkpoints)) == 3
+        assert connection.scalars(select(events.c.sequence).order_by(events.c.sequence)).all() == [
+            *range(1, 601)
+        ]
+        people = connection.scalars(select(residencies.c.subject).distinct()).all()
+        assert len(people) > 80
+        assert fsck(connection).problems == []
+
+
+@pytest.mark.parametrize("place", [10, 60, 170])
+def test_one_refused_event_hinders_no_other_batch(any_store: Engine, make_writer: Make, place: int) -> None:
+    """A residency that was opened before is refused by the database, in the first batch of a transaction or a later."""
+    writer = make_writer(any_store, settings=BATCHES)
+    submitted = openings(range(1, 201))
+    submitted[place] = submitted[place - 1]
+    writer.submit(submitted)
+    assert writer.flush()
+    with any_store.connect() as connection:
+        missing = {*range(1, 201)} - {*connection.scalars(select(events.c.sequence))}
+        assert missing == {place + 1}
+        gaps = select(outages.c.first_sequence).where(outages.c.kind == "gap")
+        assert connection.scalars(gaps).all() == [place + 1]
+        assert fsck(connection).problems == []

@@ -1,0 +1,313 @@
+"""Months of leaves on PostgreSQL (P1-P5, O1-O3): what the wider keys leave open is kept, and a month goes at once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from typer.testing import CliRunner
+
+from kvcustody.audit.database.bulk_insert import insert_rows
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.monthly_partitions import (
+    REST,
+    keep_ahead,
+    make_ahead,
+    month_of,
+    months_from,
+    partitions,
+)
+from kvcustody.audit.database.postgres_roles import READER, RETENTION, WRITER, set_up_roles
+from kvcustody.audit.events import ResidencyOpened, WorkerStarted, WorkerStopped
+from kvcustody.audit.exports.export_writer import write_export
+from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.audit.query.events import EventFilter, find_events
+from kvcustody.audit.retention.purge_and_legal_hold import LogPlan, lift_hold, place_hold, purge
+from kvcustody.audit.schema.ledger import events, logs, residencies
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.database_proofs import LedgerProofs
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import SystemClock, VirtualClock
+from kvcustody.console.main import app
+from kvcustody.migrations.upgrade import upgrade
+
+KEY = SigningKey.generate("ledger.example/months")
+DAY_US = 86_400 * 1_000_000
+
+
+def instant(year: int, month: int, day: int) -> int:
+    return int(datetime(year, month, day, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def opening(number: int, at_us: int, tenant: str, subject: str) -> ResidencyOpened:
+    return ResidencyOpened(at_us, number, tenant, subject, None, False, "internal", (), (), (), 1, at_us + 9)
+
+
+class Lived(NamedTuple):
+    """A server that has the ledger `half_a_year`, and an export of the whole of it."""
+
+    server: str
+    export: Path
+
+
+@pytest.fixture(scope="module")
+def half_a_year(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """Two tenants and one process a month, from January 2026: 84 leaves a month, and the process's two."""
+    folder = tmp_path_factory.mktemp("lived")
+    engine = opened(postgres, "half_a_year")
+    upgrade(engine)
+    with engine.begin() as connection:
+        made = make_ahead(connection, instant(2026, 1, 1), 5)
+    assert made == tuple(f"events_2026_0{month}" for month in range(1, 7))
+    for month in range(1, 7):
+        clock = VirtualClock(1, instant(2026, month, 1))
+        writer = EventWriter(engine, worker="w", clock=clock, spill_directory=folder / f"{month}")
+        writer.submit([WorkerStarted(1, "w", 8, 1, 4096, "cpu", "test")])
+        first = 84 * month
+        writer.submit(
+            [
+                opening(first + n, 1 + n * DAY_US // 3, ("acme", "beta")[n % 2], f"{clock.utc_us()}")
+                for n in range(84)
+            ]
+        )
+        writer.submit([WorkerStopped(28 * DAY_US, "w", "stopped", 0, (0,))])
+        assert writer.flush()
+        writer.close()
+    assert CheckpointSigner(engine, [KEY], memory=folder / "signed", clock=SystemClock()).sign_once()
+    write_export(folder / "export", LedgerSource(engine), made_at_us=1)
+    engine.dispose()  # a template has no connections
+    return Lived(postgres, folder / "export")
+
+
+@pytest.fixture
+def lived(half_a_year: Lived) -> Iterator[Engine]:
+    """A copy of that ledger for each test."""
+    name = f"lived_{uuid.uuid4().hex[:12]}"
+    engine = opened(half_a_year.server, name, "TEMPLATE half_a_year")
+    yield engine
+    engine.dispose()
+
+
+def opened(server: str, name: str, like: str = "") -> Engine:
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} {like}")
+    return open_store(server.replace("/postgres?", f"/{name}?"), timeout_seconds=5.0)
+
+
+def drop(half_a_year: Lived, engine: Engine, before_us: int) -> tuple[tuple[LogPlan, ...], set[str]]:
+    """Purge; what went, and the logs of which rows went one by one."""
+    rows: set[str] = set()
+    gone = purge(
+        engine,
+        before_us,
+        half_a_year.export,
+        [str(KEY.verifier)],
+        actor="operator",
+        approver="dpo",
+        reason="schedule",
+        progress=lambda log, done, total: rows.add(log),
+    )
+    return gone, rows
+
+
+def count(connection: Connection, table: str) -> int:
+    return int(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() or 0)
+
+
+def size_of(connection: Connection, log: int) -> int:
+    return int(connection.scalars(select(logs.c.size).where(logs.c.id == log)).one())
+
+
+def test_each_leaf_lies_in_its_month(lived: Engine) -> None:
+    """P1, and a question about some days reads their months alone."""
+    with lived.connect() as connection:
+        for month in range(1, 7):
+            assert count(connection, f"events_2026_0{month}") == 86
+        assert count(connection, REST) == 0
+        days = EventFilter(tenant="acme", since_us=instant(2026, 3, 30), until_us=instant(2026, 4, 2))
+        assert len(find_events(connection, days).rows) == 2  # April 1st; the last of March has none
+        plan = connection.exec_driver_sql(
+            "EXPLAIN SELECT leaf FROM events WHERE log = 2"
+            f" AND at_us >= {instant(2026, 3, 30)} AND at_us < {instant(2026, 4, 2)}"
+        )
+        text = " ".join(plan.scalars())
+        assert "events_2026_03" in text and "events_2026_04" in text and "events_2026_05" not in text
+        assert fsck(connection).ok
+
+
+def test_a_place_is_given_once_and_in_order(lived: Engine, unguarded: Callable[[Connection], None]) -> None:
+    """P2: what a unique index of (log, idx) kept, and that there is no gap; the control is the table without it."""
+    with lived.connect() as connection:
+        last = connection.execute(
+            select(events).where(events.c.kind == "residency-opened").order_by(events.c.at_us.desc()).limit(1)
+        ).one()
+        size = size_of(connection, last.log)
+    other = {
+        "sequence": 10**6,
+        "at_us": instant(2026, 2, 2),
+        "log": last.log,
+    }  # of another month than the one there
+    place = last._asdict() | other
+    for idx, fits in ((last.idx, False), (0, False), (size + 1, False), (size, True)):
+        with lived.connect() as connection, connection.begin() as transaction:
+            if fits:
+                connection.execute(insert(events).values(place | {"idx": idx}))
+            else:
+                with pytest.raises(IntegrityError, match="appended at the end of their log"):
+                    connection.execute(insert(events).values(place | {"idx": idx}))
+            transaction.rollback()
+    doubled = [tuple((place | {"idx": size, "at_us": place["at_us"] + n}).values()) for n in range(2)]
+    with lived.connect() as connection, pytest.raises(DBAPIError, match="appended"), connection.begin():
+        insert_rows(connection, events, doubled)  # binary COPY meets the trigger too
+    with lived.begin() as connection:
+        unguarded(connection)
+        connection.execute(insert(events).values(place | {"idx": 0}))
+    with lived.connect() as connection:
+        what = [problem.what for problem in fsck(connection).problems]
+    assert "there is more than one leaf at this place" in what
+
+
+def test_a_replayed_leaf_meets_itself(lived: Engine, unguarded: Callable[[Connection], None]) -> None:
+    """P3: the same bytes have the same time; another leaf under the name is for fsck."""
+    with lived.connect() as connection:
+        leaf = connection.execute(select(events).order_by(events.c.at_us).limit(1)).one()._asdict()
+        size = size_of(connection, leaf["log"])
+        with pytest.raises(IntegrityError, match="sequence"), connection.begin_nested():
+            connection.execute(insert(events).values(leaf | {"idx": size}))
+        connection.execute(insert(events).values(leaf | {"idx": size, "at_us": leaf["at_us"] + 1}))
+        what = [problem.what for problem in fsck(connection).problems]
+        assert "another leaf has the same name" in what
+
+
+def test_months_are_made_beside_writers_and_readers(lived: Engine) -> None:
+    """P4: an open transaction that has written, and one that has read a month, wait for nothing and hold up nothing."""
+    writing = open_store(lived.url.render_as_string(False), timeout_seconds=0.3)
+    try:
+        with writing.connect() as writer, writer.begin():
+            june = events.c.at_us.between(instant(2026, 6, 1), instant(2026, 6, 30))
+            leaf = writer.execute(select(events).where(june).limit(1)).one()
+            place = {"log": leaf.log, "sequence": 10**6}
+            size = size_of(writer, leaf.log)
+            writer.execute(insert(events).values(leaf._asdict() | place | {"idx": size}))
+            made = keep_ahead(lived, instant(2026, 7, 15), 1)
+            assert made == ("events_2026_07", "events_2026_08")
+            more = place | {"idx": size + 1, "sequence": 10**6 + 1, "at_us": instant(2026, 7, 3)}
+            writer.execute(insert(events).values(leaf._asdict() | more))
+            assert count(writer, "events_2026_07") == 1
+    finally:
+        writing.dispose()
+
+
+def test_the_rest_takes_what_has_no_month_and_gives_it_back(lived: Engine) -> None:
+    with lived.connect() as connection, connection.begin() as transaction:
+        leaf = connection.execute(select(events).limit(1)).one()._asdict()
+        size = size_of(connection, leaf["log"])
+        late = {"idx": size, "sequence": 10**6, "at_us": instant(2031, 5, 5)}
+        connection.execute(insert(events).values(leaf | late))
+        assert count(connection, REST) == 1
+        assert make_ahead(connection, instant(2031, 5, 1), 0) == ("events_2031_05",)
+        assert count(connection, REST) == 0 and count(connection, "events_2031_05") == 1
+        assert make_ahead(connection, instant(2031, 5, 1), 0) == ()
+        transaction.rollback()
+
+
+def test_a_partition_is_walled_off(lived: Engine) -> None:
+    """P5: rights and policies are the table's; nothing reaches a month beside it, the owner's TRUNCATE included."""
+    set_up_roles(lived)
+    month = "events_2026_03"
+
+    def refused(statement: str, role: str = "") -> bool:
+        with lived.connect() as connection, connection.begin() as transaction:
+            if role:
+                connection.exec_driver_sql(f"SET LOCAL ROLE {role}")
+            try:
+                connection.exec_driver_sql(statement)
+            except DBAPIError:
+                return True
+            transaction.rollback()
+        return False
+
+    for role in (READER, WRITER, RETENTION):
+        for statement in (f"SELECT * FROM {month}", f"DELETE FROM {month}", f"TRUNCATE {month}"):
+            assert refused(statement, role), (role, statement)
+    for statement in (f"UPDATE {month} SET leaf = leaf", f"DELETE FROM {month}", f"TRUNCATE {month}"):
+        assert refused(statement), statement
+    with (
+        lived.begin() as connection
+    ):  # a slip of the administrator's; security by row still shows nobody's rows
+        connection.exec_driver_sql(f"GRANT SELECT ON {month} TO {READER}")
+        connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")
+        connection.exec_driver_sql("SET LOCAL kvcustody.tenant = 'acme'")
+        assert count(connection, month) == 0 < count(connection, "events") == 6 * 42
+    assert not refused("SELECT * FROM events", READER)
+
+
+def test_a_month_goes_at_once_and_every_proof_stays(half_a_year: Lived, lived: Engine) -> None:
+    """O1: hashes stay, and what has to stay is put back. Where most of a month is held, rows go one by one."""
+    with lived.connect() as connection:
+        before = LedgerProofs(connection)
+        size, heads = before.signed().size, {log.name: log.head for log in before.logs()}
+        kept = before.inclusion("tenant/acme", 170, as_of=size)
+    place_hold(lived, "case", "beta", actor="counsel", reason="case")
+    gone, rows = drop(half_a_year, lived, instant(2026, 3, 15))
+    assert [plan[:3] for plan in gone] == [("tenant/acme", 0, 84)] and rows == {"tenant/acme"}
+    lift_hold(lived, "case", actor="counsel", reason="closed")
+    gone, rows = drop(half_a_year, lived, instant(2026, 5, 1))
+    assert [plan[:3] for plan in gone] == [("tenant/acme", 84, 168), ("tenant/beta", 0, 168)]
+    assert rows == set()
+    with lived.connect() as connection:
+        assert [count(connection, f"events_2026_0{month}") for month in range(1, 7)] == [2, 2, 2, 2, 86, 86]
+        assert connection.scalar(select(func.count()).select_from(residencies)) == 2 * 84
+        report = fsck(connection, keys=[KEY.verifier])
+        assert report.problems == [] and report.purged == 2 * 168
+        after = LedgerProofs(connection)
+        now = {log.name: log.head for log in after.logs()}
+        assert now["tenant/acme"] == heads["tenant/acme"]  # the others were told of the hold
+        assert after.inclusion("tenant/acme", 170, as_of=size) == kept
+
+
+def test_a_reader_in_the_way_costs_rows_and_no_failure(half_a_year: Lived, lived: Engine) -> None:
+    """O2."""
+    impatient = open_store(lived.url.render_as_string(False), timeout_seconds=0.3)
+    with lived.connect() as reader:
+        assert count(reader, "events_2026_01") == 86
+        _, rows = drop(half_a_year, impatient, instant(2026, 2, 1))
+    impatient.dispose()
+    assert rows == {"tenant/acme", "tenant/beta"}
+    with lived.connect() as connection:
+        assert count(connection, "events_2026_01") == 2 and fsck(connection).ok
+
+
+def test_the_command_makes_and_shows_months(lived: Engine) -> None:
+    url = lived.url.render_as_string(False)
+    first, again = (
+        CliRunner().invoke(app, ["db", "partitions", "--ledger", url, "--months", "5", "--json"])
+        for _ in range(2)
+    )
+    assert first.exit_code == again.exit_code == 0, first.output
+    found, later = json.loads(first.stdout), json.loads(again.stdout)
+    sizes = {part["name"]: part["bytes"] for part in found["partitions"]}
+    assert set(found["made"]) <= sizes.keys() and found["made"] and later["made"] == []
+    assert sizes["events_2026_01"] > sizes[found["made"][-1]] > 0
+
+
+def test_months_of_the_calendar() -> None:
+    assert month_of(instant(2026, 12, 31)) == ("events_2026_12", instant(2026, 12, 1), instant(2027, 1, 1))
+    names = [month.name for month in months_from(instant(2026, 11, 22), 4)]
+    assert names == ["events_2026_11", "events_2026_12", "events_2027_01", "events_2027_02"]
+
+
+def test_sqlite_is_one_table(store: Engine) -> None:
+    with store.connect() as connection:
+        assert partitions(connection) == () and make_ahead(connection, 1) == ()
+    assert keep_ahead(store, 1) == ()

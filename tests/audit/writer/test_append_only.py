@@ -1,0 +1,144 @@
+"""The database refuses to change what was recorded (U1, U2), and each role what is not its own (E1-E4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine, delete
+from sqlalchemy.exc import DBAPIError
+
+from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.postgres_roles import AUDITOR, READER, RETENTION, SIGNER, WRITER, set_up_roles
+from kvcustody.audit.events import WorkerStarted
+from kvcustody.audit.schema.ledger import events
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signing_key import SigningKey
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import SystemClock
+from kvcustody.errors import LedgerError
+
+Make = Callable[..., EventWriter]
+
+
+def fill(writer: EventWriter, world: Callable[..., object]) -> None:
+    writer.submit([WorkerStarted(1, "worker-1", 48, 2, 4096, "cpu", "test")])
+    writer.submit(world(3).run(400).events)  # type: ignore[attr-defined]
+    assert writer.flush()
+    writer.close()
+
+
+def refused(engine: Engine, statement: str, role: str = "") -> bool:
+    with engine.connect() as connection, connection.begin():
+        if role:
+            connection.exec_driver_sql(f"SET LOCAL ROLE {role}")
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError:
+            return True
+        connection.get_transaction().rollback()  # type: ignore[union-attr]
+    return False
+
+
+def test_what_was_recorded_stays(any_store: Engine, make_writer: Make, world: Callable[..., object]) -> None:
+    """U1, for the owner of the database himself."""
+    fill(make_writer(any_store), world)
+    with any_store.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO signed_checkpoints VALUES (1, '', 1)")
+        connection.exec_driver_sql("INSERT INTO tree_nodes VALUES (9, 1, 0, '')")
+    columns = {"events": "leaf", "tree_nodes": "hash", "root_leaves": "salt", "checkpoints": "root"}
+    for table, column in (*columns.items(), ("signed_checkpoints", "note")):
+        assert refused(any_store, f"UPDATE {table} SET {column} = {column}"), table
+        assert refused(any_store, f"DELETE FROM {table}"), table
+        if any_store.dialect.name == "postgresql":
+            assert refused(any_store, f"TRUNCATE {table}"), table
+    for change in ("size = size - 1", "name = 'x'", "id = id + 100"):
+        assert refused(any_store, f"UPDATE logs SET {change}")
+    assert refused(any_store, "DELETE FROM logs")
+    assert not refused(any_store, "UPDATE logs SET size = size + 1")  # positive control
+
+
+def test_retention_deletes_leaves_and_nothing_else(
+    any_store: Engine, make_writer: Make, world: Callable[..., object]
+) -> None:
+    """U2: inside the block alone, and a rollback leaves the triggers as they were."""
+    fill(make_writer(any_store), world)
+    with any_store.connect() as connection:
+        with connection.begin() as transaction:
+            with lifted(connection):
+                assert connection.execute(delete(events).where(events.c.idx == 0)).rowcount > 1
+            with pytest.raises(DBAPIError), connection.begin_nested():
+                connection.execute(delete(events))
+            transaction.rollback()
+        with pytest.raises(DBAPIError), connection.begin(), lifted(connection):
+            connection.exec_driver_sql("UPDATE events SET leaf = leaf")
+    assert refused(any_store, "DELETE FROM events")
+
+
+@contextmanager
+def acting(engine: Engine, role: str, tenant: str = "") -> Iterator[Connection]:
+    with engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql(f"SET LOCAL ROLE {role}")
+        if tenant:
+            connection.exec_driver_sql(f"SET LOCAL kvcustody.tenant = '{tenant}'")
+        yield connection
+
+
+def test_roles_keep_to_their_own(
+    postgres_store: Engine, make_writer: Make, world: Callable[..., object], tmp_path: Path
+) -> None:
+    """E1-E4: a writer that is nothing but a writer records a whole ledger; a reader sees one tenant."""
+    made = set_up_roles(postgres_store)
+    assert set_up_roles(postgres_store) == made
+    assert {"events", "custody_ends", "receipts", "root_leaves"} <= set(made.by_tenant)
+    url = postgres_store.url.render_as_string(False)
+    as_writer = open_store(url + ("&" if "?" in url else "?") + f"options=-c%20role%3D{WRITER}")
+    fill(make_writer(as_writer), world)
+    with as_writer.connect() as connection:
+        assert connection.exec_driver_sql("SELECT current_user").scalar() == WRITER
+    as_writer.dispose()
+    key = SigningKey.generate("ledger.test")
+    assert CheckpointSigner(postgres_store, [key], memory=tmp_path / "m", clock=SystemClock()).sign_once()
+    with acting(postgres_store, AUDITOR) as connection:
+        assert fsck(connection, keys=[key.verifier]).ok
+        total = connection.exec_driver_sql("SELECT count(*) FROM events").scalar()
+    for tenant in ("tenant-0", "tenant-1", "nobody", ""):
+        with acting(postgres_store, READER, tenant) as connection:
+            seen = connection.exec_driver_sql("SELECT count(*) FROM events").scalar()
+            assert (0 < seen < total) if tenant.startswith("tenant") else seen == 0  # type: ignore[operator]
+            names = connection.exec_driver_sql("SELECT name FROM logs").scalars().all()
+            assert names == ([f"tenant/{tenant}"] if tenant.startswith("tenant") else [])
+            others = connection.exec_driver_sql("SELECT DISTINCT tenant FROM custody_ends").scalars().all()
+            assert set(others) <= {tenant}
+    for role, statement in (
+        (WRITER, "UPDATE events SET leaf = leaf"),
+        (WRITER, "DELETE FROM events"),
+        (WRITER, "DELETE FROM receipts"),
+        (WRITER, "UPDATE receipts SET bytes = 0"),
+        (WRITER, "UPDATE logs SET name = 'x'"),
+        (WRITER, "INSERT INTO signed_checkpoints VALUES (9999, '', 1)"),
+        (WRITER, "TRUNCATE events"),
+        (WRITER, "ALTER TABLE events DISABLE TRIGGER ALL"),
+        (READER, "INSERT INTO checkpoints VALUES (9999, '', 1)"),
+        (READER, "SELECT * FROM subjects"),
+        (AUDITOR, "SELECT * FROM subjects"),
+        (AUDITOR, "UPDATE logs SET size = size + 1"),
+        (SIGNER, "INSERT INTO checkpoints VALUES (9999, '', 1)"),
+        (RETENTION, "UPDATE events SET leaf = leaf"),
+        (RETENTION, "DELETE FROM events"),  # outside `lifted`
+        (RETENTION, "DELETE FROM root_leaves"),
+    ):
+        assert refused(postgres_store, statement, role), (role, statement)
+    assert not refused(postgres_store, "UPDATE logs SET size = size + 1", WRITER)  # positive controls
+    assert not refused(postgres_store, "INSERT INTO signed_checkpoints VALUES (9999, '', 1)", SIGNER)
+    with acting(postgres_store, RETENTION) as connection, lifted(connection):
+        assert connection.execute(delete(events).where(events.c.idx == 0)).rowcount > 1
+
+
+def test_sqlite_has_no_roles(store: Engine) -> None:
+    with pytest.raises(LedgerError, match="roles need PostgreSQL"):
+        set_up_roles(store)

@@ -1,0 +1,309 @@
+"""`kvcustody audit` and `kvcustody witness` as people run them; docs/audit-walkthrough.md, end to end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.events import (
+    DecisionRecorded,
+    KeyEvent,
+    ResidencyOpened,
+    SigningKeyRecorded,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kvcustody.audit.exports import verify_standalone as lone
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.signed_note import parse_vkey
+from kvcustody.audit.tlog.signing_key import create_signing_key
+from kvcustody.audit.witness.client import WitnessAddress, read_addresses
+from kvcustody.audit.witness.submitter import WitnessSubmitter
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import SystemClock
+from kvcustody.console.main import app
+
+DOCS = Path(__file__).parents[3] / "docs" / "audit-walkthrough.md"
+Run = Callable[..., Result]
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture
+def place(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a ledger of an ended worker, signed, and its public key."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVCUSTODY_DATABASE_URL", raising=False)
+    shutil.copyfile(migrated, "kvcustody.db")
+    engine = open_store("sqlite:///kvcustody.db", timeout_seconds=2.0)
+    clock = SystemClock()
+    writer = EventWriter(engine, worker="w", clock=clock, spill_directory=tmp_path / "spill")
+    now = clock.now_us()
+    writer.submit([WorkerStarted(now, "w", 8, 1, 4096, "cpu", "test")])
+    writer.submit(
+        [
+            ResidencyOpened(now, number, "acme", "alice", None, False, "internal", (), (), ("own",), 1, 9)
+            for number in range(40)
+        ]
+    )
+    denied = DecisionRecorded(now, "reuse", "deny", "beta", "acme", "internal", ("no-restricted",), 1)
+    writer.submit([denied._replace(trace=TRACE)])
+    writer.submit(
+        [KeyEvent(now, "acme", "made", 1, "\x1b[31m=evil"), WorkerStopped(now, "w", "stopped", 0, (0,))]
+    )
+    key = create_signing_key(tmp_path / "signing.key", "ledger.example/acme")
+    writer.submit_durable(SigningKeyRecorded(now, "made", str(key.verifier), "", "governor"))
+    writer.close()
+    CheckpointSigner(engine, [key], memory=tmp_path / "signing.key.last", clock=clock).sign_once()
+    (tmp_path / "ledger.vkey").write_text(f"# handed over in person\n{key.verifier}\n")
+    engine.dispose()
+    return tmp_path
+
+
+@pytest.fixture
+def run(place: Path) -> Run:
+    def call(line: str, *, exits: int = 0) -> Result:
+        made = CliRunner().invoke(app, shlex.split(line))
+        assert made.exit_code == exits, (line, made.output, made.stderr)
+        return made
+
+    return call
+
+
+def answer(made: Result) -> Any:
+    return json.loads(made.stdout)
+
+
+def test_what_belongs_to_a_trace_is_found_by_it(run: Run) -> None:
+    [found] = answer(run(f"audit query --trace {TRACE} --json"))["events"]
+    assert (found["log"], found["event"]["trace"]) == ("tenant/beta", TRACE), "not in the owner's log"
+    assert TRACE in run(f"audit query --trace {TRACE}").stdout
+    assert answer(run(f"audit query --trace {'ab' * 16} --json"))["events"] == []
+    assert "32 lowercase" in run(f"audit query --trace {TRACE.upper()}", exits=2).stderr
+
+
+def test_tail_query_and_status(run: Run) -> None:
+    assert "residency-opened" in run("audit tail -n 50").stdout
+    assert "\x1b" not in run("audit tail -n 50").stdout  # no value colours or moves a terminal
+    found = answer(run("audit query --tenant acme --limit 30 --json"))
+    assert len(found["events"]) == 30 and found["next"]
+    rest = answer(run(f"audit query --tenant acme --after {found['next']} --json"))
+    assert len(rest["events"]) == 12 and rest["next"] is None  # the decision is in the owner's log too
+    denied = answer(run("audit query --outcome deny --rule no-restricted --json"))
+    assert {item["log"] for item in denied["events"]} == {"tenant/acme", "tenant/beta"}
+    status = answer(run("audit status --json"))
+    assert status["warning"].startswith("no witness") and status["logs"]["tenant/acme"]["size"] == 42
+    assert "no event is called" in run("audit query --kind nonsense", exits=2).stderr
+    assert "is no time" in run("audit query --since yesterday", exits=2).stderr
+
+
+def test_a_proof_is_printed_and_checks(run: Run, place: Path) -> None:
+    from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
+
+    run("audit prove tenant/acme 3 --out leaf-3")
+    proof = parse_leaf_proof((place / "leaf-3.proof").read_bytes())
+    key = parse_vkey((place / "ledger.vkey").read_text().splitlines()[1])
+    sealed = check_leaf(proof, (place / "leaf-3.leaf").read_bytes(), [key])
+    assert sealed.name == "tenant/acme" and sealed.head.size == 42
+    assert "holds no leaf" in run("audit prove tenant/acme 42", exits=2).stderr
+
+
+def test_a_mailed_leaf_is_checked_by_both_programs_and_no_edit_of_it_passes(run: Run, place: Path) -> None:
+    run("audit prove tenant/acme 3 --out leaf-3")
+    found = answer(run("audit verify leaf-3.proof --key ledger.vkey --json"))
+    assert (found["sound"], found["log"], found["idx"], found["size"]) == (True, "tenant/acme", 3, 42)
+    vkey = (place / "ledger.vkey").read_text().splitlines()[1]
+    assert "leaf 3 of `tenant/acme` (42 leaves)" in lone.check_mailed(place / "leaf-3.proof", vkey, ())
+    for name in ("leaf-3.leaf", "leaf-3.proof"):
+        good = (place / name).read_bytes()
+        for at in range(0, len(good), 23):
+            (place / name).write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            with pytest.raises((lone.Bad, ValueError)):
+                lone.check_mailed(place / "leaf-3.proof", vkey, ())
+            if not at % 5:
+                assert "not sound" in run("audit verify leaf-3.proof --key ledger.vkey", exits=1).stdout
+        (place / name).write_bytes(good)
+    stranger = str(create_signing_key(place / "other.key", "ledger.example/acme").verifier)
+    assert "not sound" in run(f"audit verify leaf-3.proof --key {stranger}", exits=1).stdout
+    with pytest.raises(lone.Bad, match="not signed by the key"):
+        lone.check_mailed(place / "leaf-3.proof", stranger, ())
+
+
+def test_export_verify_and_fsck_find_an_edit(run: Run, place: Path) -> None:
+    run("audit export evidence --format csv")
+    assert answer(run("audit verify evidence --key ledger.vkey --json"))["sound"]
+    assert "sound" in run("audit fsck --key ledger.vkey --note evidence/checkpoint").stdout
+    [path] = (place / "evidence/logs/000002").glob("*.csv")
+    path.write_bytes(path.read_bytes().replace(b"alice", b"alicf").replace(b"internal", b"publicly", 1))
+    assert "not sound" in run("audit verify evidence --key ledger.vkey", exits=1).stdout
+    assert "is there already" in run("audit export evidence", exits=2).stderr
+    assert "not under the checkpoint" in run("audit export other --log tenant/nobody", exits=2).stderr
+
+
+@pytest.mark.parametrize("log", ["", "--log tenant/acme"])
+def test_a_log_as_tiles(run: Run, place: Path, log: str) -> None:
+    """The root log under its checkpoint, and a sub-log under the proof of its head; a changed tile is found."""
+    made = answer(run(f"audit tiles tiles {log} --json"))
+    found = answer(run("audit verify tiles --key ledger.vkey --json"))
+    assert found["sound"] and found["size"] == made["size"] and found["root"] == made["root"]
+    assert (place / "tiles" / ("head.tlog-proof" if log else "checkpoint")).is_file()
+    path = next(path for path in (place / "tiles/tile/0").rglob("*") if path.is_file())
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    assert "not sound" in run("audit verify tiles --key ledger.vkey", exits=1).stdout
+    assert "not under the checkpoint" in run("audit tiles other --log tenant/nobody", exits=2).stderr
+
+
+def test_a_witness_from_init_to_verdict(run: Run, place: Path) -> None:
+    log = (place / "ledger.vkey").read_text().splitlines()[1]
+    vkey = run(f"witness init w --name witness.example --log {log}").stdout.splitlines()[0]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvcustody.console.main", "witness", "serve", "w"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=place,
+    )
+    try:
+        assert process.stdout and "witness.example at unix:" in process.stdout.readline()
+        (place / "witnesses").write_text(f"# ours\nunix:{place}/w/witness.sock {vkey}\n")
+        [address] = read_addresses(place / "witnesses")
+        assert address == WitnessAddress(f"unix:{place}/w/witness.sock", parse_vkey(vkey))
+        engine = open_store("sqlite:///kvcustody.db")
+        submitter = WitnessSubmitter(engine, [address], interval_seconds=0.02)
+        submitter.start()
+        until = 200
+        while not submitter.status()[0].size and until:
+            until -= 1
+            threading.Event().wait(0.02)
+        submitter.close()
+        assert submitter.status()[0].problem == "" and submitter.submit_once(address) > 0
+        engine.dispose()
+    finally:
+        process.terminate()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+    status = answer(run("audit status --json"))
+    assert status["warning"] is None and status["witnesses"][0]["name"] == "witness.example"
+    run("audit export evidence --witnessed")
+    found = answer(run(f"audit verify evidence --key ledger.vkey --witness {vkey} --json"))
+    assert found["sound"] and found["witnesses"].keys() == {"witness.example"}
+    assert not any("split views" in line for line in found["not_shown"])
+    heads = answer(run("witness status w --json"))["logs"]
+    assert heads["ledger.example/acme"]["size"] == found["checkpoint"]
+
+
+def test_holds_purges_and_redaction(run: Run) -> None:
+    run("audit export evidence")
+    later = "--before 2090-01-01"
+    plan = answer(run(f"audit purge {later} --json"))
+    assert plan["dropped"] is False and {log["log"] for log in plan["logs"]} == {"tenant/acme", "tenant/beta"}
+    run("audit hold place case-9 --tenant acme --actor counsel --reason 'case 9'")
+    assert answer(run("audit hold list --json"))["holds"][0]["hold"] == "case-9"
+    assert "case-9" in run("audit redact acme alice --actor dpo --reason r", exits=2).stderr
+    run("audit hold lift case-9 --actor counsel --reason closed")
+    assert "remains:" in run("audit redact acme alice --actor dpo --reason 'request 7'").stdout
+    both = "--actor ops --approver dpo"
+    assert (
+        "approver"
+        in run(f"audit purge {later} --export evidence --key ledger.vkey --actor ops", exits=2).stderr
+    )
+    gone = answer(run(f"audit purge {later} --export evidence --key ledger.vkey {both} --json"))
+    assert gone["dropped"] and {log["log"]: log["below"] for log in gone["logs"]}["tenant/beta"] == 1
+    assert "sound" in run("audit fsck --key ledger.vkey").stdout
+
+
+class Receiver(HTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Receive)
+        self.bodies: list[Any] = []
+
+
+class _Receive(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def test_ship_and_push_go_on_where_they_were(run: Run, place: Path, receiver: Receiver) -> None:
+    lines = run("audit ship positions.json --shape ocsf").stdout.splitlines()
+    assert len(lines) == 46 and len({json.loads(line)["metadata"]["uid"] for line in lines}) == 46
+    assert run("audit ship positions.json").stdout == ""
+    (place / "hook.key").write_text("k" * 40)
+    target = f"audit push hook --url http://127.0.0.1:{receiver.server_port}/ --key-file hook.key --json"
+    assert answer(run(target))["delivered"] == 46
+    assert {event["specversion"] for event in receiver.bodies[0]} == {"1.0"}
+    run("audit sink detach hook --actor ops --reason down")
+    assert answer(run(target)) == {
+        "name": "webhook",
+        "attached": False,
+        "delivered": 0,
+        "dead": 0,
+        "failures": 0,
+        "problem": "",
+    }
+    run("audit sink attach hook --actor ops")
+    assert answer(run(target))["delivered"] == 2 and answer(run("audit sink status hook --json"))["attached"]
+    kinds = [event["type"] for event in receiver.bodies[-1]]
+    assert kinds == ["kvcustody.sink-changed.v1"] * 2
+
+
+def test_every_command_teaches_by_example(run: Run) -> None:
+    text = run("audit --help").stdout
+    for name in (
+        "status",
+        "tail",
+        "query",
+        "prove",
+        "fsck",
+        "keys",
+        "rotate-key",
+        "export",
+        "tiles",
+        "verify",
+        "redact",
+        "purge",
+        "ship",
+        "push",
+    ):
+        assert name in text and "Example" in run(f"audit {name} --help").stdout
+
+
+def test_the_walkthrough_runs_as_it_is_written(run: Run, place: Path) -> None:
+    """Every command in docs/audit-walkthrough.md, in its order, in one folder, with its stated exit status."""
+    text = DOCS.read_text()
+    commands = re.findall(r"^    \$ (.+?)(?:   # exit (\d))?$", text, re.MULTILINE)
+    assert len(commands) >= 8
+    for line, exits in commands:
+        if line.startswith("kvcustody "):
+            run(line.removeprefix("kvcustody "), exits=int(exits or 0))
+            continue
+        program = line.replace("python3", sys.executable, 1) if line.startswith("python3") else line
+        made = subprocess.run(program, shell=True, cwd=place, capture_output=True, text=True, check=False)
+        assert made.returncode == int(exits or 0), (line, made.stdout, made.stderr)

@@ -1,0 +1,186 @@
+"""`kvcustody policy`: every command of authors and reviewers, its exit codes and its machine-readable forms."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvcustody.console.main import app
+from kvcustody.console.policy import init_fmt_schema as write
+from kvcustody.policies import library
+from kvcustody.policies.reading.load_policy import load_policy
+
+CASES = """\
+schema: kvcustody/policy-tests@1
+cases:
+  - name: own reuse
+    ask: {reader: acme, classification: internal}
+    expect: permit
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = library.source("regulated-saas")
+    Path("a.yaml").write_text(text)
+    Path("wider.yaml").write_text(text.replace("until: 2027-03-31", "until: 2028-03-31"))
+    Path("broken.yaml").write_text(text.replace("reader: acme-labs", "reader: acme-labz"))
+    Path("cases.yaml").write_text(CASES)
+    return tmp_path
+
+
+def policy(*arguments, code=0, stdin=None):
+    result = CliRunner().invoke(app, ["policy", *arguments], input=stdin)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def test_validate(files):
+    assert "sound, sha256:" in policy("validate", "a.yaml")
+    assert "broken.yaml:59:13: KVP401" in policy("validate", "a.yaml", "broken.yaml", code=1)
+    (one, two) = json.loads(policy("validate", "a.yaml", "broken.yaml", "--json", code=1))
+    assert one["sound"] and two["problems"][0]["help"] == "docs/policy-codes.md#kvp401"
+    sarif = json.loads(policy("validate", "broken.yaml", "--format", "sarif", code=1))
+    (result,) = sarif["runs"][0]["results"]
+    region = result["locations"][0]["physicalLocation"]["region"]
+    assert result["ruleId"] == "KVP401" and region == {"startLine": 59, "startColumn": 13}
+    suite = ElementTree.fromstring(policy("validate", "a.yaml", "broken.yaml", "--format", "junit", code=1))
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert "cannot be read" in policy("validate", "absent.yaml", code=2)
+
+
+def test_lint(files):
+    assert "0 findings" in policy("lint", "a.yaml", "--at", "2026-10-01")
+    found = policy("lint", "a.yaml", "--at", "2027-03-15", "--fail", code=1)
+    assert "KVP712" in found and "in 16 days" in found
+    assert json.loads(policy("lint", "a.yaml", "--at", "2028-01-01", "--json"))[0]["code"] == "KVP711"
+    assert json.loads(policy("lint", "a.yaml", "--format", "sarif"))["version"] == "2.1.0"
+    policy("lint", "a.yaml", "--pool", "1GiB", code=2)
+
+
+def test_fmt_and_schema(files):
+    policy("fmt", "a.yaml", "--check", code=1)
+    policy("fmt", "a.yaml", "--write")
+    assert "unchanged" in policy("fmt", "a.yaml", "--check")
+    policy("schema", "--out", "schema.json")
+    assert json.loads(Path("schema.json").read_text()) == json.loads(policy("schema"))
+
+
+def test_init(files):
+    policy("init", "mine.yaml", "--from", "public-api", "--name", "mine", "--tenant", "alpha")
+    assert "sound" in policy("validate", "mine.yaml")
+    policy("init", "mine.yaml", "--from", "public-api", code=2)
+    assert "`--from` is missing" in policy("init", "other.yaml", code=2)
+    policy("init", "other.yaml", "--from", "publik-api", code=2)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Somebody to ask: the runner's stdin is a pipe, and says so."""
+    monkeypatch.setattr(write, "_somebody_to_ask", lambda: True)
+
+
+def test_init_asks_for_what_is_not_given(files, terminal):
+    shown = policy("init", "mine.yaml", stdin="public-api\nmine\nalpha beta\n")
+    assert all(f"{name}: " in shown for name in library.names()), "the choice is explained"
+    mine = load_policy(Path("mine.yaml").read_text(), name="mine.yaml")
+    assert mine.name == "mine" and [tenant.id for tenant in mine.tenants] == ["alpha", "beta"]
+    policy("init", "plain.yaml", stdin="\n\n\n")
+    plain = load_policy(Path("plain.yaml").read_text(), name="plain.yaml")
+    assert plain.tenants == library.load("single-org").tenants and plain.name == "single-org"
+
+
+def test_init_asks_again_and_leaves_nothing_behind(files, terminal):
+    shown = policy("init", "mine.yaml", stdin="publik-api\npublic-api\n\nalpha alpha\n", code=2)
+    assert "publik-api" in shown and "given twice" in shown and not Path("mine.yaml").exists()
+    policy("init", "mine.yaml", stdin="public-api\n", code=1)
+    assert not Path("mine.yaml").exists(), "an end of input in the middle of the questions"
+    policy("init", "mine.yaml", "--name", "mine", "--tenant", "alpha", stdin="public-api\n")
+    assert "sound" in policy("validate", "mine.yaml")
+
+
+def test_explain_and_test(files):
+    assert "permitted by labs-reads-acme" in policy(
+        "explain",
+        "a.yaml",
+        "--reader",
+        "acme-labs",
+        "--owner",
+        "acme",
+        "-c",
+        "internal",
+        "--at",
+        "2026-06-01",
+    )
+    denied = policy("explain", "a.yaml", "--reader", "acme-labs", "--owner", "acme", "-c", "internal", "--at",
+                    "2028-06-01", code=1)  # fmt: skip
+    assert "fails by until" in denied and "nearest permit: at 2027-03-30T23:59:59.999999Z" in denied
+    policy("explain", "a.yaml", "--reader", "acme", "-c", "internl", code=2)
+    assert "1 of 1 cases pass" in policy("test", "a.yaml", "cases.yaml")
+    policy("test", "a.yaml", "cases.yaml", "--min-named", "100", code=1)
+    assert json.loads(policy("test", "a.yaml", "cases.yaml", "--json"))["passed"]
+    Path("cases.yaml").write_text(CASES.replace("permit", "deny"))
+    suite = ElementTree.fromstring(policy("test", "a.yaml", "cases.yaml", "--format", "junit", code=1))
+    assert suite.get("failures") == "1"
+
+
+def test_diff_and_the_gate(files):
+    assert "verdict: wider" in policy("diff", "a.yaml", "wider.yaml")
+    assert json.loads(policy("diff", "a.yaml", "wider.yaml", "--json"))["verdict"] == "wider"
+    assert "its owner has to consent" in policy("check-no-new-access", "a.yaml", "wider.yaml", code=1)
+    assert "no new access" in policy("check-no-new-access", "wider.yaml", "a.yaml")
+    assert "equivalent" in policy(
+        "check-no-new-access", "a.yaml", "wider.yaml", "--revoked", "labs-reads-acme"
+    )
+
+
+def test_prove(files):
+    assert "holds: " in policy("prove", "a.yaml", "--out", "proof.json")
+    proof = json.loads(Path("proof.json").read_text())
+    assert proof["holds"] and proof["schema"] == "kvcustody/proof@1"
+    found = policy("prove", "a.yaml", "--never", "acme-labs:acme", code=1)
+    assert "ISO-11: acme-labs: reuse acme's public tenant blocks via grant" in found
+    policy("prove", "a.yaml", "--never", "nobody", code=2)
+
+
+def test_export(files):
+    assert '@id("labs-reads-acme")' in policy("export", "a.yaml", "--cedar")
+    assert "labs-reads-acme" not in policy("export", "a.yaml", "--cedar", "--revoked", "labs-reads-acme")
+    policy("export", "a.yaml", code=2)
+
+
+def test_simulate_on_a_replayed_ledger(files):
+    """A small replay is recorded, and its requests are decided again under a policy without the grant."""
+    arguments = ["replay", "--policy", "a.yaml", "--limit", "60", "--db", "l.db", "--html", "s.html"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    text = Path("a.yaml").read_text()
+    Path("less.yaml").write_text(
+        text.replace("until: 2027-03-31\n    reason", "until: 2026-01-02\n    reason")
+    )
+    same = json.loads(policy("simulate", "a.yaml", "a.yaml", "--ledger", "l.db", "--json"))["tenants"]
+    less = json.loads(policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db", "--json"))["tenants"]
+    assert sum(row["requests"] for row in same) == 60 == sum(row["requests"] for row in less)
+    assert sum(row["lost_blocks"] for row in same) == 0
+    assert "recorded requests" in policy("simulate", "a.yaml", "less.yaml", "--ledger", "l.db")
+    policy("simulate", "a.yaml", "less.yaml", code=2)
+    check_lint_by_ledger()
+
+
+def check_lint_by_ledger():
+    """What the replay reused through is in use, and what it never met is said."""
+    extra = "  - {id: spare, owner: acme-labs, reader: acme, at_most: internal, until: 2027-03-31, reason: x}"
+    Path("spare.yaml").write_text(Path("a.yaml").read_text().replace("grants:\n", f"grants:\n{extra}\n", 1))
+    found = json.loads(policy("lint", "spare.yaml", "--db", "l.db", "--at", "2026-10-01", "--json"))
+    unused = [problem["message"] for problem in found if problem["code"] == "KVP715"]
+    assert any("`spare`" in message for message in unused)
+    assert not any("`labs-reads-acme`" in message for message in unused)
+    Path("used.txt").write_text("spare\n")
+    told = policy("lint", "spare.yaml", "--db", "l.db", "--used", "used.txt", "--at", "2026-10-01")
+    assert "`spare` has not been used" not in told and "`labs-reads-acme` has not been used" in told
+    policy("lint", "a.yaml", "--db", "absent.db", code=2)

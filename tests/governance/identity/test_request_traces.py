@@ -1,0 +1,163 @@
+"""The trace of a request is on each of its own leaves, in our pool and through the engine port, and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
+from kvcustody.allocator.pool.options import PoolOptions
+from kvcustody.clock import VirtualClock
+from kvcustody.errors import IdentityError
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.governor.governor import Governor
+from kvcustody.governance.governor.pools import Pools
+from kvcustody.governance.identity.principal import identify
+from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table, toy_model
+
+BLOCK = 16
+TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "ab" * 16
+MODEL = toy_model(BLOCK)
+PROMPT = [*range(1, 4 * BLOCK + 1), 7]
+POLICY = """\
+schema: kvcustody/policy@1
+name: two
+profile: shared
+scope: tenant
+classifications: [low]
+classify:
+  - {tenant: "*", as: low}
+tenants:
+  holder: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+  reader: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}
+grants:
+  - {id: reads, owner: holder, reader: reader, at_most: low, until: 2027-01-01, reason: test}
+rules:
+  - {id: own, effect: permit, action: reuse, when: {reader: owner}}
+retention:
+  low: {idle: 1h, absolute: 8h, active_max: 2h}
+scrub:
+  default: {within: 1s, verify: none}
+offload:
+  low: never
+audit:
+  on_outage: {decisions: deny, lifecycle: spill, own_hits: aggregate}
+"""
+
+
+class World:
+    """A Governor over memory that is nowhere, with a ledger that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.ledger = KeepingLedger()
+        clock = VirtualClock()
+        pools = Pools(lambda blocks: UnbackedMemory(blocks, 1, clock=clock), 256, PoolOptions())
+        self.governor = Governor(pools, table(POLICY), keyring(clock), self.ledger, clock=clock)
+
+    def admit(self, tenant: str, prompt: Sequence[int] = PROMPT, **named: Any) -> Admission:
+        admission = self.governor.admit(identify(issuer="idp", tenant=tenant), MODEL, prompt, **named)
+        assert isinstance(admission, Admission)
+        return admission
+
+    def serve(self, tenant: str, **named: Any) -> int:
+        admission = self.admit(tenant, **named)
+        self.governor.commit([admission.request_id], [len(PROMPT)])
+        self.governor.release(admission.request_id)
+        self.governor.settle()
+        self.governor.step()
+        return admission.hit_tokens
+
+
+def traces(ledger: KeepingLedger) -> list[tuple[str, str]]:
+    """Kind and trace of every event that may have one, in order; none may be lost or added."""
+    return [(type(event).__name__, event.trace) for event in ledger.events if hasattr(event, "trace")]
+
+
+def test_a_requests_leaves_say_its_trace_and_the_next_ones_do_not() -> None:
+    world, plain = World(), World()
+    hits = [world.serve("holder", trace=TRACE), world.serve("holder"), world.serve("holder", trace=OTHER)]
+    own = [pair for pair in traces(world.ledger) if pair[0] != "KeyEvent"]
+    assert own == [
+        (name, trace) for trace in (TRACE, "", OTHER) for name in ("ResidencyOpened", "ResidencyReleased")
+    ]
+    assert hits == [plain.serve("holder") for _ in range(3)], "a trace decides nothing"
+
+
+def test_the_first_use_of_a_grant_is_recorded_under_the_trace_that_brought_it() -> None:
+    world = World()
+    world.serve("holder")
+    world.serve("reader", trace=TRACE)
+    assert ("DecisionRecorded", TRACE) in traces(world.ledger)
+
+
+def test_a_fork_and_a_window_that_passes_keep_the_trace() -> None:
+    world = World()
+    parent = world.admit("holder", request_id="a", trace=TRACE)
+    world.governor.fork(parent.request_id, "b")
+    world.governor.step()
+    opened = [trace for name, trace in traces(world.ledger) if name == "ResidencyOpened"]
+    assert opened == [TRACE, TRACE]
+
+
+@pytest.mark.parametrize(
+    "trace", ["0" * 32, TRACE.upper(), TRACE + "\n", "x", f"00-{TRACE}-00f067aa0ba902b7-01"]
+)
+def test_what_is_no_trace_admits_nothing(trace: str) -> None:
+    world = World()
+    with pytest.raises(IdentityError, match="trace"):
+        world.admit("holder", trace=trace)
+    with pytest.raises(IdentityError, match="trace"):
+        Port().port.admit(identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id=1, trace=trace)
+    assert traces(world.ledger) == [] and not world.governor.running
+
+
+class Port:
+    """An engine port without an engine: it is told by hand."""
+
+    def __init__(self) -> None:
+        self.ledger = KeepingLedger()
+        clock = VirtualClock()
+        self.pool = ForeignPool(64, bytes_per_block=64)
+        self.port = EnginePort(
+            self.pool, self, table(POLICY), keyring(clock), self.ledger, clock=clock, block_tokens=BLOCK
+        )
+        self.port.step()
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """Nothing is indexed."""
+
+    def abort(self, request_ids: Sequence[object], cause: str) -> None:
+        """Nothing runs long."""
+
+    def withhold(self, blocks: Sequence[int]) -> None:
+        """Everything verifies."""
+
+    def wake(self) -> None:
+        """Nobody sleeps."""
+
+    def view(self) -> EngineView:
+        raise NotImplementedError
+
+
+def test_through_the_port_a_trace_outlives_a_preemption() -> None:
+    one = Port()
+    principal = identify(issuer="idp", tenant="holder")
+    for trace in (TRACE, ""):
+        residency: Any = one.port.admit(principal, MODEL, PROMPT, request_id=f"r{trace}", trace=trace)
+        one.port.look_up(residency, lambda key: -1)
+        one.port.handed_out(residency, [1, 2])
+        one.port.step()
+        one.port.let_go(residency, [2])
+        one.port.release(residency, "preempted")
+        again: Any = one.port.resume(residency, PROMPT)
+        one.port.handed_out(again, [3])
+        one.port.step()
+        one.port.release(again)
+        one.port.step()
+    own = [pair for pair in traces(one.ledger) if pair[0] != "KeyEvent"]
+    names = ("ResidencyOpened", "BlocksReleased", "ResidencyReleased", "ResidencyOpened", "ResidencyReleased")
+    assert sorted(own) == sorted((name, trace) for trace in (TRACE, "") for name in names)

@@ -1,0 +1,77 @@
+"""The digest depends on what a policy says, not on how it is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvcustody.policies import library
+from kvcustody.policies.document.digest import canonical, digest
+from kvcustody.policies.reading.load_policy import load_policy
+
+PINNED = "sha256:a72aae6147c21ad6bdc86e845385a065f04368accbd2d5e22e8d5f19243bb6b5"
+SAME = {
+    "comment": ("profile: shared", "profile: shared   # a remark"),
+    "quotes": ("name: base", 'name: "base"'),
+    "unit": ("idle: 1d, absolute: 7d", "idle: 24h, absolute: 168h"),
+    "fraction": ("verify: 1/64", "verify: 2/128"),
+    "percentage": ("cap: 60%", "cap: 60.00%"),
+    "order of tiers": ("[host, nvme]", "[nvme, host]"),
+    "order of actions": ("[reuse, export]", "[export, reuse]"),
+    "order of readers": ("[acme, labs]", "[labs, acme]"),
+    "block style": ("{policy: lru}", "\n  policy: lru"),
+    "default written out": ("profile: shared", "profile: shared\nscope: subject"),
+    "equal levels": ("{at_least: high}", "high"),
+}
+OTHER = {
+    "name": ("name: base", "name: base2"),
+    "order of classifications": ("[low, mid, high]", "[mid, low, high]"),
+    "duration": ("idle: 30m", "idle: 31m"),
+    "share": ("verify: 1/64", "verify: 1/63"),
+    "reason": ("joint evaluation", "joint valuation"),
+    "end": ("until: 2027-03-31", "until: 2027-04-01"),
+    "start": ("    from: 2026-01-01\n", ""),
+    "tenant": ("residencies: 100", "residencies: 101"),
+    "rule": ("[reuse, export]", "[reuse]"),
+    "eviction": ("policy: lru", "policy: fifo"),
+    "encryption": ("encrypt: none", "encrypt: required"),
+    "segment": ("tokens: 512", "tokens: 513"),
+}
+
+
+def of(text, name="p.yaml"):
+    return digest(load_policy(text, name=name))
+
+
+def test_pinned(base):
+    """A change here changes what approvers sign: it needs a new schema version."""
+    assert of(base) == PINNED
+
+
+@pytest.mark.parametrize("edit", SAME.values(), ids=SAME)
+def test_equal_policies_have_equal_digests(base, edit):
+    assert base.replace(*edit, 1) != base and of(base.replace(*edit, 1), name="q.yaml") == of(base)
+
+
+@pytest.mark.parametrize("edit", OTHER.values(), ids=OTHER)
+def test_different_policies_have_different_digests(base, edit):
+    assert base.replace(*edit, 1) != base and of(base.replace(*edit, 1)) != of(base)
+
+
+def test_order_of_sections_and_entries_does_not_matter(base):
+    parts = base.split("\nrules:\n")
+    rules, rest = parts[1].split("retention:\n")
+    first, second = rules.splitlines()
+    assert of(f"{parts[0]}\nretention:\n{rest}rules:\n{second}\n{first}\n") == of(base)
+
+
+def refuse(number):
+    raise AssertionError(f"float {number}")
+
+
+def test_canonical_form_has_no_floats_marks_or_non_ascii(base):
+    for text in (base, *map(library.source, library.names())):
+        form = canonical(load_policy(text, name="p.yaml"))
+        assert form.isascii() and b'"mark"' not in form and b'"file"' not in form
+        json.loads(form, parse_float=refuse)

@@ -1,0 +1,89 @@
+"""Deciding costs the same whatever the policy's size: shown by counting executed steps, not by timing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.decision_table import places
+
+NOW = 1_790_000_000_000_000
+
+
+def sized(base, rules, tenants):
+    """The base policy with more tenants, more rules that name them, and a grant to each."""
+    names = [f"x{i}" for i in range(tenants)]
+    text = base.replace("tenants:\n", "tenants:\n" + "".join(f"  {name}: {{}}\n" for name in names), 1)
+    more = "".join(
+        f"  - {{id: rule{i}, effect: forbid, action: export, when: {{reader: {names[i % tenants]}}}}}\n"
+        for i in range(rules)
+    )
+    grants = "".join(
+        f"  - {{id: to-{name}, owner: acme, reader: {name}, at_most: low, until: 2027-01-01, reason: x}}\n"
+        for name in names
+    )
+    text = text.replace("rules:\n", "rules:\n" + more, 1).replace("grants:\n", "grants:\n" + grants, 1)
+    return compile_policy(load_policy(text, name="sized.yaml"), revision=1)
+
+
+def steps(table, *request):
+    """Bytecodes executed in our own frames for one decision."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        table.decide(*request)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+REQUESTS = {
+    "own": (Action.REUSE, "acme", "acme", 0, Scope.SUBJECT, Via.OWN, NOW),
+    "grant": (Action.REUSE, "labs", "acme", 1, Scope.TENANT, Via.GRANT, NOW),
+    "segment": (Action.REUSE, "labs", "acme", 0, Scope.TENANT, Via.SEGMENT, NOW),
+    "unlisted": (Action.REUSE, "stranger", "stranger", 0, Scope.SUBJECT, Via.OWN, NOW),
+    "denied": (Action.REUSE, "globex", "acme", 0, Scope.TENANT, Via.GRANT, NOW),
+}
+
+
+@pytest.fixture(scope="module")
+def small(base):
+    return sized(base, rules=1, tenants=1)
+
+
+@pytest.fixture(scope="module")
+def large(base):
+    return sized(base, rules=1_000, tenants=200)
+
+
+@pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+def test_steps_do_not_depend_on_the_number_of_rules(small, large, request_):
+    taken = steps(small, *request_)
+    assert 0 < taken == steps(large, *request_) < 120
+    assert small.decide(*request_).effect is large.decide(*request_).effect
+
+
+def test_equal_cells_are_shared(large):
+    """200 tenants are not 200 times the decisions: rows differ only where a rule or admission names the tenant."""
+    acme, labs = (dict(enumerate(large._own[name])) for name in ("acme", "labs"))
+    admission = len(large.policy.classifications) * len(Scope)
+    assert all(acme[place] is labs[place] for place in acme if place >= admission)
+    assert len({id(cell) for row in large._own.values() for cell in row}) < 2 * (1_000 + 200)
+
+
+def test_places_are_every_cell_once(large):
+    levels = range(len(large.policy.classifications))
+    cells = [places(len(levels))[a][level][s] for a in Action for level in levels for s in Scope]
+    assert cells == list(range(len(large._own["acme"])))

@@ -1,0 +1,84 @@
+"""The language page and the code page are complete, and their examples run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvcustody.policies import library
+from kvcustody.policies.document.problem_codes import CODES
+from kvcustody.policies.reading.fields import RESERVED, Fields
+from kvcustody.policies.reading.load_policy import load_policy
+from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.workbench.prove.model import PROPERTIES
+from kvcustody.policies.workbench.run_test_cases import run_cases
+from kvcustody.policies.workbench.test_case_model import load_cases
+
+DOCS = Path(__file__).parents[3] / "docs"
+LANGUAGE = (DOCS / "policy-language.md").read_text()
+WHOLE = re.search(r"```yaml\n(.*?)```", LANGUAGE, re.DOTALL)[1]
+FRAGMENTS = re.findall(r"```yaml fragment\n(.*?)```", LANGUAGE, re.DOTALL)
+
+
+def sections(text):
+    return {
+        part.split(":", 1)[0]: part for part in re.split(r"^(?=[a-z_]+:)", text, flags=re.MULTILINE) if part
+    }
+
+
+def test_the_whole_example_loads():
+    compile_policy(load_policy(WHOLE, name="example.yaml"), revision=1)
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=lambda text: text.split(":")[0])
+def test_every_fragment_loads_in_the_whole_example(fragment):
+    merged = sections(WHOLE) | sections(fragment)
+    if "tenants" in sections(fragment):
+        merged.pop("groups", None)
+    compile_policy(load_policy("".join(merged.values()), name="fragment.yaml"), revision=1)
+
+
+def test_every_field_is_documented(base, monkeypatch):
+    """The fields that the reader knows, recorded while it reads policies that use every section."""
+    known: set[str] = set()
+    read = Fields.mapping
+
+    def recording(self, node, what, required, optional=()):
+        required, optional = tuple(required), tuple(optional)
+        known.update(required, optional)
+        return read(self, node, what, required, optional)
+
+    monkeypatch.setattr(Fields, "mapping", recording)
+    for fragment in ("", *FRAGMENTS):
+        load_policy("".join((sections(WHOLE) | sections(fragment)).values()), name="fragment.yaml")
+    for text in (base, *map(library.source, library.names())):
+        load_policy(text, name="p.yaml")
+    assert len(known) > 45
+    missing = {name for name in known if not re.search(rf"[`.{{ ]{name}[`: ]", LANGUAGE)}
+    assert not missing
+
+
+def test_every_reserved_word_is_documented():
+    assert {word for word in RESERVED if f"`{word}`" not in LANGUAGE} == set()
+
+
+def test_every_code_has_its_row():
+    rows = re.findall(
+        r"^\| <a id=\"kvp\d+\"></a>(KVP\d+) \| (.*?) \| (.*?) \|$",
+        (DOCS / "policy-codes.md").read_text(),
+        re.MULTILINE,
+    )
+    assert rows == [(code, entry.title, entry.advice) for code, entry in CODES.items()]
+
+
+def test_the_cases_of_the_page_pass_on_its_policy():
+    table = compile_policy(load_policy(WHOLE, name="example.yaml"), revision=1)
+    text = re.search(r"```yaml cases\n(.*?)```", LANGUAGE, re.DOTALL)[1]
+    report = run_cases(table, load_cases(text, name="cases.yaml", policy=table.policy))
+    assert report.passed, [str(failure) for failure in report.failures]
+
+
+def test_every_property_has_its_row():
+    assert dict(re.findall(r"^\| (ISO-\d+) \| (.*?) \|$", LANGUAGE, re.MULTILINE)) == PROPERTIES

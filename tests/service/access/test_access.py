@@ -1,0 +1,107 @@
+"""Roles are the design's table; the bootstrap key only enrols; settings that would open the door are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.service.access.roles import PERMISSIONS, Action, Reach, Role, check_roles
+from kvcustody.governance.service.settings import load_service_settings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_roles_are_the_table_of_the_design() -> None:
+    """Each line is one row of design §6, as (action, who reaches only the own tenant, who reaches all)."""
+    table = [
+        (Action.READ_CUSTODY, {"tenant-viewer", "tenant-admin"}, {"dpo", "auditor"}),
+        (Action.READ_HEALTH, set(), {"dpo", "auditor", "operator"}),
+        (Action.ERASE, {"tenant-admin"}, {"dpo"}),
+        (Action.CONSENT, {"tenant-admin"}, set()),
+        (Action.CERTIFY, {"tenant-admin"}, {"dpo"}),
+        (Action.READ_POLICY, set(), {"auditor", "author", "approver"}),
+        (Action.WRITE_POLICY, set(), {"author", "approver"}),
+        (Action.APPROVE_POLICY, set(), {"approver"}),
+        (Action.ACTIVATE_POLICY, set(), {"approver"}),
+        (Action.STAGE_POLICY, set(), {"approver", "operator"}),
+        (Action.NARROW_POLICY, set(), {"approver", "break-glass"}),
+        (Action.READ_OPERATIONS, set(), {"auditor", "operator"}),
+        (Action.OPERATE, set(), {"operator"}),
+        (Action.MANAGE_KEYS, set(), {"key-custodian"}),
+        (Action.WORK, set(), {"worker"}),
+        (Action.ENROL, set(), {"bootstrap"}),
+        (Action.SELF, set(), {role.value for role in Role if role is not Role.BOOTSTRAP}),
+    ]
+    assert {row[0] for row in table} == set(Action)
+    for action, own, everything in table:
+        found = {role: PERMISSIONS[role].get(action, Reach.NONE) for role in Role}
+        assert {role for role in Role if found[role] is Reach.OWN} == own, action
+        assert {role for role in Role if found[role] is Reach.ALL} == everything, action
+
+
+@pytest.mark.parametrize(
+    ("roles", "tenant"),
+    [
+        ([Role.AUTHOR, Role.APPROVER], None),
+        ([Role.WORKER, Role.OPERATOR], None),
+        ([Role.BOOTSTRAP, Role.DPO], None),
+        ([Role.TENANT_VIEWER], None),
+        ([Role.AUDITOR], "acme"),
+        ([Role.TENANT_ADMIN, Role.DPO], "acme"),
+        ([], None),
+    ],
+)
+def test_roles_that_nobody_holds_together(roles: list[Role], tenant: str | None) -> None:
+    with pytest.raises(IdentityError, match="roles"):
+        check_roles(roles, tenant)
+
+
+def test_the_bootstrap_key_enrols_and_nothing_else(client, people, service) -> None:
+    key = people["bootstrap"]
+    answer = client("POST", "/v1/principals", key, json={"name": "eve", "roles": ["auditor"]})
+    assert (
+        answer.status_code == 201
+        and client("GET", "/v1/whoami", answer.json()["key"]["key"]).json()["name"] == "eve"
+    )
+    for path in ("/v1/whoami", "/v1/audit/events", "/v1/health", "/v1/keys"):
+        assert client("GET", path, key).status_code == 403
+    both = {"name": "mallory", "roles": ["author", "approver"]}
+    assert client("POST", "/v1/principals", key, json=both).status_code == 422
+    assert (
+        client("POST", "/v1/principals", key, json={"name": "m", "roles": ["bootstrap"]}).status_code == 422
+    )
+    assert client("POST", "/v1/principals", key, json={"name": "eve", "roles": ["dpo"]}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"listen": "0.0.0.0:80"},
+        {"listen": "example.com:443"},
+        {"listen": "[::]:443"},
+        {"listen": "80"},
+        {"workers_listen": "127.0.0.1:1"},
+        {"tls_key_path": "key.pem"},
+        {"issuers": [{"issuer": "https://a", "name": "a", "audience": "b", "keys": "http://a/jwks"}]},
+        {
+            "issuers": [
+                {"issuer": "https://a", "name": "a", "audience": "b", "keys": "k", "roles": {"x": "worker"}}
+            ]
+        },
+        {
+            "issuers": [
+                {"issuer": "https://a", "name": "a", "audience": "b", "keys": "k", "algorithms": ["HS256"]}
+            ]
+        },
+    ],
+)
+def test_settings_that_would_open_the_door_are_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="service settings"):
+        load_service_settings(**given)
+
+
+def test_defaults_listen_to_this_user_alone() -> None:
+    assert load_service_settings().listen.startswith("unix:")
+    assert load_service_settings(listen="127.0.0.1:8080").listen == "127.0.0.1:8080"

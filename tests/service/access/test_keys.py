@@ -1,0 +1,172 @@
+"""API keys: stored as hashes, ended at once, and equally dear for all that do not work (F5)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from kvcustody.audit.schema.ledger import events
+from kvcustody.governance.service.access import api_key
+from kvcustody.governance.service.access.api_key import KeyHasher, prefix_of
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.service import Service
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_key_is_nowhere_in_the_database(service: Service, people, client) -> None:
+    key = people["auditor"]
+    assert client("GET", "/v1/whoami", key).status_code == 200
+    raw = b"".join(
+        path.read_bytes()
+        for path in Path(service.engine.url.database.split("?")[0].removeprefix("file:")).parent.glob(
+            "ledger.db*"
+        )
+    )
+    secret = key.split("_")[2].encode()
+    assert secret not in raw and key.split("_")[1].encode() in raw, (
+        "void: the prefix is there, the secret is not"
+    )
+
+
+def test_keys_expire_are_revoked_and_replaced(service: Service, client) -> None:
+    book = service.principals
+    book.enrol("carol", [Role.AUDITOR], by="test")
+    first = book.issue_key("carol", days=1, by="test")
+    assert client("GET", "/v1/whoami", first.key).status_code == 200
+    second = client("POST", "/v1/keys:rotate", first.key, json={"days": 5, "overlap_days": 0}).json()
+    assert client("GET", "/v1/whoami", first.key).status_code == 401, "the overlap is over"
+    assert client("GET", "/v1/whoami", second["key"]).status_code == 200
+    third = book.issue_key("carol", days=0.0000001, by="test")
+    time.sleep(0.02)
+    assert client("GET", "/v1/whoami", third.key).status_code == 401, "expired"
+    assert client("DELETE", f"/v1/keys/{second['prefix']}", second["key"]).status_code == 204
+    assert client("GET", "/v1/whoami", second["key"]).status_code == 401, "revoked, though it was remembered"
+    fourth = book.issue_key("carol", days=1, by="test")
+    assert client("GET", "/v1/whoami", fourth.key).status_code == 200
+    assert service.principals.keys("carol")[0].used_us is not None
+    book.disable("carol", by="test")
+    assert client("GET", "/v1/whoami", fourth.key).status_code == 401, "disabled"
+    with pytest.raises(ProblemError, match="never given twice"):
+        book.enrol("carol", [Role.AUDITOR], by="test")
+
+
+def test_another_principals_key_is_absent(service: Service, client, people) -> None:
+    theirs = people["dpo"].split("_")[1]
+    foreign = client("DELETE", f"/v1/keys/{theirs}", people["auditor"])
+    absent = client("DELETE", "/v1/keys/000000000000", people["auditor"])
+    assert foreign.status_code == absent.status_code == 404 and foreign.content == absent.content
+    assert client("GET", "/v1/whoami", people["dpo"]).status_code == 200
+
+
+def test_changes_of_principals_are_on_record(service: Service, client, people) -> None:
+    with service.reading() as connection:
+        count = select(func.count()).select_from(events).where(events.c.kind == "principal-changed")
+        assert connection.scalar(count) >= 2 * len(people.keys)
+
+
+def _forge(prefix: str, secret: str) -> str:
+    body = f"{api_key.MARK}_{prefix}_{secret}"
+    return f"{body}_{zlib.crc32(body.encode()):08x}"
+
+
+def _auc(ones: list[float], others: list[float]) -> float:
+    """How well the two can be told apart: 0.5 not at all, 1.0 always."""
+    wins = sum((a > b) + 0.5 * (a == b) for a in ones for b in others) / (len(ones) * len(others))
+    return max(wins, 1 - wins)
+
+
+def _cost(verify: Callable[[], object]) -> float:
+    begun = time.thread_time()
+    verify()
+    return time.thread_time() - begun
+
+
+def test_unknown_keys_cost_what_known_ones_with_a_wrong_secret_do(service: Service, people) -> None:
+    """F5: the same work for both, counted exactly; control: without the stand-in hash, an unknown key costs nothing."""
+    known = people["auditor"].split("_")[1]
+    wrong = [_forge(known, f"{number:043d}") for number in range(6)]
+    unknown = [_forge(f"{number:012x}", f"{number:043d}") for number in range(6)]
+    hasher = service.principals._hasher
+    counts, costs = [], []
+    for keys in (wrong, unknown):
+        before = hasher.verifications
+        costs.append([_cost(lambda key=key: service.principals.by_key(prefix_of(key), key)) for key in keys])
+        counts.append(hasher.verifications - before)
+    assert counts == [6, 6]
+    assert 0.5 < statistics.median(costs[0]) / statistics.median(costs[1]) < 2.0
+
+    def early_return(
+        key: str,
+    ) -> object:  # the control: what a store that gives up on an unknown prefix would do
+        return None if prefix_of(key) != known else hasher.verify(key, hasher._unknown)
+
+    control = [[_cost(lambda key=key: early_return(key)) for key in keys] for keys in (wrong, unknown)]
+    assert _auc(*control) == 1.0, "void: the measure sees no early return"
+
+
+def test_a_remembered_key_costs_no_argon2(service: Service, people) -> None:
+    key, hasher = people["operator"], service.principals._hasher
+    service.principals.by_key(prefix_of(key), key)
+    before = hasher.verifications
+    for _ in range(10):
+        assert service.principals.by_key(prefix_of(key), key)
+    assert hasher.verifications == before
+
+
+def test_the_checksum_finds_every_changed_character() -> None:
+    key = KeyHasher().make().key
+    assert prefix_of(key) is not None
+    for place in range(len(key)):
+        other = "a" if key[place] != "a" else "b"
+        assert prefix_of(key[:place] + other + key[place + 1 :]) is None
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        *(
+            "",
+            "Bearer",
+            "Bearer ",
+            "Basic YTpi",
+            "Bearer kvcs_",
+            "Bearer kvcs_000000000000_x_0",
+            "Bearer \u00ff",
+        ),
+        *("Bearer a b", "Bearer " + "x" * 9000, "bearer eyJhbGciOiJub25lIn0.e30."),
+    ],
+)
+def test_malformed_credentials_are_one_answer(client, authorization: str) -> None:
+    none = client("GET", "/v1/whoami")
+    answer = client("GET", "/v1/whoami", headers={"Authorization": authorization.encode("latin-1")})
+    assert answer.status_code == none.status_code == 401
+    assert answer.content == none.content and answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_path_tells_nothing_without_a_credential(client) -> None:
+    answers = {
+        client("GET", path).content
+        for path in ("/v1/whoami", "/v1/nothing", "/v1/audit/events", "/metrics", "/")
+    }
+    assert len(answers) == 1
+
+
+def test_failures_of_one_address_are_slowed(make_service: Callable[..., Service]) -> None:
+    from kvcustody.governance.service.access.authenticator import Authenticator
+
+    service = make_service(failures_per_minute=3)
+    check: Authenticator = service.authenticator
+    statuses = []
+    for address in ("1.1.1.1",) * 5 + ("2.2.2.2",):
+        with pytest.raises(ProblemError) as caught:
+            check.caller("Bearer kvcs_no", None, address)
+        statuses.append(caught.value.type.status)
+    assert statuses == [401, 401, 401, 429, 429, 401]

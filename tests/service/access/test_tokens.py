@@ -1,0 +1,213 @@
+"""OpenID Connect tokens: what attacks on them come to. Each attack has the honest token beside it as its control."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joserfc import jws
+from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
+
+from kvcustody.clock import VirtualClock
+from kvcustody.errors import ConfigError, IdentityError
+from kvcustody.governance.service.access.jwks import KeySet, read_key_set
+from kvcustody.governance.service.access.oidc_token import WebTokens
+from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.settings import Issuer
+
+ISSUER, AUDIENCE = "https://id.example", "kvcustody"
+RSA = RSAKey.generate_key(2048, {"kid": "r1"})
+EC = ECKey.generate_key("P-256", {"kid": "e1"})
+OTHER = RSAKey.generate_key(2048, {"kid": "r1"})
+ROLES = {
+    "kv-auditors": "auditor",
+    "kv-tenant": "tenant-viewer",
+    "kv-authors": "author",
+    "kv-approvers": "approver",
+}
+
+
+@pytest.fixture
+def issuer(tmp_path: Path) -> Issuer:
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [RSA.as_dict(private=False), EC.as_dict(private=False)]}))
+    return Issuer(issuer=ISSUER, name="id", audience=AUDIENCE, keys=str(path), roles=ROLES)
+
+
+@pytest.fixture
+def tokens(issuer: Issuer) -> WebTokens:
+    return WebTokens((issuer,), VirtualClock(utc_us=1_790_000_000 * 10**6))
+
+
+def claims(**more: Any) -> dict[str, Any]:
+    honest = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": 1_790_000_300, "roles": ["kv-auditors"]}
+    return {name: value for name, value in {**honest, **more}.items() if value is not ...}
+
+
+def sign(body: dict[str, Any], key: Any = RSA, algorithm: str = "RS256", **header: Any) -> str:
+    head = {"alg": algorithm, "kid": key.kid if key is not OTHER else "r1", **header}
+    return jws.serialize_compact(
+        head, json.dumps(body), key, algorithms=["RS256", "PS256", "ES256", "EdDSA", "HS256"]
+    )
+
+
+def raw(header: dict[str, Any], body: dict[str, Any], signature: bytes = b"") -> str:
+    parts = [json.dumps(header).encode(), json.dumps(body).encode(), signature]
+    return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
+
+
+def hmac_of_public_key() -> str:
+    """Key confusion: HS256 under the RSA public key's own PEM."""
+    secret = RSA.as_pem(private=False)
+    signed = raw({"alg": "HS256", "kid": "r1"}, claims()).rpartition(".")[0]
+    tag = hmac.new(secret, signed.encode(), hashlib.sha256).digest()
+    return f"{signed}.{base64.urlsafe_b64encode(tag).rstrip(b'=').decode()}"
+
+
+def test_the_honest_token_counts(tokens: WebTokens) -> None:
+    found = tokens.verify(sign(claims()))
+    assert (found.principal, set(found.roles), found.tenant) == ("id:alice", {"auditor"}, None)
+    assert tokens.verify(sign(claims(), EC, "ES256")).principal == "id:alice"
+    of_tenant = tokens.verify(sign(claims(roles=["kv-tenant"], tenant="acme")))
+    assert (set(of_tenant.roles), of_tenant.tenant) == ({"tenant-viewer"}, "acme")
+    assert tokens.verify(sign(claims(aud=["other", AUDIENCE]))).principal == "id:alice"
+
+
+ATTACKS: dict[str, Callable[[], str]] = {
+    "alg none": lambda: raw({"alg": "none"}, claims()),
+    "alg None": lambda: raw({"alg": "None", "kid": "r1"}, claims()),
+    "empty signature": lambda: raw({"alg": "RS256", "kid": "r1"}, claims()),
+    "key confusion": hmac_of_public_key,
+    "symmetric key of one's own": lambda: sign(
+        claims(), OctKey.import_key("secret" * 8, {"kid": "r1"}), "HS256"
+    ),
+    "another key under a known name": lambda: sign(claims(), OTHER),
+    "expired": lambda: sign(claims(exp=1_789_999_900)),
+    "no expiry": lambda: sign(claims(exp=...)),
+    "expiry that is text": lambda: sign(claims(exp="9999999999")),
+    "expiry that is a list": lambda: sign(claims(exp=[9999999999])),
+    "expiry that is no number": lambda: sign(claims(exp=float("nan"))),
+    "not valid yet": lambda: sign(claims(nbf=1_790_000_200)),
+    "issued in the future": lambda: sign(claims(iat=1_790_000_200)),
+    "wrong audience": lambda: sign(claims(aud="another")),
+    "no audience": lambda: sign(claims(aud=...)),
+    "audience that contains ours": lambda: sign(claims(aud=f"{AUDIENCE}-dev")),
+    "audience in an object": lambda: sign(claims(aud={AUDIENCE: 1})),
+    "wrong issuer": lambda: sign(claims(iss="https://evil.example")),
+    "no issuer": lambda: sign(claims(iss=...)),
+    "kid traversal": lambda: sign(claims(), kid="../../../../dev/null"),
+    "kid that is SQL": lambda: sign(claims(), kid="r1' OR '1'='1"),
+    "kid that is a list": lambda: raw({"alg": "RS256", "kid": ["r1"]}, claims()),
+    "no kid, two keys could fit": lambda: raw({"alg": "RS256"}, claims(), b"x" * 256),
+    "own key in the header": lambda: sign(claims(), OTHER, jwk=OTHER.as_dict(private=False)),
+    "algorithm of another kind of key": lambda: raw({"alg": "ES256", "kid": "r1"}, claims(), b"x" * 64),
+    "critical extension": lambda: raw({"alg": "RS256", "kid": "r1", "crit": ["exp"]}, claims(), b"x" * 256),
+    "unencoded payload": lambda: raw({"alg": "RS256", "kid": "r1", "b64": False}, claims(), b"x" * 256),
+    "author and approver": lambda: sign(claims(roles=["kv-authors", "kv-approvers"])),
+    "no role of ours": lambda: sign(claims(roles=["admins", "worker", "bootstrap", "auditor"])),
+    "roles that are an object": lambda: sign(claims(roles={"kv-auditors": True})),
+    "a tenant's role without a tenant": lambda: sign(claims(roles=["kv-tenant"])),
+    "a tenant that is a path": lambda: sign(claims(roles=["kv-tenant"], tenant="../acme")),
+    "a subject that is a wildcard": lambda: sign(claims(sub="*")),
+    "no subject": lambda: sign(claims(sub=...)),
+    "not a token": lambda: "a.b.c",
+    "four parts": lambda: sign(claims()) + ".x",
+    "too long": lambda: sign(claims(junk="x" * 9000)),
+    "claims that are a list": lambda: raw({"alg": "RS256", "kid": "r1"}, [], b"x"),  # type: ignore[arg-type]
+    "deep nesting": lambda: "eyJ" + base64.urlsafe_b64encode(b"[" * 3000).decode() + "." + "a.b",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_comes_to_nothing(tokens: WebTokens, attack: str) -> None:
+    with pytest.raises(IdentityError):
+        tokens.verify(ATTACKS[attack]())
+
+
+def test_a_bound_token_counts_with_its_certificate_alone(tokens: WebTokens) -> None:
+    bound = sign(claims(cnf={"x5t#S256": "mine"}))
+    assert tokens.verify(bound, "mine") == tokens.verify(sign(claims()))  # control: it is the honest token
+    for certificate in (None, "another", "mine2"):
+        with pytest.raises(IdentityError, match="token is bound"):
+            tokens.verify(bound, certificate)
+    for strange in ({"jkt": "mine"}, {"x5t#S256": "mine", "jkt": "x"}, {"x5t#S256": 1}, "mine", None):
+        with pytest.raises(IdentityError, match="token is bound"):
+            tokens.verify(sign(claims(cnf=strange)), "mine")
+
+
+def test_every_changed_character_of_a_token_is_refused(tokens: WebTokens) -> None:
+    token = sign(claims(), EC, "ES256")
+    for place in range(0, len(token), 3):
+        changed = "A" if token[place] != "A" else "B"
+        forged = token[:place] + changed + token[place + 1 :]
+        if place == len(token) - 1:
+            continue  # the last character has bits that mean nothing
+        with pytest.raises(IdentityError):
+            tokens.verify(forged)
+
+
+def test_a_token_is_a_credential_of_the_service_and_no_session(
+    make_service: Callable[..., Service], make_client: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [RSA.as_dict(private=False)]}))
+    issuer = {"issuer": ISSUER, "name": "id", "audience": AUDIENCE, "keys": str(path), "roles": ROLES}
+    client = make_client(make_service(issuers=[issuer]))
+    token = sign(claims(exp=int(time.time()) + 60))
+    who = client("GET", "/v1/whoami", token).json()
+    assert (who["name"], who["by"], who["roles"]) == ("id:alice", "token", ["auditor"])
+    assert client("POST", "/v1/session", token).status_code == 409
+    assert client("POST", "/v1/keys:rotate", token, json={}).status_code == 409
+    assert client("GET", "/v1/whoami", sign(claims(exp=1))).content == client("GET", "/v1/whoami").content
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [OctKey.import_key("secret" * 8).as_dict()],
+        [RSA.as_dict(private=True)],
+        [RSAKey.generate_key(1024).as_dict(private=False)],
+        [ECKey.generate_key("P-521").as_dict(private=False)],
+        [RSA.as_dict(private=False), OTHER.as_dict(private=False)],
+        [{"kty": "RSA"}],
+        [],
+    ],
+)
+def test_key_sets_with_anything_else_are_refused(keys: list[dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError):
+        read_key_set(json.dumps({"keys": keys}).encode(), "jwks")
+
+
+def test_unknown_names_make_us_ask_again_but_not_often(issuer: Issuer) -> None:
+    clock = VirtualClock()
+    keys = KeySet(issuer, clock)
+    asked: list[int] = []
+    keys._ask = lambda: asked.append(clock.now_us())  # type: ignore[method-assign]
+    for _ in range(1000):
+        keys.find("unknown")
+    assert len(asked) == 0, "the file was read a moment ago"
+    clock.advance(11 * 10**6)
+    keys.find("unknown")
+    assert len(asked) == 1
+    clock.advance(301 * 10**6)
+    assert keys.find("r1") and len(asked) == 2
+
+
+def test_rotated_keys_are_taken_over_and_old_ones_end(issuer: Issuer) -> None:
+    clock = VirtualClock()
+    keys, fresh = KeySet(issuer, clock), OKPKey.generate_key("Ed25519", {"kid": "new"})
+    Path(issuer.keys).write_text(json.dumps({"keys": [fresh.as_dict(private=False)]}))
+    clock.advance(11 * 10**6)
+    assert [key.kid for key in keys.find("new")] == ["new"] and keys.find("r1") == []
+    Path(issuer.keys).write_text("broken")
+    clock.advance(600 * 10**6)
+    assert keys.find("new"), "the last answer holds for a while"
+    clock.advance(3700 * 10**6)
+    assert keys.find("new") == [], "and then no more"

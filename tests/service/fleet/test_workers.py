@@ -1,0 +1,605 @@
+"""Workers' ledgers over the API: forged leaves, exactly once, outages, and nothing acknowledged that is lost (F4)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import uvicorn
+from service_world import OFFSET_US, Worker, register, ship
+from sqlalchemy import func, select
+
+from kvcustody.audit.database.engine import WRITE, open_store
+from kvcustody.audit.events import (
+    DecisionRecorded,
+    ErasureRequested,
+    KeyEvent,
+    ResidencyOpened,
+    WorkerStarted,
+    parse,
+)
+from kvcustody.audit.events.batch import Batch, batch_of
+from kvcustody.audit.query.custody import custody_of, gaps
+from kvcustody.audit.schema.ledger import events, incarnations, releases, subjects
+from kvcustody.audit.subjects.subject_table import names_of
+from kvcustody.audit.verify.fsck_ledger import fsck
+from kvcustody.audit.writer.event_writer import WriterSettings
+from kvcustody.audit.writer.spill_file import Spill
+from kvcustody.clock import SystemClock
+from kvcustody.errors import LedgerUnavailable, ServiceError
+from kvcustody.governance.api.app import create_app
+from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
+from kvcustody.governance.service.access.roles import Role
+from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
+from kvcustody.governance.service.ingest.check_leaves import CONTROL_KINDS, write_batch
+from kvcustody.governance.service.ingest.merge_batches import gathered
+from kvcustody.governance.service.service import Service
+
+KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
+MANY = 150  # leaves, and more than are read at a time
+CUTS = {
+    "two-in-a-line": lambda first, second: [first + b"," + second, first, second[:-1]],
+    "an-empty-line": lambda first, second: [first + b"," + second, b""],
+    "cut-at-a-comma": lambda first, second: [*(first + b"," + second).split(b",", 1)],
+    "space-after": lambda first, second: [first + b" ", second],
+    "space-before": lambda first, second: [first, b" " + second],
+}
+QUICK = WriterSettings(interval_seconds=0.002, durable_seconds=3.0)
+
+
+@pytest.fixture
+def worker(client, people) -> Worker:
+    made = Worker()
+    assert register(client, people["worker"], made).json() == {"new": True, "worker": "worker"}
+    return made
+
+
+def leaf_count(service: Service, worker: Worker) -> int:
+    life = select(incarnations.c.id).where(incarnations.c.uuid == worker.incarnation).scalar_subquery()
+    with service.reading() as connection:
+        query = select(func.count()).select_from(events).where(events.c.incarnation == life)
+        return int(connection.scalar(query) or 0)
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_stored_once_however_often_it_comes(
+    service: Service, client, people, worker: Worker
+) -> None:
+    first = worker.batch([worker.started(), *worker.request("acme")])
+    second = worker.batch(worker.request("labs"))
+    answers = [
+        ship(client, people["worker"], worker, batch).json()
+        for batch in (first, first, second, first, second)
+    ]
+    assert [(answer["added"], answer["known"]) for answer in answers] == [
+        (len(first.leaves), 0),
+        (0, len(first.leaves)),
+        (len(second.leaves), 0),
+        (0, len(first.leaves)),
+        (0, len(second.leaves)),
+    ]
+    assert leaf_count(service, worker) == len(first.leaves) + len(second.leaves)
+    with service.reading() as connection:
+        found = custody_of(connection, "acme", names_of(connection, "acme", "user-1"))
+        assert gaps(connection) == ()
+    assert found and found[-1].incarnation == worker.incarnation
+
+
+def test_batches_that_waited_for_the_database_are_each_there_once(service: Service, client, people) -> None:
+    """Of several processes, handed in while another transaction has the ledger; the trees hold them too."""
+    workers = [Worker() for _ in range(4)]
+    for each in workers:
+        register(client, people["worker"], each)
+        ship(client, people["worker"], each, each.batch(each.request("acme")))
+    second = [each.batch([*each.request("acme"), *each.request("labs")]) for each in workers]
+
+    def put(each: Worker, batch: Any) -> Any:
+        read = service.ingest.read(batch.body, service.fleet.sender("worker", each.incarnation))
+        return service.ingest.put(each.incarnation, read)
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        with service.engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            stored = [pool.submit(put, *pair) for pair in zip(workers, second, strict=True)]
+        assert [one.result() for one in stored] == [(8, 0)] * 4
+    assert [leaf_count(service, each) for each in workers] == [12] * 4
+    with service.reading() as connection:
+        assert fsck(connection).problems == []
+
+
+def _changed(leaf: bytes, **values: Any) -> bytes:
+    body = {**orjson.loads(leaf), **values}
+    return orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+
+
+FORGED: dict[str, Callable[[bytes], bytes]] = {
+    "another incarnation": lambda leaf: _changed(leaf, incarnation="cd" * 16),
+    "another worker's name": lambda leaf: _changed(leaf, worker="other"),
+    "an unknown kind": lambda leaf: _changed(leaf, kind="nonsense"),
+    "a kind of the control plane": lambda leaf: _changed(leaf, kind="access"),
+    "a kind that is a list": lambda leaf: _changed(leaf, kind=["receipt"]),
+    "another tenant's log": lambda leaf: _changed(leaf, log="tenant/labs"),
+    "the system log": lambda leaf: _changed(leaf, log="system"),
+    "a further field": lambda leaf: _changed(leaf, prompt="secret"),
+    "another outage class": lambda leaf: _changed(leaf, outage="C"),
+    "another schema": lambda leaf: _changed(leaf, schema="kvcustody/event@2"),
+    "sequence 0": lambda leaf: _changed(leaf, sequence=0),
+    "sequence that is text": lambda leaf: _changed(leaf, sequence="1"),
+    "part over parts": lambda leaf: _changed(leaf, part=2),
+    "a time of another incarnation": lambda leaf: _changed(leaf, at_us=1),
+    "a boot time that is text": lambda leaf: _changed(leaf, boot_us="1"),
+    "a space": lambda leaf: leaf.replace(b":", b": ", 1),
+    "keys out of order": lambda leaf: orjson.dumps(dict(reversed(orjson.loads(leaf).items()))),
+    "a key twice": lambda leaf: leaf[:-1] + b',"tenant":"labs"}',
+    "a float": lambda leaf: _changed(leaf, revision=1.5),
+    "no object": lambda leaf: b"[1]",
+    "no JSON": lambda leaf: b"\x00\xff",
+    "too long": lambda leaf: _changed(leaf, cause="x" * 9000),
+    "a tenant that is a list": lambda leaf: _changed(leaf, tenant=["acme"]),
+    "a tenant that is a number": lambda leaf: _changed(leaf, tenant=7),
+    "a trace in capitals": lambda leaf: _changed(leaf, trace="AB" * 16),
+    "a trace of zeros": lambda leaf: _changed(leaf, trace="0" * 32),
+    "a trace that is too long": lambda leaf: _changed(leaf, trace="ab" * 17),
+    "a trace with a newline": lambda leaf: _changed(leaf, trace="ab" * 16 + "\n"),
+    "a trace that is a list": lambda leaf: _changed(leaf, trace=["ab" * 16]),
+    "a trace that is a number": lambda leaf: _changed(leaf, trace=7),
+    "an empty trace": lambda leaf: _changed(leaf, trace=""),
+    "an escaped newline in the log": lambda leaf: _changed(leaf, log="tenant/acme\nsystem"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_leaf_is_refused_with_its_whole_batch(
+    service: Service, client, people, worker: Worker, forgery: str
+) -> None:
+    batch = worker.batch(
+        [event for event in worker.request("acme") if isinstance(event, ResidencyOpened)] * 2
+    )
+    body = write_batch([], [batch.leaves[0], FORGED[forgery](batch.leaves[1])])
+    refused = ship(client, people["worker"], worker, batch._replace(body=body))
+    assert refused.status_code == 422 and refused.json()["type"].endswith(":refused-leaf"), refused.text
+    assert refused.json()["leaf"] == 1 and leaf_count(service, worker) == 0
+    assert b"labs" not in refused.content and b"secret" not in refused.content
+
+
+def _sender(worker: Worker) -> Sender:
+    return Sender(worker.name, worker.incarnation, OFFSET_US, frozenset())
+
+
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_leaf_is_not_plain(forgery: str) -> None:
+    """What reads a batch by columns takes no forgery on its own, whatever looks at it afterwards."""
+    worker = Worker()
+    honest = worker.batch([event for event in worker.request("acme") if isinstance(event, ResidencyOpened)])
+    forged = FORGED[forgery](honest.leaves[0])
+    assert read_columns([honest.leaves[0], forged], _sender(worker), CONTROL_KINDS) is None
+    assert read_columns(honest.leaves * 2, _sender(worker), CONTROL_KINDS) is not None
+    late = [*honest.leaves * MANY, forged]  # not among the first that are read
+    assert read_columns(late, _sender(worker), CONTROL_KINDS) is None
+
+
+@pytest.mark.parametrize("cut", sorted(CUTS))
+def test_leaves_are_compared_each_with_its_own_line(cut: str) -> None:
+    """Lines whose text, put together, is that of as many canonical objects, but that are not one object each."""
+    worker = Worker()
+    first, second = worker.batch(worker.request("acme")).leaves[:2]
+    assert read_columns([first, second], _sender(worker), CONTROL_KINDS) is not None
+    assert read_columns(CUTS[cut](first, second), _sender(worker), CONTROL_KINDS) is None
+
+
+def test_columns_say_what_the_leaves_say() -> None:
+    """The batch of the plain way is the one that leaf by leaf gives; several together are their leaves' batch."""
+    worker = Worker()
+    now = worker.now_us
+    decision = DecisionRecorded(
+        now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
+    )
+    lists = [[worker.started(), *worker.request("acme"), decision], worker.request("labs", None, 9)]
+    traced = [event for event in worker.request("acme") if "trace" in event._fields]
+    lists.append([*worker.request("acme"), *(event._replace(trace="ab" * 16) for event in traced), decision])
+    lists.append([*worker.request("acme"), *worker.request("labs", None, 9)] * MANY)
+    lists.append([KeyEvent(now, None, "made", 1, "governor"), *worker.request("acme")])
+    data = [worker.batch(made).leaves for made in lists]
+    batches = []
+    for lines in data:
+        found = read_columns(lines, _sender(worker), CONTROL_KINDS)
+        assert found is not None and _plain(found) == _plain(batch_of([parse(line) for line in lines]))
+        batches.append(found)
+    whole = batch_of([parse(line) for lines in data for line in lines])
+    assert _plain(gathered(batches)) == _plain(whole)
+
+
+def _plain(batch: Batch) -> Any:
+    """A batch as lists, whatever sequences it was made of."""
+    groups = {}
+    for group in batch.groups:
+        columns = {key: list(values) for key, values in group.columns.items()}
+        groups[group.kind] = (list(group.places), columns, dict(group.extents))
+    return (
+        [list(column) for column in batch[:9]],
+        groups,
+        [founder.offset_us for founder in batch.founders.values()],
+        list(batch.hashes),
+    )
+
+
+def test_the_honest_twin_of_every_forgery_is_taken(service: Service, client, people, worker: Worker) -> None:
+    """Control: the same leaves unchanged; a decision of two tenants; a key's event of the system log."""
+    now = worker.now_us
+    decision = DecisionRecorded(
+        now, "reuse", "permit", "labs", "acme", "internal", ("labs-reads-acme",), 1, "grant"
+    )
+    made = [worker.started(), *worker.request("acme"), decision, KeyEvent(now, None, "made", 1, "governor")]
+    traced = [decision, *worker.request("acme")]
+    made += [event._replace(trace="ab" * 16) for event in traced if "trace" in event._fields]
+    batch = worker.batch(made)
+    assert ship(client, people["worker"], worker, batch).status_code == 200
+    assert leaf_count(service, worker) == len(batch.leaves)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        b"",
+        b"{}",
+        b"[[]]",
+        b'[["a","b","c","d"]]',
+        b'[["' + b"a" * 24 + b'","t","s",7]]',
+        b'[["' + b"a" * 24 + b'","\\u0000","s",""]]',
+        b'[["' + b"a" * 24 + b'","t","s","",7]]',
+        b'[["' + b"a" * 24 + b'","t","s","","%s"]]' % (b"0" * 31),
+        b'[["' + b"a" * 24 + b'","t","s","","%s"]]' % (b"g" * 32),
+        b'[["' + b"a" * 24 + b'","t","s","c","%s"]]' % (b"0" * 32),
+        b'[["' + b"a" * 24 + b'","t","s","",null,null]]',
+        b'[["' + b"a" * 24 + b'","t","s","",null],["' + b"b" * 24 + b'","t","s",""]]',
+    ],
+)
+def test_malformed_names_are_refused(client, people, worker: Worker, names: bytes) -> None:
+    path = f"{worker.path}/batches/1"
+    answer = client(
+        "PUT", path, people["worker"], content=names + b"\n", headers={"Content-Type": "application/x-ndjson"}
+    )
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        b'[["' + b"a" * 24 + b'","t","s",""]]',
+        b'[["' + b"a" * 24 + b'","t","s","",null]]',
+        b'[["' + b"a" * 24 + b'","t","s","","%s"],["' % (b"0" * 32) + b"b" * 24 + b'","t","s","c",null]]',
+    ],
+)
+def test_names_are_taken_with_a_secret_and_without(client, people, worker: Worker, names: bytes) -> None:
+    path = f"{worker.path}/batches/1"
+    answer = client(
+        "PUT", path, people["worker"], content=names + b"\n", headers={"Content-Type": "application/x-ndjson"}
+    )
+    assert answer.status_code == 200
+
+
+def test_a_worker_reaches_no_other_workers_incarnation(client, people, worker: Worker) -> None:
+    people.keys.setdefault("intruder", "") or people.add("intruder", Role.WORKER)
+    key = people["intruder"]
+    batch = worker.batch([worker.started()])
+    absent = ship(client, key, Worker("x"), batch)
+    foreign = ship(client, key, worker, batch)
+    assert foreign.status_code == 404 and foreign.content == absent.content
+    assert register(client, key, worker).status_code == 404
+    assert client("PUT", f"{worker.path}/status", key, json={"status": {}}).status_code == 404
+
+
+def test_a_new_incarnation_closes_the_dead_ones_custody_once(service: Service, client, people) -> None:
+    name = "restarted"
+    key = people.add(name, Role.WORKER)
+    first, second = Worker(name), Worker(name)
+    register(client, key, first)
+    opened = [event for event in first.request("acme") if isinstance(event, ResidencyOpened)]
+    ship(client, key, first, first.batch([first.started(), *opened]))
+    for _ in range(2):
+        assert register(client, key, second).status_code == 200
+    service.writer.flush()
+    with service.reading() as connection:
+        lives = connection.execute(select(incarnations).where(incarnations.c.uuid == first.incarnation)).one()
+        causes = connection.scalars(select(releases.c.cause).where(releases.c.incarnation == lives.id)).all()
+    assert lives.end == "died" and causes == ["unproven: process death"]
+
+
+# -- the client -------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A service on loopback that can be ended and begun again on the same port."""
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off", ws="none")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(service) -> Iterator[Server]:
+    running = Server(service)
+    yield running
+    running.close()
+
+
+class Flaky(Connection):
+    """Loses answers, and sometimes requests, of batches."""
+
+    lose: Callable[[], str] = staticmethod(lambda: "")
+
+    def put_bytes(self, path: str, body: bytes, media: str) -> Any:
+        lost = self.lose()
+        if lost == "request":
+            raise ServiceError("lost", problem="unreachable")
+        answer = super().put_bytes(path, body, media)
+        if lost == "answer":
+            raise ServiceError("lost", problem="unreachable")
+        return answer
+
+
+def remote(server: Server, key: str, name: str, folder: Path, **more: Any) -> tuple[RemoteLedger, Flaky]:
+    connection = Flaky(server.address, key)
+    folder.mkdir(exist_ok=True)
+    return RemoteLedger(
+        connection, worker=name, clock=SystemClock(), spill_directory=folder, settings=QUICK, **more
+    ), connection
+
+
+def started(name: str) -> WorkerStarted:
+    return WorkerStarted(SystemClock().now_us(), name, 10, 1, 4096, "cpu", "test")
+
+
+def test_a_remote_ledger_records_as_a_local_one_does(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    ledger, _ = remote(server, people["worker"], "worker", tmp_path / "spill")
+    ledger.submit([started("worker")])
+    made = Worker()
+    for _ in range(50):
+        ledger.submit([event._replace(at_us=ledger._clock.now_us()) for event in made.request("acme")])
+    assert ledger.submit_durable(KeyEvent(1, None, "made", 1, "test")) == 202
+    assert ledger.flush(20) and ledger.durable_sequence == 202 and ledger.status().healthy
+    ledger.close()
+    made.incarnation = ledger.incarnation
+    assert leaf_count(service, made) == 202
+
+
+def test_lost_requests_and_lost_answers_leave_each_leaf_once(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    """Every second answer and every fifth request is lost; the control: without the skipping of known leaves, twice."""
+    ledger, connection = remote(server, people["worker"], "worker", tmp_path / "spill")
+    ledger._wait_seconds = 0.01
+    count = iter(range(10**6))
+
+    def lose() -> str:
+        number = next(count)
+        ledger._wait_seconds = 0.01
+        return "answer" if number % 2 else "request" if number % 5 == 0 else ""
+
+    connection.lose = lose  # type: ignore[method-assign]
+    made = Worker()
+    ledger.submit([started("worker")])
+    for _ in range(60):
+        ledger.submit([event._replace(at_us=ledger._clock.now_us()) for event in made.request("acme")])
+        time.sleep(0.003)
+    connection.lose = lambda: ""  # type: ignore[method-assign]
+    assert ledger.flush(20)
+    deadline = time.monotonic() + 20
+    while not ledger.status().healthy and time.monotonic() < deadline:
+        ledger._retry_at = 0.0  # a request that was lost just now may have put it off again
+        time.sleep(0.01)
+    ledger.close()
+    made.incarnation = ledger.incarnation
+    with service.reading() as reading:
+        life = select(incarnations.c.id).where(incarnations.c.uuid == ledger.incarnation).scalar_subquery()
+        query = select(events.c.sequence, events.c.kind).where(events.c.incarnation == life)
+        rows = reading.execute(query).all()
+        assert [gap for gap in gaps(reading) if gap.incarnation == ledger.incarnation] == []
+    kinds = [row.kind for row in rows]
+    assert len({row.sequence for row in rows}) == len(rows) and kinds.count("residency-opened") == 60
+    assert {"spill-started", "replay-completed"} <= {*kinds}, "void: nothing was lost"
+
+
+def test_class_a_is_refused_while_the_control_plane_is_away(server: Server, people, tmp_path: Path) -> None:
+    ledger, connection = remote(server, people["worker"], "worker", tmp_path / "spill")
+    connection.lose = lambda: "request"  # type: ignore[method-assign]
+    with pytest.raises(LedgerUnavailable, match="not recorded, so not done"):
+        ledger.submit_durable(KeyEvent(1, None, "made", 1, "test"))
+    ledger.submit([started("worker")])
+    assert ledger.flush(10) and ledger.admitting and not ledger.status().healthy
+    connection.lose = lambda: ""  # type: ignore[method-assign]
+    ledger._retry_at = 0.0
+    ledger._intake.wake.set()
+    deadline = time.monotonic() + 60
+    while not ledger.status().healthy and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ledger.submit_durable(KeyEvent(1, None, "made", 1, "test"))
+    ledger.close()
+    assert not list((tmp_path / "spill").glob("*.spill"))
+
+
+def test_what_a_dead_worker_left_in_its_spill_is_handed_in_by_its_successor(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    key = people.keys.get("phoenix") or people.add("phoenix", Role.WORKER)
+    ledger, connection = remote(server, key, "phoenix", tmp_path / "spill")
+    connection.lose = lambda: "request"  # type: ignore[method-assign]
+    made = Worker("phoenix", ledger.incarnation)
+    ledger.submit([started("phoenix"), *made.request("acme")])
+    ledger.close()
+    assert leaf_count(service, made) == 0
+    [segment] = (tmp_path / "spill").glob("*.spill")
+    with segment.open("ab") as torn:
+        torn.write(b"\x99\x01\x00\x00torn")
+    successor, _ = remote(server, key, "phoenix", tmp_path / "spill")
+    deadline = time.monotonic() + 60
+    while leaf_count(service, made) < 5 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    successor.close()
+    assert leaf_count(service, made) >= 5
+    with service.reading() as reading:
+        query = select(events.c.leaf).join(incarnations, incarnations.c.id == events.c.incarnation)
+        mine = (incarnations.c.uuid == successor.incarnation, events.c.kind == "replay-completed")
+        [leaf] = reading.scalars(query.where(*mine)).all()
+    body = json.loads(leaf)
+    assert (body["added"] >= 5, body["torn_bytes"]) == (True, 8)  # nothing of a replay goes in silence
+
+
+def test_a_spill_of_a_release_without_secrets_is_handed_in(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    key = people.keys.get("elder") or people.add("elder", Role.WORKER)
+    made, folder = Worker("elder"), tmp_path / "spill"
+    batch = made.batch([made.started(), *made.request("acme", "eve")])
+    folder.mkdir()
+    spill = Spill(folder, made.incarnation, limit_bytes=1 << 20)
+    names = json.loads(batch.body.split(b"\n", 1)[0])
+    spill.append(
+        [b"P" + json.dumps(row[:4]).encode() for row in names] + [b"L" + leaf for leaf in batch.leaves]
+    )
+    spill.close()
+    ledger, _ = remote(server, key, "elder", folder)
+    ledger.close()
+    assert leaf_count(service, made) == len(batch.leaves)
+    with service.reading() as reading:
+        assert names_of(reading, "acme", "eve") == [row[0] for row in names]
+
+
+def test_a_session_that_a_worker_asks_to_erase_has_a_row(
+    service: Service, server: Server, people, tmp_path: Path
+) -> None:
+    ledger, _ = remote(server, people["worker"], "worker", tmp_path / "spill")
+    now = ledger._clock.now_us()
+    opening = next(iter(Worker().request("acme", "erin")))._replace(at_us=now, session="chat-1")
+    asked = ErasureRequested(now, "e-erin", "acme", "session", "erin", "chat-2", now + 10**9, "dpo")
+    ledger.submit([started("worker"), opening, asked])
+    assert ledger.flush(60)
+    ledger.close()
+    with service.reading() as reading:
+        rows = reading.execute(select(subjects).where(subjects.c.subject == "erin")).all()
+    assert sorted(row.session for row in rows) == ["", "chat-2"], (
+        "the control: one that is only used has none"
+    )
+
+
+def test_erasures_reach_a_waiting_worker_at_once_and_until_it_answers(
+    client, server: Server, people, worker: Worker
+) -> None:
+    ship(
+        client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme", "user-7")])
+    )
+    with Connection(server.address, people["worker"]) as connection:
+        before = {item["erasure"] for item in connection.get("/v1/worker/erasures")["items"]}
+        asked: list[str] = []
+
+        def ask() -> None:
+            time.sleep(0.3)
+            body = {"tenant": "acme", "subject": "user-7"}
+            with Connection(server.address, people["tenant-admin@acme"]) as admin:
+                asked.append(admin.post("/v1/erasures", body)["erasure"])
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        begun = time.monotonic()
+        found = connection.get("/v1/worker/erasures", wait=20, known=",".join(before) or None)["items"]
+        waited = time.monotonic() - begun
+        thread.join()
+        order = next(item for item in found if item["erasure"] == asked[0])
+        assert waited < 10 and order["subject_name"] == "user-7" and order["tenant"] == "acme"
+        assert asked[0] in {item["erasure"] for item in connection.get("/v1/worker/erasures")["items"]}
+    shown = client("GET", f"/v1/erasures/{asked[0]}", people["dpo"]).json()
+    assert shown["outcome"] == "partial" and "worker" in shown["waiting"] and "user-7" not in str(shown)
+
+
+# -- a server that dies under load ------------------------------------------------------------------------------------
+
+
+def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) -> None:
+    """kill -9 while two workers hand in; every batch that was answered is in the ledger, each leaf once."""
+    folder = tmp_path / "service"
+    folder.mkdir()
+    program = Path(__file__).parents[1] / "service_process.py"
+    acknowledged: dict[str, set[int]] = {}
+    stop = threading.Event()
+
+    def begin() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None and process.stdout.readline().strip() == "ready"
+        return process
+
+    process = begin()
+    keys = orjson.loads((folder / "keys.json").read_bytes())
+
+    def work(name: str) -> None:
+        made = Worker(name)
+        acknowledged[made.incarnation] = set()
+        waiting = [made.batch([made.started()])]
+        registered = False
+        while not stop.is_set() or waiting:
+            try:
+                with Connection(f"unix:{folder}/api.sock", keys[name], timeout_seconds=5) as connection:
+                    if not registered:
+                        connection.put(made.path, {"offset_us": OFFSET_US})
+                        registered = True
+                    while waiting or not stop.is_set():
+                        if not waiting:
+                            waiting.append(made.batch(made.request("acme")))
+                        batch = waiting[0]
+                        connection.put_bytes(
+                            f"{made.path}/batches/{batch.first}", batch.body, "application/x-ndjson"
+                        )
+                        acknowledged[made.incarnation].update(range(batch.first, batch.last + 1))
+                        waiting.pop(0)
+            except ServiceError:
+                time.sleep(0.1)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("w1", "w2")]
+    for thread in threads:
+        thread.start()
+    for _ in range(KILLS):
+        reached = sum(map(len, acknowledged.values()))
+        while sum(map(len, acknowledged.values())) < reached + 60:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = begin()
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    engine = open_store(f"sqlite:///{folder}/ledger.db", read_only=True)
+    with engine.connect() as connection:
+        for incarnation, sequences in acknowledged.items():
+            life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
+            rows = connection.scalars(select(events.c.sequence).where(events.c.incarnation == life)).all()
+            assert len(rows) == len(set(rows)) and sequences == set(rows) and rows
+        assert sum(map(len, acknowledged.values())) >= 60 * KILLS, "void: little was handed in"
+        assert [gap for gap in gaps(connection) if gap.incarnation in acknowledged] == []
+    engine.dispose()
