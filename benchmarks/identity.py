@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from kvcustody.clock import SystemClock
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token import ScopeTokens, Verified
+from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.authenticate_request import Door
@@ -60,7 +60,7 @@ def verification(principal: Principal, salt: str | None) -> float:
     fresh = iter([tokens.carry(tokens.issue(principal, client_salt=salt)) for _ in range(ROUNDS * BATCH)])
 
     def verify() -> None:
-        if not isinstance(tokens.verify(*next(fresh)), Verified):
+        if not isinstance(tokens.verify(*next(fresh)), VerifiedToken):
             raise SystemExit("a fresh token was rejected")
 
     return least_us(verify)

@@ -33,7 +33,7 @@ from sqlalchemy import Connection, Engine, func, select
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.database.monthly_partitions import make_ahead
 from kvcustody.audit.events import Context, ReceiptRecorded, leaf, log_of
-from kvcustody.audit.events.batch import Batch
+from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.query.events import EventFilter, find_events
 from kvcustody.audit.schema.ledger import events
@@ -69,7 +69,7 @@ def template() -> bytes:
     return made.replace(b"tenant/T", b"%b").replace(b'"tenant":"T"', b'"tenant":"%b"')
 
 
-def batch_at(first: int, count: int, step_us: int, form: bytes) -> Batch:
+def batch_at(first: int, count: int, step_us: int, form: bytes) -> LeafBatch:
     """The leaves `first` up to `first + count` of the ledger."""
     numbers = range(first, first + count)
     at_us = [START_US + number * step_us for number in numbers]
@@ -82,7 +82,7 @@ def batch_at(first: int, count: int, step_us: int, form: bytes) -> Batch:
     logs = [log_of(tenant) for tenant in tenants]
     ones, sequences = [1] * count, [number + 1 for number in numbers]
     constant = ([INCARNATION] * count, sequences, ones, ones, ["receipt"] * count, ["B"] * count)
-    return Batch(logs, *constant, at_us, data, [], {}, leaf_hashes(data))
+    return LeafBatch(logs, *constant, at_us, data, [], {}, leaf_hashes(data))
 
 
 def fill(engine: Engine, leaves: int) -> float:

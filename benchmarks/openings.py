@@ -28,7 +28,7 @@ from sqlalchemy import Engine, select
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
-from kvcustody.audit.events.batch import Batch
+from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.batch_encoder import BatchEncoder
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.schema.ledger import residencies
@@ -49,7 +49,7 @@ BEFORE = (
 class Group(NamedTuple):
     """What one transaction takes."""
 
-    batches: list[Batch]
+    batches: list[LeafBatch]
     names: list[Any]
 
 

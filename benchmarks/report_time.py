@@ -35,7 +35,7 @@ from kvcustody.audit.events import (
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.model import Asked
+from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.append_leaves import Appender
@@ -117,7 +117,9 @@ def measure(path: Path, recount: bool) -> dict[str, float | int]:
     began, wall = time.process_time(), time.perf_counter()
     with engine.connect() as connection:
         checkpoint = newest_checkpoint(connection)
-        asked = Asked("nist-800-53", checkpoint, *period(connection, checkpoint, None, None), recount=recount)
+        asked = ReportParameters(
+            "nist-800-53", checkpoint, *period(connection, checkpoint, None, None), recount=recount
+        )
         made = build_report(
             connection, asked, progress=lambda part: parts.append((part, time.process_time()))
         )

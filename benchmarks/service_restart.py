@@ -18,7 +18,7 @@ from sqlalchemy import select
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 
 _BATCH_LEAVES = 50
 _MEDIA = "application/x-ndjson"
@@ -38,7 +38,7 @@ class _Sender(threading.Thread):
 
     def run(self) -> None:
         path = f"/v1/worker/incarnations/{self.incarnation}"
-        with Connection(self._server, self._key, timeout_seconds=20) as connection:
+        with ControlPlaneConnection(self._server, self._key, timeout_seconds=20) as connection:
             self._until(lambda: connection.put(path, {"offset_us": self._offset_us}))
             for first, body in self._batches:
                 place = f"{path}/batches/{first}"

@@ -11,7 +11,7 @@ import typer
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.coverage.custody_units import Selection
+from kvcustody.audit.coverage.custody_units import CustodySelection
 from kvcustody.audit.database.engine import check_store, failure, open_store
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
@@ -73,9 +73,9 @@ def selection(
     classification: str | None,
     model: str | None,
     tier: str | None,
-) -> Selection:
+) -> CustodySelection:
     """What was asked for; raises `ConfigError` for a time that is none, or a period that is empty."""
-    made = Selection(moment_us(since), moment_us(until), tenant, classification, model, tier)
+    made = CustodySelection(moment_us(since), moment_us(until), tenant, classification, model, tier)
     if made.since_us is not None and made.until_us is not None and made.since_us >= made.until_us:
         raise ConfigError(f"the period from `{since}` to `{until}` is empty", since=since, until=until)
     return made

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.control_plane.connection import Connection, read_key_file
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, read_key_file
 
 Server = Annotated[
     str | None,
@@ -40,11 +40,11 @@ def connect(
     authority: Path | None = None,
     certificate: Path | None = None,
     certificate_key: Path | None = None,
-) -> Connection:
+) -> ControlPlaneConnection:
     """The connection that the options name; `certificate` is a client's own, with its key."""
     if key_file is None:
         raise ConfigError("--server needs --api-key-file")
     key = read_key_file(key_file)
-    return Connection(
+    return ControlPlaneConnection(
         server, key, authority=authority, certificate=certificate, certificate_key=certificate_key
     )

@@ -17,7 +17,7 @@ class Admission(NamedTuple):
     slot: int
 
 
-class Refused(NamedTuple):
+class AdmissionRefused(NamedTuple):
     """A request can never be served as it is; `reason` names what to change and nobody else's state."""
 
     request_id: object

@@ -23,14 +23,14 @@ from kvcustody.kernels.entry import BLOCK_BITS, FAULT, READ_BACK, blocks_of, ent
 from kvcustody.kernels.launch import uses_triton
 from kvcustody.kernels.scrub import launch_scrub, scrub_reference
 from kvcustody.kernels.segment import SegmentTable, ascending, block_list
-from kvcustody.kernels.staging import CAPACITY_ENTRIES, Event, Slot, Staging
+from kvcustody.kernels.staging import CAPACITY_ENTRIES, Slot, StreamEvent, WorkListStaging
 from kvcustody.kernels.strategy import Strategy, strategy_of
 from kvcustody.kernels.streams import CudaStreams, Streams
 from kvcustody.kernels.verify import verify, verify_reference
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RetiredScrub:
     """One launch, retired: its number, and the blocks that were read back and are not zero."""
 
     number: int
@@ -40,7 +40,7 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class _Flight:
     number: int
-    event: Event
+    event: StreamEvent
     slots: tuple[Slot, ...]
     raised: list[int]  # entries that did not verify; slots add theirs before they are used again
     counted: torch.Tensor  # the device's count of bytes at the end of this launch, on the host
@@ -61,9 +61,9 @@ class OrderedScrub:
         self._streams = streams or CudaStreams(table.device)
         self._strategy = strategy
         self._stream = self._streams.side()
-        self._staging = Staging(table.device, capacity=capacity, event=self._streams.event)
-        self._uses: dict[Any, Event] = {}
-        self._last: Event | None = None
+        self._staging = WorkListStaging(table.device, capacity=capacity, event=self._streams.event)
+        self._uses: dict[Any, StreamEvent] = {}
+        self._last: StreamEvent | None = None
         self._flights: deque[_Flight] = deque()
         self._numbers = 0
         self._counted_bytes = 0
@@ -128,7 +128,7 @@ class OrderedScrub:
         self._flights.append(_Flight(self._numbers, last, tuple(slots), raised, counted))
         return self._numbers
 
-    def answered(self) -> list[Answer]:
+    def answered(self) -> list[RetiredScrub]:
         """The launches that have retired since the last call, oldest first; waits for nothing."""
         found = []
         while self._flights and self._flights[0].event.query():
@@ -138,7 +138,7 @@ class OrderedScrub:
             found.append(self._answer(flight))
         return found
 
-    def settle(self) -> list[Answer]:
+    def settle(self) -> list[RetiredScrub]:
         """Wait until every launch has retired; their answers."""
         if self._flights:
             self._flights[-1].event.synchronize()
@@ -163,7 +163,7 @@ class OrderedScrub:
         slot.sent(self._stream, raised)
         return slot
 
-    def _answer(self, flight: _Flight) -> Answer:
+    def _answer(self, flight: _Flight) -> RetiredScrub:
         """Which blocks did not verify. A flag speaks for a run of blocks that wait for it: they are read one by one.
 
         Where the second reading finds nothing, the whole run has failed: what was seen once is not explained.
@@ -176,7 +176,7 @@ class OrderedScrub:
             run = blocks_of(entry)
             dirty = verify(self.table, run).dirty if len(run) > 1 else run
             failed.append(dirty if len(dirty) else run)
-        return Answer(flight.number, np.concatenate(failed))
+        return RetiredScrub(flight.number, np.concatenate(failed))
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -60,7 +60,7 @@ class Layout(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class MemorySegment:
     """One strided run of block pieces; all values in bytes."""
 
     address: int
@@ -70,7 +70,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class PointerTable:
     """The kernels' pointer table: one row per (segment, offset), on the device, int64."""
 
     address: torch.Tensor
@@ -87,7 +87,9 @@ class SegmentTable:
     device's own count of bytes that scrubs wrote; `scrubbed()` reads it as blocks.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], segments: Sequence[Segment], blocks: int) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], segments: Sequence[MemorySegment], blocks: int
+    ) -> None:
         self.tensors = tuple(tensors)
         self.segments = tuple(segments)
         self.blocks = blocks
@@ -114,7 +116,7 @@ class SegmentTable:
         """
         layouts = _layouts(layout, len(tensors))
         _check_tensors(tensors)
-        segments: list[Segment] = []
+        segments: list[MemorySegment] = []
         counts: list[int] = []
         for index, (tensor, one) in enumerate(zip(tensors, layouts, strict=True)):
             by_block = _by_block(tensor, one, block_tokens, index)
@@ -137,7 +139,7 @@ class SegmentTable:
         """The rows of these tensors, which are in host memory: what a small scrub writes through."""
         return HostRows(self.words)
 
-    def _view(self, segment: Segment) -> torch.Tensor:
+    def _view(self, segment: MemorySegment) -> torch.Tensor:
         """[blocks, words of a piece] over the segment's storage; the widest word that divides everything."""
         unit = alignment_of((segment,))
         tensor = self.tensors[segment.tensor_index].detach()
@@ -149,7 +151,7 @@ class SegmentTable:
         stride = (segment.block_stride_bytes // unit, 1)
         return empty.set_(tensor.untyped_storage(), offset // unit, shape, stride)
 
-    def _tile(self) -> Tiles:
+    def _tile(self) -> PointerTable:
         longest = max(segment.piece_bytes for segment in self.segments)
         step = min(tile_bytes_max(self.alignment_bytes), max(WIDE_BYTES, 1 << (longest - 1).bit_length()))
         rows = [
@@ -158,10 +160,10 @@ class SegmentTable:
             for offset in range(0, segment.piece_bytes, step)
         ]
         columns = torch.tensor(rows, dtype=torch.int64, device=self.device).t().contiguous()
-        return Tiles(columns[0], columns[1], columns[2], len(rows), step)
+        return PointerTable(columns[0], columns[1], columns[2], len(rows), step)
 
 
-def alignment_of(segments: Sequence[Segment]) -> int:
+def alignment_of(segments: Sequence[MemorySegment]) -> int:
     """The largest power of two, at most 16, that divides every address, stride and piece."""
     bits = WIDE_BYTES
     for segment in segments:
@@ -264,7 +266,7 @@ def _by_block(tensor: torch.Tensor, layout: Layout, block_tokens: int | None, in
     return tensor.as_strided(shape, (tensor.stride(0) * block_tokens, *tensor.stride()))
 
 
-def _decompose(by_block: torch.Tensor, index: int) -> list[Segment]:
+def _decompose(by_block: torch.Tensor, index: int) -> list[MemorySegment]:
     """Split a block into contiguous pieces: dense inner dimensions form a piece, outer ones enumerate."""
     item = by_block.element_size()
     inner = sorted(
@@ -286,16 +288,16 @@ def _decompose(by_block: torch.Tensor, index: int) -> list[Segment]:
     block_stride = by_block.stride(0) if by_block.shape[0] > 1 else piece
     steps = [range(0, stride * size, stride) for stride, size in inner]
     return [
-        Segment(by_block.data_ptr() + sum(offsets) * item, block_stride * item, piece * item, index)
+        MemorySegment(by_block.data_ptr() + sum(offsets) * item, block_stride * item, piece * item, index)
         for offsets in product(*steps)
     ]
 
 
-def _merge(segments: list[Segment]) -> list[Segment]:
+def _merge(segments: list[MemorySegment]) -> list[MemorySegment]:
     """Drop a segment named twice (layers that share a cache) and join pieces that touch."""
     unique = {(s.address, s.block_stride_bytes, s.piece_bytes): s for s in reversed(segments)}
     ordered = sorted(unique.values(), key=lambda s: (s.block_stride_bytes, s.tensor_index, s.address))
-    merged: list[Segment] = []
+    merged: list[MemorySegment] = []
     for segment in ordered:
         last = merged[-1] if merged else None
         if (
@@ -306,13 +308,13 @@ def _merge(segments: list[Segment]) -> list[Segment]:
             and last.piece_bytes + segment.piece_bytes <= segment.block_stride_bytes
         ):
             joined = last.piece_bytes + segment.piece_bytes
-            merged[-1] = Segment(last.address, last.block_stride_bytes, joined, last.tensor_index)
+            merged[-1] = MemorySegment(last.address, last.block_stride_bytes, joined, last.tensor_index)
         else:
             merged.append(segment)
     return sorted(merged, key=lambda s: s.address)
 
 
-def _check_disjoint(segments: list[Segment], blocks: int) -> None:
+def _check_disjoint(segments: list[MemorySegment], blocks: int) -> None:
     """S1: raises `DeviceError` where a byte would belong to two blocks or to two pieces."""
     for segment in segments:
         if blocks > 1 and segment.block_stride_bytes < segment.piece_bytes:
@@ -321,7 +323,7 @@ def _check_disjoint(segments: list[Segment], blocks: int) -> None:
                 f"a piece of `{segment.piece_bytes}` bytes every `{segment.block_stride_bytes}`",
                 tensor=segment.tensor_index,
             )
-    ends: list[tuple[int, Segment]] = []  # segments whose span may reach the next address
+    ends: list[tuple[int, MemorySegment]] = []  # segments whose span may reach the next address
     for segment in segments:
         ends = [(end, other) for end, other in ends if end > segment.address]
         for _, other in ends:
@@ -334,7 +336,7 @@ def _check_disjoint(segments: list[Segment], blocks: int) -> None:
         ends.append((segment.address + span, segment))
 
 
-def _interleaved(first: Segment, second: Segment) -> bool:
+def _interleaved(first: MemorySegment, second: MemorySegment) -> bool:
     """Two segments whose spans meet share no byte: equal strides, and each piece in the other's gap."""
     stride = first.block_stride_bytes
     if stride != second.block_stride_bytes:

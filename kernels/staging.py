@@ -23,7 +23,7 @@ CAPACITY_ENTRIES = 1 << 16
 SLOTS = 2
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in a stream's work, as `torch.cuda.Event`."""
 
     def query(self) -> bool:
@@ -36,7 +36,7 @@ class Event(Protocol):
         """Put the point at the end of the stream's work."""
 
 
-class Staging:
+class WorkListStaging:
     """Slots for int64 work lists of at most `capacity` entries, and for their flags."""
 
     def __init__(
@@ -45,10 +45,10 @@ class Staging:
         *,
         capacity: int = CAPACITY_ENTRIES,
         slots: int = SLOTS,
-        event: Callable[[], Event] | None = None,
+        event: Callable[[], StreamEvent] | None = None,
     ) -> None:
         pinned = device.type == "cuda"
-        new_event: Callable[[], Event] = event or torch.cuda.Event
+        new_event: Callable[[], StreamEvent] = event or torch.cuda.Event
         self.capacity = capacity
         self.full = 0
         self._next = 0
@@ -95,7 +95,7 @@ class Slot:
         device: torch.Tensor,
         flags: torch.Tensor,
         answers: torch.Tensor,
-        event: Event,
+        event: StreamEvent,
     ) -> None:
         self._host, self._device = host, device
         self.entries = device[:0]

@@ -3,7 +3,7 @@
 `CudaStreams` is torch's own; tests supply streams whose work runs in any order that the waits allow.
 
 R1 Work of one stream runs in the order it was put there; between streams only `wait` orders.
-R2 Nothing here waits on the host but `Event.synchronize`.
+R2 Nothing here waits on the host but `StreamEvent.synchronize`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kvcustody.kernels.staging import Event
+from kvcustody.kernels.staging import StreamEvent
 
 
 class Streams(Protocol):
@@ -25,13 +25,13 @@ class Streams(Protocol):
     def current(self) -> Any:
         """The stream that the caller's work goes to."""
 
-    def event(self) -> Event:
+    def event(self) -> StreamEvent:
         """A new event, not recorded yet."""
 
     def run(self, stream: Any, work: Callable[[], None]) -> None:
         """Put `work` at the end of `stream`."""
 
-    def wait(self, stream: Any, event: Event) -> None:
+    def wait(self, stream: Any, event: StreamEvent) -> None:
         """Let later work of `stream` wait, on the device, for what `event` marks."""
 
 
@@ -49,9 +49,9 @@ class CudaStreams:
         """The caller's current stream on this device."""
         return torch.cuda.current_stream(self._device)
 
-    def event(self) -> Event:
+    def event(self) -> StreamEvent:
         """An event without timing, the cheapest kind."""
-        found: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        found: StreamEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return found
 
     def run(self, stream: Any, work: Callable[[], None]) -> None:
@@ -59,6 +59,6 @@ class CudaStreams:
         with torch.cuda.stream(stream):
             work()
 
-    def wait(self, stream: Any, event: Event) -> None:
+    def wait(self, stream: Any, event: StreamEvent) -> None:
         """A wait on the device."""
         stream.wait_event(event)

@@ -33,7 +33,7 @@ from kvcustody.allocator.pool.block_state import (
 from kvcustody.allocator.pool.domain import Domain, DomainFacts
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.pool.pool import Custody, LetGo, Partition, Scrubbed
+from kvcustody.allocator.pool.pool import EndedRun, LetGo, PoolPartition, Scrubbed
 from kvcustody.allocator.prefix.eviction_policy import EvictionQueue, Lru
 from kvcustody.errors import CapacityError
 
@@ -85,7 +85,7 @@ class ForeignBlocks:
             False  # no device work uses a CACHED block that no request has: fences are of steps alone
         )
         size = blocks - len(self.reserved)
-        self.partition = Partition(0, size, 0, 0)
+        self.partition = PoolPartition(0, size, 0, 0)
         self.accounts: dict[str, Account] = {}
         self.domains: dict[int, Domain] = {}
         self.queue = ScrubQueue(shards)
@@ -242,7 +242,7 @@ class ForeignBlocks:
         domain, generations = self.domains[tag], self.generation[blocks]
         owner = domain.owner
         owner.charge(-len(blocks))
-        self.queue.add(Custody(blocks, generations, owner, domain, cause, due_us, now_us, fence, ceiling_us))
+        self.queue.add(EndedRun(blocks, generations, owner, domain, cause, due_us, now_us, fence, ceiling_us))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_arrays import ForeignBlocks
 from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.manager.apply_limits import Limits
+from kvcustody.allocator.manager.apply_limits import DomainLimits
 from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.pool.domain import Domain
@@ -163,7 +163,7 @@ class ForeignHolds(ForeignBlocks):
 
     # -- limits -------------------------------------------------------------------------------------------------------
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
         """New limits for live domains; a ceiling or deadline only ever moves earlier (allocator.limits, N1–N3).
 
         Returns the accounts of which a hold now ends earlier.

@@ -18,7 +18,7 @@ from kvcustody.allocator.external.residency import NO_BLOCKS
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.pool.pool import Custody, Scrubbed
+from kvcustody.allocator.pool.pool import EndedRun, Scrubbed
 from kvcustody.errors import HandleError
 
 
@@ -42,7 +42,7 @@ class _Open:
     def __init__(
         self,
         shares: list[float],
-        custodies: list[tuple[Custody, ...]],
+        custodies: list[tuple[EndedRun, ...]],
         blocks: Blocks,
         generations: NDArray[np.int64],
         shards: int,
@@ -60,14 +60,14 @@ class ScrubQueue:
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
-        self.ended: list[Custody] = []  # evidence of ends, for governance to write
+        self.ended: list[EndedRun] = []  # evidence of ends, for governance to write
         self.device_blocks = [0] * shards  # as each shard's device counted them, last told
         self.repeats = 0  # custodies that share a block of one order: zeroed once for both
         self.may_repeat = (
             False  # a block that was not CLEAN yet was handed out: it may end again before the order
         )
-        self._fenced: deque[Custody] = deque()
-        self._dirty: list[Custody] = []
+        self._fenced: deque[EndedRun] = deque()
+        self._dirty: list[EndedRun] = []
         self._orders: dict[int, _Open] = {}
         self._last = 0
         self._evidence: list[Scrubbed] = []
@@ -75,16 +75,16 @@ class ScrubQueue:
     def add_boot(self, blocks: Blocks) -> None:
         """Memory that was never in custody: the first order zeroes all of it, read back in full."""
         self._dirty.append(
-            Custody(blocks, np.zeros(len(blocks), dtype=np.int64), None, None, "boot", 0, 0, 0)
+            EndedRun(blocks, np.zeros(len(blocks), dtype=np.int64), None, None, "boot", 0, 0, 0)
         )
 
-    def add(self, custody: Custody) -> None:
+    def add(self, custody: EndedRun) -> None:
         """A custody that ended; it waits for its fence, if it has one."""
         self._fenced.append(custody)
 
     def release_fence(self, blocks: Blocks, now_us: int) -> None:
         """The engine has handed `blocks` out again already: they are ordered with this step (X1)."""
-        waiting: deque[Custody] = deque()
+        waiting: deque[EndedRun] = deque()
         for custody in self._fenced:
             taken = (
                 np.isin(custody.blocks, blocks) if custody.fence else np.zeros(len(custody.blocks), np.bool_)
@@ -102,8 +102,8 @@ class ScrubQueue:
     def reclaim(self, fences: Fences, now_us: int) -> None:
         """Take in custodies whose fences have retired; they are in the next order."""
         oldest = fences.oldest_open
-        waiting: deque[Custody] = deque()
-        ready: list[Custody] = []
+        waiting: deque[EndedRun] = deque()
+        ready: list[EndedRun] = []
         for custody in self._fenced:
             if custody.fence < oldest:
                 if custody.fence:
@@ -120,7 +120,7 @@ class ScrubQueue:
         if not self._dirty:
             return None
         dirty, self._dirty = self._dirty, []
-        batches: dict[tuple[float, object], list[Custody]] = {}
+        batches: dict[tuple[float, object], list[EndedRun]] = {}
         for custody in dirty:
             share = custody.domain.verify_share if custody.domain is not None else 1.0
             owner = custody.account if 0.0 < share < 1.0 else None
@@ -183,7 +183,7 @@ class ScrubQueue:
         evidence, self._evidence = self._evidence, []
         return evidence
 
-    def take_ended(self) -> list[Custody]:
+    def take_ended(self) -> list[EndedRun]:
         """Ends since the last call."""
         ended, self.ended = self.ended, []
         return ended
@@ -219,7 +219,7 @@ class ScrubQueue:
         """Blocks that ended and wait for a fence; their end is not on record yet."""
         return sum(len(custody.blocks) for custody in self._fenced)
 
-    def custodies(self) -> list[Custody]:
+    def custodies(self) -> list[EndedRun]:
         """Everything that is not CLEAN yet, for scans."""
         ordered = [
             custody for order in self._orders.values() for batch in order.custodies for custody in batch
@@ -227,9 +227,9 @@ class ScrubQueue:
         return [*self._fenced, *self._dirty, *ordered]
 
 
-def _part(custody: Custody, chosen: NDArray[np.bool_]) -> Custody:
+def _part(custody: EndedRun, chosen: NDArray[np.bool_]) -> EndedRun:
     """The chosen blocks of a custody, as a custody of their own."""
-    return Custody(
+    return EndedRun(
         custody.blocks[chosen],
         custody.generations[chosen],
         custody.account,

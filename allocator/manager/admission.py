@@ -9,7 +9,7 @@ from kvcustody.allocator.manager.parts import ManagerParts
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import keys_of
-from kvcustody.allocator.prefix.longest_prefix import Found, Prompt, ReadPlan, find
+from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan, find
 from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.allocator.prefix.sliding_window import EMPTY
@@ -18,14 +18,14 @@ from kvcustody.allocator.prefix.sliding_window import EMPTY
 class ManagerAdmission(ManagerParts):
     """Begins sequences (B1, B3)."""
 
-    def find(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found:
+    def find(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
         """The longest prefix that `plan` lets this prompt reuse; changes nothing."""
         return find(self.tree, plan, prompt, now_us)
 
     def begin(
         self,
         id_: object,
-        found: Found,
+        found: PrefixMatch,
         prompt: Prompt,
         residency: Residency,
         now_us: int,
@@ -67,7 +67,7 @@ class ManagerAdmission(ManagerParts):
     def _allocate(
         self,
         sequence: Sequence,
-        found: Found,
+        found: PrefixMatch,
         parts: list[Blocks],
         total: int,
         now_us: int,
@@ -102,7 +102,7 @@ class ManagerAdmission(ManagerParts):
         sequence.spans = found.spans
         return None
 
-    def _key(self, sequence: Sequence, found: Found, prompt: Prompt) -> None:
+    def _key(self, sequence: Sequence, found: PrefixMatch, prompt: Prompt) -> None:
         """Make the keys of the part that will be written; they are published when they are computed."""
         span = found.spans[-1]
         if span.state is None or not span.domain.cacheable:

@@ -18,7 +18,7 @@ from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.node import NEVER_US, Node
 
 
-class Limits(NamedTuple):
+class DomainLimits(NamedTuple):
     """The numeric limits of a domain; times are microseconds."""
 
     idle_us: int
@@ -27,12 +27,12 @@ class Limits(NamedTuple):
     verify_share: float
 
 
-def limits_of(domain: Domain) -> Limits:
+def limits_of(domain: Domain) -> DomainLimits:
     """The limits that `domain` has now."""
-    return Limits(domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share)
+    return DomainLimits(domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share)
 
 
-def set_limits(manager: BlockManager, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+def set_limits(manager: BlockManager, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
     """Give domains their new limits and bring what they hold under them. Walks every node and hold of the pool once.
 
     Returns the accounts of which a hold now ends earlier.

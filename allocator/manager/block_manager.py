@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from kvcustody.allocator.manager.running import ManagerRunning
 from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.pool import Partition
+from kvcustody.allocator.pool.pool import PoolPartition
 from kvcustody.allocator.prefix.sequence import Sequence
 
 
@@ -69,7 +69,7 @@ class BlockManager(ManagerRunning):
             self.expired_residencies += lapsed
         return lapsed
 
-    def _sweep(self, partition: Partition, at_most: int, now_us: int) -> int:
+    def _sweep(self, partition: PoolPartition, at_most: int, now_us: int) -> int:
         for lapsed in range(at_most):
             residency = partition.wheel.take_due(now_us)
             if residency is None:

@@ -8,7 +8,7 @@ M3  A request over its quota is refused alone; nobody else is stalled, preempted
 from __future__ import annotations
 
 from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.pool import Partition, Pool
+from kvcustody.allocator.pool.pool import Pool, PoolPartition
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 OVER_QUOTA = "over-quota"
@@ -67,8 +67,8 @@ class Space:
         needed: dict[Account, int] = {}
         for account, count in wanted:
             needed[account] = needed.get(account, 0) + count * groups
-        over: dict[Partition, int] = {}
-        clean: dict[Partition, int] = {}
+        over: dict[PoolPartition, int] = {}
+        clean: dict[PoolPartition, int] = {}
         for account, count in needed.items():
             partition = account.partition
             # Making room for one must leave the others' blocks CLEAN, so each asks for all of its partition.
@@ -88,7 +88,7 @@ class Space:
                 return POOL_FULL
         return None
 
-    def _within_common(self, account: Account, partition: Partition, count: int, now_us: int) -> bool:
+    def _within_common(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> bool:
         """Whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed (Q2).
 
         Others' cache beyond their guarantees makes room for it, whoever is furthest over first.
@@ -105,17 +105,17 @@ class Space:
         return _common_excess(account, partition, count) <= 0
 
     @staticmethod
-    def _waiting(account: Account, partition: Partition) -> int:
+    def _waiting(account: Account, partition: PoolPartition) -> int:
         """Charged blocks that are already on their way to CLEAN."""
         return account.used_blocks - account.active_blocks - account.cached_blocks
 
     @staticmethod
-    def _may_activate(account: Account, partition: Partition, count: int) -> bool:
+    def _may_activate(account: Account, partition: PoolPartition, count: int) -> bool:
         before = account.over_blocks()
         after = account.active_blocks + count - account.guaranteed_blocks
         return after <= 0 or partition.over_blocks - before + after <= partition.common_blocks
 
-    def _make_clean(self, account: Account, partition: Partition, count: int, now_us: int) -> None:
+    def _make_clean(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> None:
         if partition.dirty_blocks or partition.fenced:
             self._recycle(partition, now_us)
         needed = count - partition.clean_count
@@ -129,7 +129,7 @@ class Space:
         ):  # nothing else is left but to wait for read-backs
             self.pool.settle()
 
-    def _evict_from(self, account: Account | None, partition: Partition, count: int, now_us: int) -> None:
+    def _evict_from(self, account: Account | None, partition: PoolPartition, count: int, now_us: int) -> None:
         """Take from whoever is furthest over its guarantee, the asking account last in a tie (M1)."""
         while count > 0:
             victim = _victim(account, partition)
@@ -144,14 +144,14 @@ class Space:
                 return
             count -= given
 
-    def _recycle(self, partition: Partition, now_us: int) -> None:
+    def _recycle(self, partition: PoolPartition, now_us: int) -> None:
         self.pool.reclaim(partition, now_us, self.fence_bound_us)
         if partition.dirty_blocks:
             self.pool.scrub(partition, partition.dirty_blocks)
         if self.pool.flight:
             self.pool.flight.collect()
 
-    def keep_reserve(self, partition: Partition, now_us: int) -> None:
+    def keep_reserve(self, partition: PoolPartition, now_us: int) -> None:
         """The background half: reclaim, scrub what is due or worth a launch, and refill the clean reserve (L9)."""
         if self.pool.flight:
             self.pool.flight.collect()
@@ -171,7 +171,7 @@ class Space:
             self.pool.scrub(partition, partition.dirty_blocks if now_us >= partition.pressing_us else at_most)
 
 
-def _common_excess(account: Account, partition: Partition, count: int) -> int:
+def _common_excess(account: Account, partition: PoolPartition, count: int) -> int:
     """By how much `count` more blocks would exceed what no guarantee has claimed; at most 0 within the own."""
     after = account.used_blocks + count - account.guaranteed_blocks
     if after <= 0:
@@ -184,7 +184,7 @@ def _over(account: Account) -> int:
     return account.active_blocks + account.cached_blocks - account.guaranteed_blocks
 
 
-def _victim(asking: Account | None, partition: Partition) -> Account | None:
+def _victim(asking: Account | None, partition: PoolPartition) -> Account | None:
     """The account with cached blocks that is furthest over its guarantee; the asking one may always give up its own."""
     best: Account | None = None
     most = 0

@@ -11,7 +11,7 @@ from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.pool.domain import Domain, DomainFacts
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions, cut, reserve_of
-from kvcustody.allocator.pool.pool import Partition, Pool
+from kvcustody.allocator.pool.pool import Pool, PoolPartition
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.copy_on_write import Forks
 from kvcustody.allocator.prefix.decode_table import DecodeTable
@@ -111,7 +111,7 @@ class ManagerParts:
         """Whether `name` has a partition of its own."""
         return name in self._partitions
 
-    def add_partition(self, name: str, size: int) -> Partition:
+    def add_partition(self, name: str, size: int) -> PoolPartition:
         """A partition for `name` from blocks that no partition has yet; zeroed before it is used."""
         first = sum(partition.size for partition in self.pool.partitions)
         if first + size > self.pool.blocks:
@@ -120,7 +120,7 @@ class ManagerParts:
                 tenant=name,
                 blocks=size,
             )
-        partition = self._partitions[name] = Partition(
+        partition = self._partitions[name] = PoolPartition(
             first, size, *reserve_of(size, self.pool.blocks, self.options)
         )
         self.pool.enter(partition)

@@ -15,7 +15,7 @@ from kvcustody.allocator.pool.residency import HoldList
 from kvcustody.allocator.prefix.eviction_policy import EvictionQueue
 
 if TYPE_CHECKING:
-    from kvcustody.allocator.pool.pool import Partition
+    from kvcustody.allocator.pool.pool import PoolPartition
 
 
 class Account:
@@ -35,7 +35,7 @@ class Account:
         "used_blocks",
     )
 
-    def __init__(self, name: str, partition: Partition, queue: EvictionQueue) -> None:
+    def __init__(self, name: str, partition: PoolPartition, queue: EvictionQueue) -> None:
         self.name = name
         self.partition = partition
         self.queue = queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.allocator.pool.pool import Partition
+from kvcustody.allocator.pool.pool import PoolPartition
 from kvcustody.errors import CapacityError
 
 
@@ -33,19 +33,19 @@ class PoolOptions(NamedTuple):
 DEFAULT_OPTIONS = PoolOptions()
 
 
-def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -> dict[str, Partition]:
+def cut(blocks: int, options: PoolOptions, partitions: dict[str, int] | None) -> dict[str, PoolPartition]:
     """The pool's partitions by account name; "" is the common one."""
     if not partitions:
-        return {"": Partition(0, blocks, options.reserve_low, options.reserve_high)}
+        return {"": PoolPartition(0, blocks, options.reserve_low, options.reserve_high)}
     if sum(partitions.values()) > blocks:
         raise CapacityError(
             f"partitions of {sum(partitions.values())} blocks do not fit in a pool of `{blocks}`",
             blocks=blocks,
         )
-    cut: dict[str, Partition] = {}
+    cut: dict[str, PoolPartition] = {}
     first = 0
     for name, size in partitions.items():
-        cut[name] = Partition(first, size, *reserve_of(size, blocks, options))
+        cut[name] = PoolPartition(first, size, *reserve_of(size, blocks, options))
         first += size
     return cut
 

@@ -43,7 +43,7 @@ _ALL_IN = tuple(
 )  # what a correct move's states look like
 
 
-class Custody:
+class EndedRun:
     """One ended run on its way to CLEAN: what ended, why, when it was due, and which fence it waits for."""
 
     __slots__ = (
@@ -112,10 +112,10 @@ class Scrubbed(NamedTuple):
     shard: int
     result: ScrubResult
     share: float
-    custodies: tuple[Custody, ...]
+    custodies: tuple[EndedRun, ...]
 
 
-class Partition:
+class PoolPartition:
     """Blocks with a clean reserve, scrub queue and deadlines of their own: for all tenants, or one each in `strict`."""
 
     __slots__ = (
@@ -147,10 +147,10 @@ class Partition:
         self.clean_ring: Blocks = np.empty(size, dtype=np.int64)
         self.clean_head = 0
         self.clean_count = 0
-        self.fenced: deque[Custody] = deque()
-        self.dirty: deque[Custody] = deque()
+        self.fenced: deque[EndedRun] = deque()
+        self.dirty: deque[EndedRun] = deque()
         self.dirty_blocks = 0
-        self.stuck: list[Custody] = []
+        self.stuck: list[EndedRun] = []
         self.urgent_us = NEVER_US  # when waiting for a fuller launch would risk a scrub deadline
         self.pressing_us = NEVER_US  # when one launch a step would: everything DIRTY is scrubbed then
         self.wheel = DeadlineWheel()  # of the holds of its accounts
@@ -163,7 +163,7 @@ class Partition:
 class Pool:
     """Block state arrays over one `Memory`, cut into partitions. Not thread-safe: one thread owns the state."""
 
-    def __init__(self, memory: Memory, blocks: int, partitions: list[Partition]) -> None:
+    def __init__(self, memory: Memory, blocks: int, partitions: list[PoolPartition]) -> None:
         assert sum(partition.size for partition in partitions) <= blocks
         self.memory = memory
         self.blocks = blocks
@@ -173,20 +173,20 @@ class Pool:
         self.counts[DIRTY] = blocks
         self.next_generation = 1
         self.fences = Fences()
-        self.ended: list[Custody] = []
+        self.ended: list[EndedRun] = []
         self.receipts: list[Scrubbed] = []
         self.let_go: list[LetGo] = []
         self.joined: list[Joined] = []
-        self.stuck_findings: list[Custody] = []
+        self.stuck_findings: list[EndedRun] = []
         self.flight = Flight(self, memory) if isinstance(memory, StreamMemory) else None
-        self.partitions: list[Partition] = []
+        self.partitions: list[PoolPartition] = []
         for partition in partitions:
             self.enter(partition)
 
-    def enter(self, partition: Partition) -> None:
+    def enter(self, partition: PoolPartition) -> None:
         """Take a new partition in; its blocks are DIRTY until they are scrubbed (P2)."""
         every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
-        boot = Custody(every, self.generation[every], None, None, "boot", 0, 0, 0)
+        boot = EndedRun(every, self.generation[every], None, None, "boot", 0, 0, 0)
         partition.dirty.append(boot)
         partition.dirty_blocks = partition.size
         self.partitions.append(partition)
@@ -213,7 +213,7 @@ class Pool:
         self.counts[source] -= count
         self.counts[target] += count
 
-    def hand_out(self, partition: Partition, count: int, account: Account) -> Blocks:
+    def hand_out(self, partition: PoolPartition, count: int, account: Account) -> Blocks:
         """Take `count` CLEAN blocks, which the caller has seen to be there, and charge them (P2, P3, P5)."""
         assert 0 < count <= partition.clean_count, (count, partition.clean_count)
         ring, head = partition.clean_ring, partition.clean_head
@@ -241,13 +241,13 @@ class Pool:
         for run, domain, cause, due_us, fence, ceiling_us in ending:
             account = domain.owner
             to = at + len(run)
-            custody = Custody(
+            custody = EndedRun(
                 run, generations[at:to], account, domain, cause, due_us, now_us, fence, ceiling_us
             )
             account.partition.fenced.append(custody)
             at = to
 
-    def reclaim(self, partition: Partition, now_us: int, bound_us: int) -> None:
+    def reclaim(self, partition: PoolPartition, now_us: int, bound_us: int) -> None:
         """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED (F2)."""
         fences = self.fences
         oldest = fences.oldest_open
@@ -256,7 +256,7 @@ class Pool:
         if not partition.fenced:
             return
         stuck_before = fences.stuck_before(bound_us, now_us) if len(fences) else 0
-        waiting: deque[Custody] = deque()
+        waiting: deque[EndedRun] = deque()
         for custody in partition.fenced:
             if custody.fence < oldest:
                 custody.retired_us = now_us if custody.fence else custody.ended_us
@@ -269,7 +269,7 @@ class Pool:
                 waiting.append(custody)
         partition.fenced = waiting
 
-    def _recover(self, partition: Partition, oldest: int, now_us: int) -> None:
+    def _recover(self, partition: PoolPartition, oldest: int, now_us: int) -> None:
         still = []
         for custody in partition.stuck:
             if custody.fence < oldest:
@@ -279,7 +279,7 @@ class Pool:
                 still.append(custody)
         partition.stuck = still
 
-    def _make_dirty(self, partition: Partition, custody: Custody, source: int) -> None:
+    def _make_dirty(self, partition: PoolPartition, custody: EndedRun, source: int) -> None:
         self.move(custody.blocks, source, DIRTY)
         partition.dirty.append(custody)
         partition.dirty_blocks += len(custody.blocks)
@@ -290,9 +290,9 @@ class Pool:
             partition.pressing_us = min(partition.pressing_us, pressing)
         self.ended.append(custody)
 
-    def scrub(self, partition: Partition, at_most: int) -> int:
+    def scrub(self, partition: PoolPartition, at_most: int) -> int:
         """Zero DIRTY blocks in one launch per verify share and shard, oldest first; returns how many became CLEAN."""
-        batches: dict[tuple[float, Account | None], list[Custody]] = {}
+        batches: dict[tuple[float, Account | None], list[EndedRun]] = {}
         taken = 0
         dirty = partition.dirty
         while dirty and taken < at_most:
@@ -319,7 +319,7 @@ class Pool:
             del batches[share, owner]
         return cleaned
 
-    def _scrub_batch(self, partition: Partition, share: float, batch: list[Custody]) -> int:
+    def _scrub_batch(self, partition: PoolPartition, share: float, batch: list[EndedRun]) -> int:
         blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])
         if self.flight is not None:
             return self.flight.begin(partition, share, batch, blocks)
@@ -341,7 +341,7 @@ class Pool:
         self.push_clean(partition, blocks)
         return len(blocks)
 
-    def receive(self, shard: int, result: ScrubResult, share: float, custodies: tuple[Custody, ...]) -> None:
+    def receive(self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]) -> None:
         """One shard's memory has been overwritten: evidence for governance to write."""
         self.receipts.append(Scrubbed(shard, result, share, custodies))
 
@@ -350,7 +350,7 @@ class Pool:
         return self.flight.collect(wait=True) if self.flight is not None else 0
 
     @staticmethod
-    def push_clean(partition: Partition, blocks: Blocks) -> None:
+    def push_clean(partition: PoolPartition, blocks: Blocks) -> None:
         """Put CLEAN blocks at the end of the partition's ring."""
         size, count = partition.size, len(blocks)
         tail = partition.clean_head + partition.clean_count

@@ -19,7 +19,7 @@ from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, QUARANTINED, Bloc
 from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
 
 if TYPE_CHECKING:
-    from kvcustody.allocator.pool.pool import Custody, Partition, Pool
+    from kvcustody.allocator.pool.pool import EndedRun, Pool, PoolPartition
 
 
 class Launched(NamedTuple):
@@ -47,9 +47,9 @@ class _Open:
 
     def __init__(
         self,
-        partition: Partition,
+        partition: PoolPartition,
         share: float,
-        batch: tuple[Custody, ...],
+        batch: tuple[EndedRun, ...],
         held: Blocks,
         shards: Sequence[int],
     ) -> None:
@@ -73,7 +73,7 @@ class Flight:
         """Blocks that are DIRTY until their read-back is answered."""
         return [open_.held for open_ in self._open]
 
-    def begin(self, partition: Partition, share: float, batch: list[Custody], blocks: Blocks) -> int:
+    def begin(self, partition: PoolPartition, share: float, batch: list[EndedRun], blocks: Blocks) -> int:
         """Launch on every shard; returns how many blocks are CLEAN already (G1)."""
         launches = [self._memory.launch(shard, blocks, share) for shard in range(self._memory.shards)]
         read_back = np.logical_or.reduce([launched.read_back for launched in launches])
@@ -115,12 +115,12 @@ class Flight:
         self._clean(open_.partition, good)
         return len(good)
 
-    def _clean(self, partition: Partition, blocks: Blocks) -> None:
+    def _clean(self, partition: PoolPartition, blocks: Blocks) -> None:
         self._pool.move(blocks, DIRTY, CLEAN)
         self._pool.push_clean(partition, blocks)
 
 
-def _discharge(batch: list[Custody], clean: NDArray[np.bool_]) -> None:
+def _discharge(batch: list[EndedRun], clean: NDArray[np.bool_]) -> None:
     """Blocks that are CLEAN by their launch are charged to nobody any more."""
     at = 0
     for custody in batch:

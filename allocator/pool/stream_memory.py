@@ -21,7 +21,7 @@ from kvcustody.allocator.pool.scrubs_in_flight import Launched
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.kernels.launch import uses_triton
-from kvcustody.kernels.ordered import Answer, OrderedScrub
+from kvcustody.kernels.ordered import OrderedScrub, RetiredScrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
 
@@ -79,7 +79,7 @@ class StreamTensorMemory(TensorMemory):
         """The launches that have retired since the last call; with `wait`, every launch so far."""
         found = []
         for shard, ordered in enumerate(self.ordered):
-            answers: list[Answer] = ordered.settle() if wait else ordered.answered()
+            answers: list[RetiredScrub] = ordered.settle() if wait else ordered.answered()
             for answer in answers:
                 number, result = self._pending.pop((shard, answer.number))
                 ended = self._clock.now_us()

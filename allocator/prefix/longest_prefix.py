@@ -37,7 +37,7 @@ class ReadPlan(NamedTuple):
     grants: tuple[Chain, ...] = ()
 
 
-class Found:
+class PrefixMatch:
     """The result of a look-up: the path to attach, and the spans that this request will write."""
 
     __slots__ = ("hit_blocks", "leaf", "pending_key", "position", "spans", "via")
@@ -62,11 +62,11 @@ class Prompt(NamedTuple):
     extras: Extras
 
 
-def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found:
+def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
     """Look the prompt up under `plan`. Costs one digest per 16 matched blocks and domain; changes nothing."""
     own, state = plan.own
     if state is None:
-        found = Found(None, 0, 0, None)
+        found = PrefixMatch(None, 0, 0, None)
         found.spans.append(Span(own, 0, ENDLESS, 0, b"", None))
         return found
     if plan.segment is not None and plan.segment_blocks:
@@ -78,12 +78,12 @@ def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found
     return best
 
 
-def _found(before: Node | None, first: int, match: Match) -> Found:
+def _found(before: Node | None, first: int, match: Match) -> PrefixMatch:
     """The own chain's match from block `first`, after a path that ends with `before`."""
     hit = first + match.blocks
     leaf = match.node if match.node is not None else before
     position = match.position if match.node is not None else (before.length if before is not None else 0)
-    found = Found(leaf, position, hit, match.domain if match.node is not None else None)
+    found = PrefixMatch(leaf, position, hit, match.domain if match.node is not None else None)
     found.spans.append(Span(match.domain, hit, ENDLESS, match.blocks, b"", match.state))
     found.pending_key = match.next_key
     return found
@@ -121,7 +121,7 @@ def _match(
     return Match(domain, node, position, blocks, state, None)
 
 
-def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Found:
+def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
     assert plan.segment is not None and plan.own.state is not None
     domain, state = plan.segment
     assert state is not None
@@ -132,7 +132,9 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
     made = match.blocks + len(keys) // KEY_BYTES
     keys += keys_of(match.state, prompt.data, made, blocks, prompt.block_bytes, prompt.extras)
     if keys:
-        found = Found(match.node, match.position, match.blocks, domain if match.node is not None else None)
+        found = PrefixMatch(
+            match.node, match.position, match.blocks, domain if match.node is not None else None
+        )
         found.spans.append(Span(domain, match.blocks, blocks, match.blocks, keys, None))
         own_state = plan.own.state.copy()
         own_state.update(keys[-KEY_BYTES:])
@@ -153,7 +155,7 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
 
 def _longer(
     tree: PrefixTree,
-    best: Found,
+    best: PrefixMatch,
     plan: ReadPlan,
     chain: Chain,
     prompt: Prompt,
@@ -161,7 +163,7 @@ def _longer(
     seed: bytes,
     before: Node | None,
     now_us: int,
-) -> Found:
+) -> PrefixMatch:
     """`best`, or the match through a grant with this request's own continuation, where that is longer (K2)."""
     owner = chain.domain.owner
     assert chain.state is not None and plan.own.state is not None

@@ -30,7 +30,7 @@ LEVELS = ("launched", "retired", "sampled", "full")
 NEVER = np.int64(1) << 62
 
 
-class Places(NamedTuple):
+class LeafPlaces(NamedTuple):
     """Where the leaves are that name blocks: flat keys and blocks, and of each the log id and idx of its leaf."""
 
     keys: Int64s
@@ -40,7 +40,7 @@ class Places(NamedTuple):
     idx: Int64s
 
 
-class Uses(NamedTuple):
+class BlockUses(NamedTuple):
     """Every use of every block: one flat entry per (residency, block), written or attached."""
 
     keys: Int64s
@@ -51,7 +51,7 @@ class Uses(NamedTuple):
     unasked_end: Int64s  # the same without erasures: all that a process knew before it heard of one
     residency: Int64s
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
-    places: tuple[Places, ...]
+    places: tuple[LeafPlaces, ...]
 
 
 class ReceiptCells(NamedTuple):
@@ -65,17 +65,17 @@ class ReceiptCells(NamedTuple):
     level: Int64s
     good: Flags
     bytes: Int64s
-    places: Places
+    places: LeafPlaces
 
 
-def places_of(found: Evidence) -> Places:
+def places_of(found: Evidence) -> LeafPlaces:
     """The places of evidence whose rows have the columns `log` and `idx`."""
-    return Places(
+    return LeafPlaces(
         unit_keys_of(found), found.pairs.blocks, found.owner, found.column("log"), found.column("idx")
     )
 
 
-def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> Uses:
+def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> BlockUses:
     """Who used which block until when, from the leaves of residencies and releases."""
     column = releases.c
     wrote = read(
@@ -145,7 +145,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> U
     written = np.concatenate((wrote_flag[wrote.owner], *given))
     blocks = np.concatenate([part.pairs.blocks for part in parts])
     places = tuple(map(places_of, parts))
-    return Uses(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places)
+    return BlockUses(keys, blocks, written, released, hold_end, unasked_end, residency, tenants, places)
 
 
 def _limits(residency: Int64s, latest: dict[int, int]) -> Int64s:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import NamedTuple
 
-from kvcustody.audit.coverage.recompute import Figures, Recount
-from kvcustody.audit.coverage.summary import Coverage
+from kvcustody.audit.coverage.recompute import CoverageFigures, Recount
+from kvcustody.audit.coverage.summary import CoverageSummary
 
 
 class Difference(NamedTuple):
@@ -22,11 +22,11 @@ class Difference(NamedTuple):
     leaves: int
 
 
-def differences(found: Coverage, again: Recount) -> tuple[Difference, ...]:
+def differences(found: CoverageSummary, again: Recount) -> tuple[Difference, ...]:
     """Where they differ; empty when they agree."""
     tables = {(row.tenant, row.classification): row._asdict() for row in found.rows}
     leaves = {who: asdict(figures) for who, figures in again.rows.items()}
-    nothing = asdict(Figures())
+    nothing = asdict(CoverageFigures())
     made = [
         Difference(*who, name, mine.get(name, 0), theirs[name])
         for who in sorted({*tables, *leaves})

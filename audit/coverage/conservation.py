@@ -36,7 +36,7 @@ class PoolCounts(NamedTuple):
     open_residencies: int
 
 
-class Identity(NamedTuple):
+class ConservationIdentity(NamedTuple):
     """One equation with both of its sides."""
 
     name: str
@@ -56,7 +56,9 @@ def _of(table: Table, life: int) -> ColumnElement[bool]:
     return table.c.incarnation == life
 
 
-def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -> tuple[Identity, ...]:
+def conservation(
+    connection: Connection, incarnation: str, counts: PoolCounts
+) -> tuple[ConservationIdentity, ...]:
     """Every identity of one incarnation."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     if life is None:
@@ -76,14 +78,20 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
     bad = read(connection, receipts, (receipts.c.shard,), and_(_of(receipts, life), _FAILED))
     doubtful = len(np.unique(unit_keys(bad.pairs.pools, bad.pairs.generations)))
     found = [
-        Identity(
+        ConservationIdentity(
             "allocated = written, as openings and releases list + not yet listed by open residencies",
             counts.allocated_total,
             written + counts.unreported,
         ),
-        Identity("allocated = custody ended + live", counts.allocated_total, ended + counts.live_blocks),
-        Identity("residencies opened = released + open", opened, released + counts.open_residencies),
-        Identity("blocks that failed to verify on any shard = quarantined", doubtful, counts.quarantined),
+        ConservationIdentity(
+            "allocated = custody ended + live", counts.allocated_total, ended + counts.live_blocks
+        ),
+        ConservationIdentity(
+            "residencies opened = released + open", opened, released + counts.open_residencies
+        ),
+        ConservationIdentity(
+            "blocks that failed to verify on any shard = quarantined", doubtful, counts.quarantined
+        ),
     ]
     scrubs = func.sum(receipts.c.blocks)
     for shard, counter in enumerate(counts.scrubbed):
@@ -92,11 +100,13 @@ def conservation(connection: Connection, incarnation: str, counts: PoolCounts) -
         failed = number(receipts, scrubs, of_shard, _FAILED)
         every = number(receipts, scrubs, of_shard)
         found.append(
-            Identity(
+            ConservationIdentity(
                 f"custody ended = scrubbed on shard {shard} + failed there + pending + unproven",
                 ended,
                 proved + failed + pending + unproven,
             )
         )
-        found.append(Identity(f"receipts of shard {shard} = its device's counter", every, counter))
+        found.append(
+            ConservationIdentity(f"receipts of shard {shard} = its device's counter", every, counter)
+        )
     return tuple(found)

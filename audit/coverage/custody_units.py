@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
 from kvcustody.audit.coverage.block_uses import (
     NEVER,
+    BlockUses,
     Flags,
-    Places,
-    Uses,
+    LeafPlaces,
     places_of,
     read_models,
     read_receipts,
@@ -25,7 +25,7 @@ from kvcustody.audit.coverage.block_uses import (
     unit_keys_of,
 )
 from kvcustody.audit.coverage.erasure_due_times import read_asked
-from kvcustody.audit.coverage.verdicts import Units, assess
+from kvcustody.audit.coverage.verdicts import JudgedUnits, assess
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, Evidence, distinct, is_among, read
@@ -52,7 +52,7 @@ _END_COLUMNS = (
 )
 
 
-class Selection(NamedTuple):
+class CustodySelection(NamedTuple):
     """Custody due in [since, until) UTC microseconds, of one tenant, classification, model or tier; None is all.
 
     `model` is what leaves name it, or "unknown" for custody whose leaves name none.
@@ -66,7 +66,7 @@ class Selection(NamedTuple):
     tier: str | None = None
 
 
-class Life(NamedTuple):
+class IncarnationLife(NamedTuple):
     """One incarnation; `shards` is 0 where its start was never recorded."""
 
     id: int
@@ -88,7 +88,7 @@ class Overdue(NamedTuple):
         return Overdue(*(column[which] for column in self))
 
 
-class Account(NamedTuple):
+class IncarnationTotals(NamedTuple):
     """What the leaves of an incarnation add up to, whatever was selected; counts of (block, generation).
 
     `reached`: the highest generation of each pool, added up.
@@ -104,17 +104,17 @@ class Account(NamedTuple):
 class LifeUnits(NamedTuple):
     """The selected units of one incarnation; `units.row` numbers the rows of `ends`."""
 
-    life: Life
+    life: IncarnationLife
     ends: Evidence
-    units: Units
+    units: JudgedUnits
     overdue: Overdue
-    account: Account
-    places: tuple[Places, ...]
+    account: IncarnationTotals
+    places: tuple[LeafPlaces, ...]
     tenants: dict[int, tuple[str, str]]  # residency → tenant, classification
 
 
 def read_units(
-    connection: Connection, chosen: Selection, *, now_us: int, as_of: AsOf | None = None
+    connection: Connection, chosen: CustodySelection, *, now_us: int, as_of: AsOf | None = None
 ) -> Iterator[LifeUnits]:
     """The selected units, incarnation by incarnation; overdue is what is due before `now_us` (UTC).
 
@@ -145,11 +145,14 @@ def read_units(
         )
 
 
-def lives_of(connection: Connection) -> list[Life]:
+def lives_of(connection: Connection) -> list[IncarnationLife]:
     """Every incarnation, by id."""
     table = incarnations.c
     query = select(table.id, table.uuid, table.offset_us, table.shards).order_by(table.uuid)
-    return [Life(row.id, row.uuid, row.offset_us, row.shards or 0) for row in connection.execute(query).all()]
+    return [
+        IncarnationLife(row.id, row.uuid, row.offset_us, row.shards or 0)
+        for row in connection.execute(query).all()
+    ]
 
 
 def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
@@ -157,7 +160,7 @@ def last_event_us(connection: Connection, as_of: AsOf | None = None) -> int:
     return connection.scalar(select(func.max(events.c.at_us)).where(is_in(as_of, events))) or 0
 
 
-def _of(life: Life, chosen: Selection, as_of: AsOf | None) -> ColumnElement[bool]:
+def _of(life: IncarnationLife, chosen: CustodySelection, as_of: AsOf | None) -> ColumnElement[bool]:
     column = custody_ends.c
     found = [column.incarnation == life.id, is_in(as_of, custody_ends)]
     if chosen.tenant is not None:
@@ -168,8 +171,12 @@ def _of(life: Life, chosen: Selection, as_of: AsOf | None) -> ColumnElement[bool
 
 
 def _picked(
-    life: Life, ends: Evidence, units: Units, chosen: Selection, models: dict[int, str] | None
-) -> Units:
+    life: IncarnationLife,
+    ends: Evidence,
+    units: JudgedUnits,
+    chosen: CustodySelection,
+    models: dict[int, str] | None,
+) -> JudgedUnits:
     """The units of the period (I2) and model."""
     claimed = ends.column("due_boot_us")[units.row]
     kept = _in_period(np.where(units.due < NEVER, units.due, claimed) + life.offset_us, chosen)
@@ -179,7 +186,11 @@ def _picked(
 
 
 def _late(
-    life: Life, overdue: Overdue, uses: Uses, chosen: Selection, models: dict[int, str] | None
+    life: IncarnationLife,
+    overdue: Overdue,
+    uses: BlockUses,
+    chosen: CustodySelection,
+    models: dict[int, str] | None,
 ) -> Overdue:
     kept = _in_period(overdue.due + life.offset_us, chosen)
     if chosen.tenant is not None or chosen.classification is not None:
@@ -195,7 +206,7 @@ def _late(
     return overdue.kept(kept)
 
 
-def _in_period(at_us: Int64s, chosen: Selection) -> Flags:
+def _in_period(at_us: Int64s, chosen: CustodySelection) -> Flags:
     kept: Flags = np.ones(len(at_us), np.bool_)
     if chosen.since_us is not None:
         kept &= at_us >= chosen.since_us
@@ -210,24 +221,24 @@ def _of_model(writers: Int64s, models: dict[int, str], wanted: str | None) -> Fl
     )
 
 
-def ended_keys(connection: Connection, life: Life, as_of: AsOf | None = None) -> Int64s:
+def ended_keys(connection: Connection, life: IncarnationLife, as_of: AsOf | None = None) -> Int64s:
     """The keys of everything that ended in an incarnation."""
     column = custody_ends.c
     here = and_(column.incarnation == life.id, is_in(as_of, custody_ends))
     return distinct(unit_keys_of(read(connection, custody_ends, (column.tenant,), here, ordered=False)))
 
 
-def _account(uses: Uses, ended: Int64s) -> Account:
+def _account(uses: BlockUses, ended: Int64s) -> IncarnationTotals:
     handed_out = distinct(uses.keys[uses.written])
     every = np.concatenate((uses.keys, ended))
     of = every >> POOL_SHIFT
     pools = distinct(of).tolist()
     reached = sum(int(every[of == pool].max()) - (pool << POOL_SHIFT) for pool in pools)
     unended = int((~is_among(handed_out, ended)).sum())
-    return Account(len(handed_out), len(ended), unended, reached, len(pools))
+    return IncarnationTotals(len(handed_out), len(ended), unended, reached, len(pools))
 
 
-def _overdue(uses: Uses, ended: Int64s, now_boot_us: int) -> Overdue:
+def _overdue(uses: BlockUses, ended: Int64s, now_boot_us: int) -> Overdue:
     """Custody that was handed out, is due, and whose end nobody recorded."""
     open_uses = ~is_among(uses.keys, ended)
     written = np.flatnonzero(open_uses & uses.written)

@@ -18,7 +18,7 @@ from kvcustody.audit.schema.erasures import erasure_effects
 from kvcustody.audit.schema.ledger import erasures
 
 
-class Asked(NamedTuple):
+class ErasureDueTimes(NamedTuple):
     """Flat entries, one per (erasure, block) in one process: the unit, and when its end was asked for, in boot time."""
 
     keys: Int64s
@@ -26,7 +26,7 @@ class Asked(NamedTuple):
     at: Int64s
 
 
-def read_asked(connection: Connection, life: Any, as_of: AsOf | None = None) -> Asked:
+def read_asked(connection: Connection, life: Any, as_of: AsOf | None = None) -> ErasureDueTimes:
     """What the erasures of one incarnation covered; those whose request is not in the ledger are left out."""
     column = erasure_effects.c
     asked = (
@@ -38,4 +38,6 @@ def read_asked(connection: Connection, life: Any, as_of: AsOf | None = None) -> 
     found = read(connection, erasure_effects, (asked.label("asked_us"),), here, ordered=False)
     at = found.column("asked_us") - life.offset_us
     pairs = found.pairs
-    return Asked(unit_keys(pairs.pools, pairs.generations), pairs.blocks, at[found.owner].astype(np.int64))
+    return ErasureDueTimes(
+        unit_keys(pairs.pools, pairs.generations), pairs.blocks, at[found.owner].astype(np.int64)
+    )

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.coverage.recompute import (
     Chosen,
-    Figures,
+    CoverageFigures,
     Recount,
     Unaccounted,
     count_up,
@@ -41,7 +41,7 @@ BESIDE_LEAVES = 30_000  # from here on a second process saves more than its star
 _MEMORY = ("", ":memory:")
 
 
-class Question(NamedTuple):
+class RecountRequest(NamedTuple):
     """What is recounted: a selection of the state in which the logs have these sizes, by name."""
 
     chosen: Chosen
@@ -49,7 +49,7 @@ class Question(NamedTuple):
     sizes: Mapping[str, int]
 
 
-class Answer(NamedTuple):
+class RecountResult(NamedTuple):
     """Figures, what no leaf accounts for, and the population's digest; `leaves` is how many were read."""
 
     leaves: int
@@ -59,8 +59,8 @@ class Answer(NamedTuple):
 
 
 def _answer(
-    connection: Connection, question: Question, state: AsOf | None, keep: list[object] | None = None
-) -> Answer:
+    connection: Connection, question: RecountRequest, state: AsOf | None, keep: list[object] | None = None
+) -> RecountResult:
     with collector_off():
         history = read_history(leaves_in_database(connection, state))
         if keep is not None:
@@ -68,13 +68,13 @@ def _answer(
         judged = list(judge(history, question.chosen, as_of_us=question.as_of_us))
         figures = count_up(judged)
         figures.leaves, figures.as_of_us = history.leaves, question.as_of_us
-        return Answer(history.leaves, figures, unaccounted(history), recompute_digest(judged))
+        return RecountResult(history.leaves, figures, unaccounted(history), recompute_digest(judged))
 
 
 class Recounting:
     """A recount under way; `answer` waits for it."""
 
-    def __init__(self, connection: Connection, question: Question, state: AsOf | None) -> None:
+    def __init__(self, connection: Connection, question: RecountRequest, state: AsOf | None) -> None:
         self._connection = connection
         self._question = question
         self._state = state
@@ -101,7 +101,7 @@ class Recounting:
             question.write(orjson.dumps([target, list(chosen), as_of_us, dict(sizes)]))
         self._process.stdin = None  # `communicate` closes no pipe twice
 
-    def answer(self) -> Answer:
+    def answer(self) -> RecountResult:
         """The answer, from beside or, where that is not to be taken, from here (B2)."""
         if self._process is not None:
             made, said = self._process.communicate()
@@ -128,7 +128,7 @@ def recounting(
     connection: Connection, chosen: Chosen, as_of_us: int, state: AsOf | None
 ) -> Iterator[Recounting]:
     """Begin a recount of a state (None: of all that the connection sees); it ends with the block."""
-    made = Recounting(connection, Question(chosen, as_of_us, _sizes(connection, state)), state)
+    made = Recounting(connection, RecountRequest(chosen, as_of_us, _sizes(connection, state)), state)
     made.begin()
     try:
         yield made
@@ -157,30 +157,30 @@ def _warn(reason: str) -> None:
     structlog.get_logger(__name__).warning("recounted in this process", reason=reason)
 
 
-def _to_bytes(made: Answer) -> bytes:
+def _to_bytes(made: RecountResult) -> bytes:
     figures = made.figures
     rows = [[*who, list(asdict(row).values())] for who, row in figures.rows.items()]
     lags = list(figures.lags.items())
     return orjson.dumps([made.leaves, figures.as_of_us, rows, lags, list(made.missing), made.digest])
 
 
-def _from_bytes(data: bytes) -> Answer:
+def _from_bytes(data: bytes) -> RecountResult:
     leaves, as_of_us, rows, lags, missing, digest = orjson.loads(data)
     figures = Recount(leaves=leaves, as_of_us=as_of_us)
-    figures.rows = {(tenant, classification): Figures(*row) for tenant, classification, row in rows}
+    figures.rows = {(tenant, classification): CoverageFigures(*row) for tenant, classification, row in rows}
     figures.lags = dict(lags)
-    return Answer(leaves, figures, Unaccounted(*missing), digest)
+    return RecountResult(leaves, figures, Unaccounted(*missing), digest)
 
 
 def main() -> None:
-    """Answer the question on standard input: where the ledger is, and a `Question`."""
+    """Answer the question on standard input: where the ledger is, and a `RecountRequest`."""
     asked: list[Any] = orjson.loads(sys.stdin.buffer.read())
     target, chosen, as_of_us, sizes = asked
     engine = open_store(target, read_only=True, timeout_seconds=30, mapped=True)
     with engine.connect() as connection:
         if connection.dialect.name != "sqlite":
             connection.execution_options(isolation_level="REPEATABLE READ")
-        question = Question(Chosen(*chosen), as_of_us, sizes)
+        question = RecountRequest(Chosen(*chosen), as_of_us, sizes)
         kept: list[object] = []
         made = _answer(connection, question, as_of_sizes(connection, sizes), kept)
         sys.stdout.buffer.write(_to_bytes(made))

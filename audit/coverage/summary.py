@@ -29,7 +29,13 @@ import numpy as np
 from sqlalchemy import Connection
 
 from kvcustody.audit.coverage.block_uses import LEVELS, NEVER
-from kvcustody.audit.coverage.custody_units import UNKNOWN, LifeUnits, Selection, last_event_us, read_units
+from kvcustody.audit.coverage.custody_units import (
+    UNKNOWN,
+    CustodySelection,
+    LifeUnits,
+    last_event_us,
+    read_units,
+)
 from kvcustody.audit.coverage.verdicts import VERDICTS
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.events.block_runs import Int64s
@@ -68,7 +74,7 @@ class CoverageRow(NamedTuple):
         return self.covered / self.due if self.due else 1.0
 
 
-class Coverage(NamedTuple):
+class CoverageSummary(NamedTuple):
     """Coverage by tenant and classification, and the times from due (or retirement) to the last receipt."""
 
     rows: tuple[CoverageRow, ...]
@@ -102,14 +108,14 @@ def coverage(
     tier: str | None = None,
     as_of_us: int | None = None,
     as_of: AsOf | None = None,
-) -> Coverage:
+) -> CoverageSummary:
     """Coverage of custody due in [since, until) UTC, of one tenant, classification, model or tier.
 
     Overdue is what is due before `as_of_us` (UTC; the ledger's last event) and has no recorded end. `as_of` is the
     state of the ledger that is read. Raises `LedgerError` for a tier that no leaf records.
     """
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
-    chosen = Selection(since_us, until_us, tenant, classification, model, tier)
+    chosen = CustodySelection(since_us, until_us, tenant, classification, model, tier)
     return summary(read_units(connection, chosen, now_us=now_us, as_of=as_of))
 
 
@@ -125,7 +131,7 @@ def coverage_by_period(
 ) -> tuple[tuple[int, CoverageRow], ...]:
     """The total row of coverage for each period from `since_us` on, from one reading of the ledger."""
     now_us = last_event_us(connection, as_of) if as_of_us is None else as_of_us
-    chosen = Selection(since_us, until_us, tenant)
+    chosen = CustodySelection(since_us, until_us, tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=as_of))
     return periods_of(lives, since_us, until_us, period_us)
 
@@ -148,7 +154,7 @@ def periods_of(
     return tuple((start, add_rows(found[start])) for start in starts)
 
 
-def summary(lives: Iterable[LifeUnits]) -> Coverage:
+def summary(lives: Iterable[LifeUnits]) -> CoverageSummary:
     """Coverage of units that were read."""
     found: dict[tuple[str, str], list[CoverageRow]] = {}
     lags: list[Int64s] = [np.empty(0, np.int64)]
@@ -157,7 +163,7 @@ def summary(lives: Iterable[LifeUnits]) -> Coverage:
         for row in rows_of(each):
             found.setdefault((row.tenant, row.classification), []).append(row)
     rows = tuple(add_rows(found[key], *key) for key in sorted(found))
-    return Coverage(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
+    return CoverageSummary(rows, *lag_percentiles(np.sort(np.concatenate(lags))))
 
 
 def lag_percentiles(lags: Int64s) -> tuple[int, int, int]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.block_uses import LEVELS, NEVER, Flags, ReceiptCells, Uses, unit_keys_of
-from kvcustody.audit.coverage.erasure_due_times import Asked
+from kvcustody.audit.coverage.block_uses import LEVELS, NEVER, BlockUses, Flags, ReceiptCells, unit_keys_of
+from kvcustody.audit.coverage.erasure_due_times import ErasureDueTimes
 from kvcustody.audit.events.block_runs import Int64s
 from kvcustody.audit.query.evidence_columns import Evidence
 
@@ -20,7 +20,7 @@ VERDICTS = ("in_time", "late", "failed", "missing", "unproven")
 _UNPROVEN = "unproven"
 
 
-class Units(NamedTuple):
+class JudgedUnits(NamedTuple):
     """The custodies of one incarnation, laid flat, each with its verdict."""
 
     keys: Int64s
@@ -34,10 +34,10 @@ class Units(NamedTuple):
     disputed: Flags
     writer: Int64s  # the residency that the block was handed to; NEVER where no leaf says so
 
-    def kept(self, which: Flags) -> Units:
+    def kept(self, which: Flags) -> JudgedUnits:
         """The units for which `which` is true."""
         columns: list[Any] = [column[which] for column in self]
-        return Units(*columns)
+        return JudgedUnits(*columns)
 
 
 class Matched(NamedTuple):
@@ -50,7 +50,9 @@ class Matched(NamedTuple):
     bytes: Int64s
 
 
-def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int, asked: Asked) -> Units:
+def assess(
+    ends: Evidence, uses: BlockUses, cells: ReceiptCells, shards: int, asked: ErasureDueTimes
+) -> JudgedUnits:
     """A verdict for every custody that ended (C1–C3): arrays in, arrays out."""
     in_order = _in_order(ends)
     keys, first = np.unique(unit_keys_of(ends)[in_order], return_index=True)
@@ -109,7 +111,7 @@ def assess(ends: Evidence, uses: Uses, cells: ReceiptCells, shards: int, asked: 
     verdict = np.select([unproven, found.failed, found.missing, late], [4, 2, 3, 1], 0)
     destroyed = ~(unproven | found.failed | found.missing)
     lag = np.where(destroyed, np.maximum(0, found.ended - np.maximum(due, retired)), -1)
-    return Units(
+    return JudgedUnits(
         keys=keys,
         blocks=blocks,
         row=row,
@@ -131,7 +133,7 @@ def _in_order(ends: Evidence) -> Int64s:
     return np.argsort(rank[ends.owner], kind="stable")
 
 
-def _foreign(ends: Evidence, uses: Uses, row: Int64s) -> Flags:
+def _foreign(ends: Evidence, uses: BlockUses, row: Int64s) -> Flags:
     """Which uses are by another tenant than the owner of the custody that they are about."""
     owner, names = ends.codes("tenant")
     numbers = {name: number for number, (name,) in enumerate(names)}

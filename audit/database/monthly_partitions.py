@@ -35,7 +35,7 @@ _MAKING = 7215410  # advisory lock: one process makes partitions at a time
 _BOUNDS = re.compile(r"FROM \((MINVALUE|'?-?\d+'?)\) TO \((MAXVALUE|'?-?\d+'?)\)")
 
 
-class Partition(NamedTuple):
+class MonthPartition(NamedTuple):
     """Leaves of at_us in [`first_us`, `below_us`); None is no bound, and both None the rest."""
 
     name: str
@@ -51,7 +51,7 @@ def partitioned(connection: Connection) -> bool:
     return bool(connection.exec_driver_sql(query).scalar())
 
 
-def partitions(connection: Connection) -> tuple[Partition, ...]:
+def partitions(connection: Connection) -> tuple[MonthPartition, ...]:
     """Every partition, the earliest first and the rest last; none on SQLite."""
     if not partitioned(connection):
         return ()
@@ -59,23 +59,25 @@ def partitions(connection: Connection) -> tuple[Partition, ...]:
         "SELECT relname, pg_get_expr(relpartbound, pg_class.oid) AS bound FROM pg_inherits"
         " JOIN pg_class ON pg_class.oid = inhrelid WHERE inhparent = to_regclass('events')"
     )
-    found = [Partition(row.relname, *_parsed(row.bound)) for row in connection.exec_driver_sql(query).all()]
+    found = [
+        MonthPartition(row.relname, *_parsed(row.bound)) for row in connection.exec_driver_sql(query).all()
+    ]
     return tuple(sorted(found, key=lambda part: (part.name == REST, part.first_us or 0)))
 
 
-def size_bytes(connection: Connection, part: Partition) -> int:
+def size_bytes(connection: Connection, part: MonthPartition) -> int:
     """What a partition takes on disk, indexes included."""
     query = "SELECT pg_total_relation_size(to_regclass(%s))"
     return int(connection.exec_driver_sql(query, (part.name,)).scalar() or 0)
 
 
-def month_of(at_us: int) -> Partition:
+def month_of(at_us: int) -> MonthPartition:
     """The UTC month of an instant."""
     moment = datetime.fromtimestamp(at_us // _MICROSECONDS, UTC)
     return _month(moment.year, moment.month)
 
 
-def months_from(at_us: int, count: int) -> tuple[Partition, ...]:
+def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
     """The month of an instant and those that follow it, `count` in all."""
     moment = datetime.fromtimestamp(at_us // _MICROSECONDS, UTC)
     start = 12 * moment.year + moment.month - 1
@@ -112,7 +114,7 @@ def keep_ahead(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -> tuple
         return ()
 
 
-def _attach(connection: Connection, month: Partition) -> None:
+def _attach(connection: Connection, month: MonthPartition) -> None:
     """A month's partition, with the leaves of it that the rest holds; beside the table first, for P4."""
     run = connection.exec_driver_sql
     run(f"CREATE TABLE {month.name} (LIKE events)")
@@ -142,9 +144,9 @@ def owned(connection: Connection) -> bool:
     return bool(connection.exec_driver_sql(query).scalar())
 
 
-def _month(year: int, month: int) -> Partition:
+def _month(year: int, month: int) -> MonthPartition:
     following = (year + month // 12, month % 12 + 1)
-    return Partition(f"events_{year}_{month:02d}", _start_us(year, month), _start_us(*following))
+    return MonthPartition(f"events_{year}_{month:02d}", _start_us(year, month), _start_us(*following))
 
 
 def _start_us(year: int, month: int) -> int:
@@ -161,5 +163,5 @@ def _parsed(bound: str) -> tuple[int | None, int | None]:
     return first, below
 
 
-def _overlap(one: Partition, other: Partition) -> bool:
+def _overlap(one: MonthPartition, other: MonthPartition) -> bool:
     return (one.first_us or 0) < (other.below_us or 0) and (other.first_us or 0) < (one.below_us or 0)

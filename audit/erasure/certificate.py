@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, and_, func, or_, select
 
-from kvcustody.audit.erasure.figures_from_leaves import Figures, figures_of
+from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.requests_and_answers import Status, status
 from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
@@ -45,7 +45,7 @@ LIMITS = (
 )
 
 
-class Opening(NamedTuple):
+class SelectorOpening(NamedTuple):
     """What opens the commitment: the salt and the selector's text. It belongs to the requester."""
 
     salt: str
@@ -56,9 +56,9 @@ class Opening(NamedTuple):
         return hashlib.sha256(bytes.fromhex(self.salt) + self.selector.encode()).hexdigest()
 
 
-def new_opening(selector: str) -> Opening:
+def new_opening(selector: str) -> SelectorOpening:
     """An opening with a fresh random salt."""
-    return Opening(secrets.token_hex(SALT_BYTES), selector)
+    return SelectorOpening(secrets.token_hex(SALT_BYTES), selector)
 
 
 def statement_text(key_name: str, body: bytes) -> str:
@@ -72,7 +72,7 @@ def canonical(body: dict[str, Any]) -> bytes:
 
 
 def issue(
-    connection: Connection, erasure: str, key: SigningKey, opening: Opening, *, now_us: int
+    connection: Connection, erasure: str, key: SigningKey, opening: SelectorOpening, *, now_us: int
 ) -> dict[str, Any]:
     """The certificate of an erasure as it stands at `now_us` (UTC), as one JSON document.
 
@@ -116,13 +116,13 @@ def issue(
     return {"body": body, "signature": signed}
 
 
-def _request(found: Status, opening: Opening) -> dict[str, Any]:
+def _request(found: Status, opening: SelectorOpening) -> dict[str, Any]:
     asked = found.request._asdict()
     asked["commitment"] = opening.commitment()
     return asked
 
 
-def _population(connection: Connection, found: Status, figures: Figures) -> dict[str, Any]:
+def _population(connection: Connection, found: Status, figures: ErasureFigures) -> dict[str, Any]:
     """How many residencies of the selector the ledger knows from before the request, by the query that says so."""
     asked, column = found.request, residencies.c
     where = [column.part == 1, column.opened_us <= asked.at_us]
@@ -201,4 +201,4 @@ def _spans(generations: Any) -> list[tuple[int, int]]:
     return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
 
 
-__all__ = ["SCHEMA", "Opening", "canonical", "issue", "new_opening", "statement_text"]
+__all__ = ["SCHEMA", "SelectorOpening", "canonical", "issue", "new_opening", "statement_text"]

@@ -16,7 +16,7 @@ LEVELS = ("unread", "launched", "retired", "sampled", "full")
 Unit = tuple[str, int, int]
 
 
-class Figures(NamedTuple):
+class ErasureFigures(NamedTuple):
     """Counts of units, and of the processes and tier objects behind them."""
 
     units: int
@@ -36,7 +36,7 @@ class Figures(NamedTuple):
         return {name: dict(value) if isinstance(value, tuple) else value for name, value in made.items()}
 
 
-def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> Figures:
+def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> ErasureFigures:
     """The figures of one erasure, from the bodies of its leaves."""
     shards: dict[str, int] = {}
     covered: set[Unit] = set()
@@ -77,7 +77,7 @@ def figures_of(bodies: Iterable[Mapping[str, Any]], erasure: str) -> Figures:
         if len(levels) >= shards.get(unit[0], 1 << 30)
     }
     still = {unit: reason for unit, reason in kept.items() if unit in covered and unit not in destroyed}
-    return Figures(
+    return ErasureFigures(
         len(covered),
         len(destroyed),
         _counted(LEVELS[level] for level in destroyed.values()),

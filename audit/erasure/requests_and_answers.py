@@ -33,7 +33,7 @@ class Requested(NamedTuple):
     detail: str
 
 
-class Answer(NamedTuple):
+class ErasureAnswer(NamedTuple):
     """What one worker has said of an erasure; `outcome` is `complete`, `partial` or empty: nothing yet."""
 
     worker: str
@@ -52,7 +52,7 @@ class Status(NamedTuple):
     """An erasure over all workers."""
 
     request: Requested
-    answers: tuple[Answer, ...]
+    answers: tuple[ErasureAnswer, ...]
     waiting: tuple[str, ...]
     unreachable: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class Status(NamedTuple):
         )
 
 
-class Names(NamedTuple):
+class SelectorNames(NamedTuple):
     """Who is behind the pseudonyms of a request, where the link is still there."""
 
     subject: str | None
@@ -125,7 +125,7 @@ def pending(connection: Connection, worker: str) -> tuple[Requested, ...]:
     return tuple(Requested(*row) for row in connection.execute(query))
 
 
-def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> Names | None:
+def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = None) -> SelectorNames | None:
     """The subject and session of a request by name; None where their link was destroyed.
 
     Where the ledger has tags instead of names, `keys` says who is meant, and None without them: a tag names nobody.
@@ -142,7 +142,7 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
         if name is None:
             return None
         found.append(name)
-    return Names(*found)
+    return SelectorNames(*found)
 
 
 def status(connection: Connection, erasure: str, now_us: int) -> Status:
@@ -170,7 +170,7 @@ def _owing(connection: Connection, asked: Requested) -> list[Any]:
     return list(connection.execute(query).all())
 
 
-def _answer(connection: Connection, erasure: str, worker: Any) -> Answer:
+def _answer(connection: Connection, erasure: str, worker: Any) -> ErasureAnswer:
     result, life = erasure_results.c, incarnations.c
     query = (
         select(erasure_results, life.uuid)
@@ -180,14 +180,14 @@ def _answer(connection: Connection, erasure: str, worker: Any) -> Answer:
     )
     rows = connection.execute(query).all()
     if not rows:
-        return Answer(worker.name, "", "", 0, 0, 0, 0, "", 0, 0)
+        return ErasureAnswer(worker.name, "", "", 0, 0, 0, 0, "", 0, 0)
     row = rows[-1]
     read = connection.execute(
         select(erasure_rereads.c.checked, erasure_rereads.c.nonzero).where(
             and_(erasure_rereads.c.erasure == erasure, erasure_rereads.c.incarnation == row.incarnation)
         )
     ).all()
-    return Answer(
+    return ErasureAnswer(
         worker.name,
         row.uuid,
         row.outcome,
@@ -202,9 +202,9 @@ def _answer(connection: Connection, erasure: str, worker: Any) -> Answer:
 
 
 __all__ = [
-    "Answer",
-    "Names",
+    "ErasureAnswer",
     "Requested",
+    "SelectorNames",
     "Status",
     "erasure_effects",
     "erasure_remains",

@@ -1,7 +1,7 @@
 """Leaves in order, column by column: what a transaction appends.
 
 B1 Every column is a function of the leaves' bytes: `batch_of(parse(data) …)` gives the batch that the encoder
-gave. Values of `Group.columns` are as in the leaf, except that decimal strings of large integers are integers.
+gave. Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers.
 B2 A group has no column of a key in `UNREAD`: no row is made of them.
 """
 
@@ -22,7 +22,7 @@ Columns = Mapping[str, Sequence[Any]]
 UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "parts", "domains", *TOTALS})
 
 
-class Group(NamedTuple):
+class LeafGroup(NamedTuple):
     """Leaves of one kind: their places in the batch, their values by leaf key (B2), the extents of their run lists."""
 
     kind: str
@@ -39,7 +39,7 @@ class Founder(NamedTuple):
     at_us: int
 
 
-class Batch(NamedTuple):
+class LeafBatch(NamedTuple):
     """Leaves in order; columns have one value a leaf."""
 
     logs: Sequence[str]
@@ -51,12 +51,12 @@ class Batch(NamedTuple):
     outages: Sequence[str]
     at_us: Sequence[int]
     data: Sequence[bytes]
-    groups: Sequence[Group]
+    groups: Sequence[LeafGroup]
     founders: Mapping[str, Founder]
     hashes: Sequence[bytes]  # RFC 6962, of `data`
 
 
-EMPTY = Batch((), (), (), (), (), (), (), (), (), (), {}, ())
+EMPTY = LeafBatch((), (), (), (), (), (), (), (), (), (), {}, ())
 
 
 def _integer_keys(kind: type) -> frozenset[str]:
@@ -69,7 +69,7 @@ def _integer_keys(kind: type) -> frozenset[str]:
 _INTEGER_KEYS = {KINDS[kind].name: _integer_keys(kind) for kind in KINDS}
 
 
-def batch_of(leaves: Sequence[Leaf]) -> Batch:
+def batch_of(leaves: Sequence[Leaf]) -> LeafBatch:
     """The batch of leaves that are there already, as a replay reads them; raises `KeyError` on a strange body."""
     bodies = [leaf.body for leaf in leaves]
     by_kind: dict[str, list[int]] = {}
@@ -80,7 +80,7 @@ def batch_of(leaves: Sequence[Leaf]) -> Batch:
             at_us = int(body["at_us"])
             worker = str(body.get("worker", "unknown"))
             founders[body["incarnation"]] = Founder(worker, at_us - int(body["boot_us"]), at_us)
-    return Batch(
+    return LeafBatch(
         [leaf.log for leaf in leaves],
         [body["incarnation"] for body in bodies],
         [int(body["sequence"]) for body in bodies],
@@ -96,7 +96,7 @@ def batch_of(leaves: Sequence[Leaf]) -> Batch:
     )
 
 
-def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> Group:
+def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> LeafGroup:
     integers = _INTEGER_KEYS.get(kind, frozenset())
     keys = dict.fromkeys(key for body in bodies for key in body)
     columns = {
@@ -106,7 +106,7 @@ def _group(kind: str, places: list[int], bodies: list[dict[str, Any]]) -> Group:
     }
     # Leaves of earlier versions have no `written`: the list is empty.
     lists = [key for key in TOTALS if key in keys or (key == "written" and kind == "residency-opened")]
-    return Group(
+    return LeafGroup(
         kind, places, columns, {key: extents([body.get(key, []) for body in bodies]) for key in lists}
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvcustody.audit.events.batch import EMPTY, Batch, Founder, Group, batch_of
+from kvcustody.audit.events.batch import EMPTY, Founder, LeafBatch, LeafGroup, batch_of
 from kvcustody.audit.events.block_run_text import NotPlainError
 from kvcustody.audit.events.canonical_leaf import LEAF_BYTES_MAX, Context, Leaf, leaves, parse
 from kvcustody.audit.events.column_encoder import Form, Item, Texts, Written
@@ -27,7 +27,7 @@ _CHUNK = 256  # events of one kind between offers of the interpreter lock
 _TWO_LOGS = (DecisionRecorded, HitCounted, HitCounters)
 
 
-class Refused(NamedTuple):
+class RefusedEvent(NamedTuple):
     """An event that has no leaf, and why."""
 
     sequence: int
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     event: Event
     leaves: Sequence[bytes]
 
-    def batch(self) -> Batch:
+    def batch(self) -> LeafBatch:
         """Its leaves as a batch of their own."""
         return batch_of([parse(data) for data in self.leaves])
 
@@ -52,8 +52,8 @@ class Encoded(NamedTuple):
 
     items: Sequence[Item]
     widths: Sequence[int]
-    batch: Batch
-    refused: Sequence[Refused] = ()
+    batch: LeafBatch
+    refused: Sequence[RefusedEvent] = ()
 
     def entries(self) -> list[Entry]:
         """One entry an event, for where each must be dealt with by itself."""
@@ -121,15 +121,15 @@ class _Draft:
         self._data = [b""] * len(items)
         self._logs = [""] * len(items)
         self._at_us = [0] * len(items)
-        self._groups: list[Group] = []
+        self._groups: list[LeafGroup] = []
         self._single: dict[int, list[Leaf]] = {}  # none: refused
-        self._refused: list[Refused] = []
+        self._refused: list[RefusedEvent] = []
 
     def take(self, kind: str, places: list[int], written: Written) -> None:
         data, logs, at_us = self._data, self._logs, self._at_us
         for place, leaf, log, moment in zip(places, written.data, written.logs, written.at_us, strict=True):
             data[place], logs[place], at_us[place] = leaf, log, moment
-        self._groups.append(Group(kind, places, written.columns, written.extents))
+        self._groups.append(LeafGroup(kind, places, written.columns, written.extents))
 
     def singly(self, places: list[int], context: Context) -> None:
         for place in places:
@@ -138,7 +138,7 @@ class _Draft:
                 self._single[place] = leaves(event, context, sequence)
             except Exception as problem:  # C2: whatever a caller put into an event
                 self._single[place] = []
-                self._refused.append(Refused(sequence, event, problem))
+                self._refused.append(RefusedEvent(sequence, event, problem))
 
     def encoded(self, context: Context) -> Encoded:
         if self._single:
@@ -146,7 +146,7 @@ class _Draft:
         count = len(self.items)
         return Encoded(self.items, [1] * count, self._batch(context, range(count)), self._refused)
 
-    def _batch(self, context: Context, places: Sequence[int]) -> Batch:
+    def _batch(self, context: Context, places: Sequence[int]) -> LeafBatch:
         """The batch of the leaves that chunks made, at these places."""
         count, whole = len(places), len(places) == len(self.items)
         items = self.items if whole else [self.items[place] for place in places]
@@ -155,7 +155,7 @@ class _Draft:
         outages = {kind: KINDS[kind].outage for kind in names}
         at_us = self._at_us if whole else [self._at_us[place] for place in places]
         data = self._data if whole else [self._data[place] for place in places]
-        return Batch(
+        return LeafBatch(
             self._logs if whole else [self._logs[place] for place in places],
             [context.incarnation] * count,
             [sequence for sequence, _ in items],
@@ -190,6 +190,6 @@ class _Draft:
         founders = {**second.founders, **first.founders}
         pairs = zip((*first[:9], first.hashes), (*second[:9], second.hashes), strict=True)
         *placed, hashes = [[both[place] for place in order] for both in ([*a, *b] for a, b in pairs)]
-        batch = Batch._make((*placed, groups, founders, hashes))
+        batch = LeafBatch._make((*placed, groups, founders, hashes))
         kept = [(item, width) for item, width in zip(self.items, widths, strict=True) if width]
         return Encoded([item for item, _ in kept], [width for _, width in kept], batch, self._refused)

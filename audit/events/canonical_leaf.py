@@ -26,7 +26,7 @@ _PARTS_DIGITS = 10
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER
 
 
-class Pseudonyms(Protocol):
+class PseudonymSource(Protocol):
     """Gives the random pseudonym of a subject, or of a session (kept with its subject)."""
 
     def __call__(self, tenant: str, subject: str, session: str = "") -> str:
@@ -38,7 +38,7 @@ class Context(NamedTuple):
 
     incarnation: str
     offset_us: int
-    pseudonym: Pseudonyms
+    pseudonym: PseudonymSource
 
 
 class Leaf(NamedTuple):
@@ -162,7 +162,7 @@ def _refuse_floats(values: Iterable[Any], kind: str) -> None:
         raise LedgerError(f"`{kind}` carries a float", kind=kind)
 
 
-def _pseudonymise(body: dict[str, Any], pseudonym: Pseudonyms) -> None:
+def _pseudonymise(body: dict[str, Any], pseudonym: PseudonymSource) -> None:
     tenant, subject, session = body["tenant"] or "", body["subject"], body["session"]
     if session is not None:
         body["session"] = pseudonym(tenant, subject or "", session)

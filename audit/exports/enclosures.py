@@ -21,7 +21,7 @@ LEAF, PROOF, TEXT, TOKEN = ".leaf", ".tlog-proof", ".txt", ".tsr"
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class HandoverProof:
     """A leaf of the system log by which one key hands over to the next, and what shows that it is there."""
 
     leaf: bytes
@@ -66,7 +66,7 @@ class Enclosed:
         return cls(place, tuple(split_hashes(b"".join(nodes))), str(value.get("authority", "")))
 
 
-def handover_files(handovers: Sequence[Handover]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
+def handover_files(handovers: Sequence[HandoverProof]) -> tuple[tuple[Enclosed, ...], dict[str, bytes]]:
     """The manifest's entries for handovers, and their files by path."""
     entries = tuple(Enclosed(f"{KEYS}/{number:06d}", each.path) for number, each in enumerate(handovers, 1))
     files: dict[str, bytes] = {}

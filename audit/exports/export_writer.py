@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 from kvcustody.audit.exports import verify_standalone as verify_kvcustody
 from kvcustody.audit.exports.enclosures import handover_files, stamp_files
-from kvcustody.audit.exports.file_formats import Format, encode, leaves_of
+from kvcustody.audit.exports.file_formats import LeafFormat, encode, leaves_of
 from kvcustody.audit.exports.manifest import (
     MANIFEST,
     OPENINGS,
     VERIFIER,
     ExportedLog,
     ExportFile,
-    Manifest,
+    ExportManifest,
     root_line,
 )
 from kvcustody.audit.exports.range_proof import RangeProof, range_proof
@@ -46,7 +46,7 @@ _ROOT_LINES = 1 << 12
 Progress = Callable[[str, int, int], None]  # log, leaves done, leaves in all
 
 
-class Selection(NamedTuple):
+class ExportSelection(NamedTuple):
     """Which leaves to export: of these logs (empty: all), between these times (None: no bound)."""
 
     logs: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Selection(NamedTuple):
     @property
     def whole(self) -> bool:
         """Everything under the checkpoint."""
-        return self == Selection()
+        return self == ExportSelection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class _Ask:
 def write_export(
     folder: Path,
     source: ExportSource,
-    selection: Selection = Selection(),  # noqa: B008 - a value
+    selection: ExportSelection = ExportSelection(),  # noqa: B008 - a value
     *,
-    form: Format = Format.NDJSON,
+    form: LeafFormat = LeafFormat.NDJSON,
     made_at_us: int,
     progress: Progress | None = None,
     chunk_leaves: int = CHUNK_LEAVES,
-) -> Manifest:
+) -> ExportManifest:
     """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try (E2)."""
     if os.path.lexists(folder):
         raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
@@ -110,8 +110,8 @@ class _Export:
         self,
         partial: Path,
         source: ExportSource,
-        selection: Selection,
-        form: Format,
+        selection: ExportSelection,
+        form: LeafFormat,
         progress: Progress,
         chunk_leaves: int,
     ) -> None:
@@ -127,7 +127,7 @@ class _Export:
         self._chunk_leaves = chunk_leaves
         self._done: dict[str, list[dict[str, Any]]] = {}
 
-    def write(self, made_at_us: int) -> Manifest:
+    def write(self, made_at_us: int) -> ExportManifest:
         logs = self._chosen()
         self._open()
         _write(self._partial / CHECKPOINT, self._source.note)
@@ -139,7 +139,7 @@ class _Export:
         for path, data in (key_files | stamped).items():
             (self._partial / path).parent.mkdir(exist_ok=True)
             _write(self._partial / path, data)
-        manifest = Manifest(
+        manifest = ExportManifest(
             self._checkpoint.origin,
             self._checkpoint.head,
             self._form,

@@ -31,7 +31,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _LINE_BYTES_MAX = 1 << 16
 
 
-class Format(StrEnum):
+class LeafFormat(StrEnum):
     """How the leaves of an export are written."""
 
     NDJSON = "ndjson"
@@ -39,14 +39,14 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-def encode(form: Format, log: str, first: int, leaves: Sequence[bytes]) -> bytes:
+def encode(form: LeafFormat, log: str, first: int, leaves: Sequence[bytes]) -> bytes:
     """A file with these leaves, the first of which is leaf `first` of the log; raises `ExportError`."""
-    if form is Format.NDJSON:
+    if form is LeafFormat.NDJSON:
         return b"".join(leaf + b"\n" for leaf in leaves)
     return _ENCODERS[form](_rows(log, first, leaves))
 
 
-def leaves_of(form: Format, path: Path) -> Iterator[bytes]:
+def leaves_of(form: LeafFormat, path: Path) -> Iterator[bytes]:
     """The leaves in a file, in order; raises `ExportError` where it is not of this form."""
     return _READERS[form](path)
 
@@ -137,12 +137,12 @@ def _arrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-_ENCODERS: dict[Format, Callable[[Iterator[dict[str, Any]]], bytes]] = {
-    Format.CSV: _csv,
-    Format.PARQUET: _parquet,
+_ENCODERS: dict[LeafFormat, Callable[[Iterator[dict[str, Any]]], bytes]] = {
+    LeafFormat.CSV: _csv,
+    LeafFormat.PARQUET: _parquet,
 }
-_READERS: dict[Format, Callable[[Path], Iterator[bytes]]] = {
-    Format.NDJSON: _ndjson_leaves,
-    Format.CSV: _csv_leaves,
-    Format.PARQUET: _parquet_leaves,
+_READERS: dict[LeafFormat, Callable[[Path], Iterator[bytes]]] = {
+    LeafFormat.NDJSON: _ndjson_leaves,
+    LeafFormat.CSV: _csv_leaves,
+    LeafFormat.PARQUET: _parquet_leaves,
 }

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.events import SYSTEM
-from kvcustody.audit.exports.enclosures import Handover, Stamp
+from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import retention_purges, timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.key_handover import handed_over, handover_leaves
-from kvcustody.audit.tlog.proofs import Tiles
+from kvcustody.audit.tlog.proofs import TileSource
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import ExportError
 from kvcustody.audit.witness.status import witnessed_note
@@ -57,7 +57,7 @@ class LedgerSource:
                 for found in proofs.logs(as_of=self.size)
             ]
 
-    def tiles(self, name: str) -> Tiles:
+    def tiles(self, name: str) -> TileSource:
         """The hashes of a sub-log."""
         return _Tiles(self._engine, name)
 
@@ -100,7 +100,7 @@ class LedgerSource:
             low, high = connection.execute(query).one()
         return (0, 0) if low is None else (low, high + 1)
 
-    def handovers(self) -> Sequence[Handover]:
+    def handovers(self) -> Sequence[HandoverProof]:
         """Every handover of the signing key under the checkpoint, in order."""
         with self._engine.connect() as connection:
             proofs = LedgerProofs(connection)
@@ -108,7 +108,7 @@ class LedgerSource:
                 return ()
             below = proofs.head(SYSTEM, as_of=self.size).size
             return [
-                Handover(
+                HandoverProof(
                     leaf,
                     proofs.inclusion(SYSTEM, idx, as_of=self.size).to_bytes(),
                     tuple(proofs.root_consistency(handed_over(leaf).head.size, self.size)),

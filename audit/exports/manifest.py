@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from kvcustody.audit.exports.enclosures import Enclosed
-from kvcustody.audit.exports.file_formats import Format
+from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.range_proof import RangeProof
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.tiles import ExportError
@@ -59,12 +59,12 @@ class ExportedLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ExportManifest:
     """The whole export. `made_at_us` is UTC; `witnesses` are names that the note carries, unchecked."""
 
     origin: str
     root: TreeHead
-    form: Format
+    form: LeafFormat
     made_at_us: int
     witnesses: tuple[str, ...]
     openings: bool
@@ -96,7 +96,7 @@ class Manifest:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
+    def from_bytes(cls, data: bytes) -> ExportManifest:
         """What `to_bytes` made; raises `ExportError` for anything else."""
         try:
             value = orjson.loads(data)
@@ -106,7 +106,7 @@ class Manifest:
             return cls(
                 str(value["origin"]),
                 _parse_head(value["root"]),
-                Format(value["format"]),
+                LeafFormat(value["format"]),
                 int(value["made_at_us"]),
                 tuple(map(str, value["witnesses"])),
                 value["openings"] is True,

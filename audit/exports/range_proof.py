@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvcustody.audit.tlog.merkle import Frontier, TreeHead, split_hashes
-from kvcustody.audit.tlog.proofs import ProofError, Tiles, check_consistency, consistency_proof, frontier_at
+from kvcustody.audit.tlog.proofs import (
+    ProofError,
+    TileSource,
+    check_consistency,
+    consistency_proof,
+    frontier_at,
+)
 
 
 class RangeProof(NamedTuple):
@@ -57,7 +63,7 @@ class RangeProof(NamedTuple):
         check_consistency(after.head(), head, self.path)
 
 
-def range_proof(tiles: Tiles, first: int, end: int, size: int) -> RangeProof:
+def range_proof(tiles: TileSource, first: int, end: int, size: int) -> RangeProof:
     """The proof for leaves `first` up to and without `end` of the tree of `size` leaves."""
     if not 0 <= first <= end <= size:
         raise ProofError(f"leaves `{first}` to `{end}` are not in a tree of `{size}`", first=first, end=end)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from kvcustody.audit.exports.enclosures import Handover, Stamp
+from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.tlog.merkle import TreeHead
-from kvcustody.audit.tlog.proofs import Tiles
-from kvcustody.audit.tlog.root_log import HeadProof, Opening
+from kvcustody.audit.tlog.proofs import TileSource
+from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening
 
 
 class SubLog(NamedTuple):
@@ -27,7 +27,7 @@ class RootLeaf(NamedTuple):
     """A leaf of the root log and what opens it (None: its salt was destroyed)."""
 
     commitment: bytes
-    opening: Opening | None
+    opening: RootLeafOpening | None
 
 
 class ExportSource(Protocol):
@@ -40,7 +40,7 @@ class ExportSource(Protocol):
     def logs(self) -> Sequence[SubLog]:
         """Every sub-log under the checkpoint, in name order."""
 
-    def tiles(self, name: str) -> Tiles:
+    def tiles(self, name: str) -> TileSource:
         """The hashes of a sub-log."""
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
@@ -52,7 +52,7 @@ class ExportSource(Protocol):
     def span(self, name: str, since_us: int | None, until_us: int | None) -> tuple[int, int]:
         """The shortest run of leaves that holds every leaf whose `at_us` is in [since, until)."""
 
-    def handovers(self) -> Sequence[Handover]:
+    def handovers(self) -> Sequence[HandoverProof]:
         """Every handover of the signing key under the checkpoint, in order."""
 
     def stamps(self) -> Sequence[Stamp]:

@@ -42,7 +42,7 @@ class TenantTotals(NamedTuple):
     leaves: int
 
 
-class Custody(NamedTuple):
+class SubjectResidency(NamedTuple):
     """One residency of a subject: what was held, why it ended, until when it is held."""
 
     incarnation: str
@@ -60,7 +60,7 @@ class Custody(NamedTuple):
     written_blocks: int
 
 
-class BlockEvent(NamedTuple):
+class BlockLeaf(NamedTuple):
     """One leaf in the history of a (block, generation)."""
 
     at_us: int
@@ -80,7 +80,7 @@ class Denials(NamedTuple):
     requests: int
 
 
-class Finding(NamedTuple):
+class OrphanFinding(NamedTuple):
     """One orphan finding."""
 
     orphan: str
@@ -139,7 +139,7 @@ def tenant_totals(connection: Connection) -> tuple[TenantTotals, ...]:
     return tuple(made)
 
 
-def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tuple[Custody, ...]:
+def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tuple[SubjectResidency, ...]:
     """Every residency of a subject or session, oldest first."""
     into, out, life = residencies.c, releases.c, incarnations.c
     query = (
@@ -172,7 +172,7 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
         .order_by(into.opened_us, into.log, into.idx)
     )
     return tuple(
-        Custody(
+        SubjectResidency(
             incarnation=row.uuid,
             residency=row.residency,
             tenant=tenant,
@@ -193,7 +193,7 @@ def custody_of(connection: Connection, tenant: str, pseudonyms: list[str]) -> tu
 
 def block_history(
     connection: Connection, incarnation: str, block: int, generation: int, pool: int = 0
-) -> tuple[BlockEvent, ...]:
+) -> tuple[BlockLeaf, ...]:
     """Everything recorded about one (block, generation), in time order, from the runs in the leaves."""
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == incarnation))
     found = []
@@ -207,7 +207,7 @@ def block_history(
         for row in connection.execute(query):
             body = orjson.loads(row.leaf)
             if _names(body["runs"] + body.get("written", []), block, generation, pool):
-                found.append(BlockEvent(row.at_us, row.kind, row.name, row.idx, body))
+                found.append(BlockLeaf(row.at_us, row.kind, row.name, row.idx, body))
     return tuple(sorted(found, key=lambda item: (item.at_us, item.body["sequence"], item.body["part"])))
 
 
@@ -235,13 +235,15 @@ def denials_by_rule(connection: Connection, *, tenant: str | None = None) -> tup
     return tuple(Denials(*key, totals[key]) for key in sorted(totals))
 
 
-def findings(connection: Connection, *, tenant: str | None = None) -> tuple[Finding, ...]:
+def findings(connection: Connection, *, tenant: str | None = None) -> tuple[OrphanFinding, ...]:
     """Orphan findings, oldest first."""
     column = orphan_findings.c
-    query = select(*(column[name] for name in Finding._fields)).order_by(column.at_us, column.log, column.idx)
+    query = select(*(column[name] for name in OrphanFinding._fields)).order_by(
+        column.at_us, column.log, column.idx
+    )
     if tenant is not None:
         query = query.where(column.tenant == tenant)
-    return tuple(Finding(*row) for row in connection.execute(query))
+    return tuple(OrphanFinding(*row) for row in connection.execute(query))
 
 
 def gaps(connection: Connection) -> tuple[Gap, ...]:

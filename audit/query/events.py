@@ -116,7 +116,7 @@ class EventRow:
         return self.decoded
 
 
-class EventPage(NamedTuple):
+class LeafPage(NamedTuple):
     """Some leaves, and where the next page begins (None: there is none)."""
 
     rows: tuple[EventRow, ...]
@@ -132,7 +132,7 @@ def find_events(
     limit: int = 100,
     as_of: int | None = None,
     scan_max: int = 1_000_000,
-) -> EventPage:
+) -> LeafPage:
     """One page; raises `ProofError` where there is no checkpoint of `as_of` root leaves."""
     sizes = None if as_of is None else LedgerProofs(connection).sizes(as_of)
     rows: list[EventRow] = []
@@ -150,7 +150,7 @@ def find_events(
             rows += plain
             scanned += len(plain)
             if len(rows) == limit:
-                return EventPage(tuple(rows), Cursor(log, rows[-1].at_us, rows[-1].idx), scanned)
+                return LeafPage(tuple(rows), Cursor(log, rows[-1].at_us, rows[-1].idx), scanned)
             continue
         while True:
             window = _Window(connection, log, wanted, below, place)
@@ -160,7 +160,7 @@ def find_events(
                     rows.append(found)
                 place = Cursor(log, row.at_us, row.idx)
                 if len(rows) == limit:
-                    return EventPage(tuple(rows), place, scanned)
+                    return LeafPage(tuple(rows), place, scanned)
             if window.is_clipped:
                 continue  # more matches in this window than were asked for, and some did not hold
             scanned += window.size
@@ -168,8 +168,8 @@ def find_events(
                 break
             place = window.end
             if scanned >= scan_max:
-                return EventPage(tuple(rows), place, scanned)
-    return EventPage(tuple(rows), None, scanned)
+                return LeafPage(tuple(rows), place, scanned)
+    return LeafPage(tuple(rows), None, scanned)
 
 
 def every_event(

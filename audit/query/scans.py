@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, select, tuple_
 
-from kvcustody.audit.query.custody import Finding
+from kvcustody.audit.query.custody import OrphanFinding
 from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans, workers
 
 
@@ -47,7 +47,9 @@ def scans(connection: Connection, *, after: tuple[int, int, int] | None = None, 
     return ScanPage(tuple(Scan(*row[:-3]) for row in rows[:limit]), following)
 
 
-def scan_of(connection: Connection, incarnation: str, scan: int) -> tuple[Scan, tuple[Finding, ...]] | None:
+def scan_of(
+    connection: Connection, incarnation: str, scan: int
+) -> tuple[Scan, tuple[OrphanFinding, ...]] | None:
     """One scan with its findings; None where the ledger has none."""
     query = _scans().where(incarnations.c.uuid == incarnation, orphan_scans.c.scan == scan).limit(1)
     row = connection.execute(query).first()
@@ -56,11 +58,11 @@ def scan_of(connection: Connection, incarnation: str, scan: int) -> tuple[Scan, 
     column = orphan_findings.c
     life = select(incarnations.c.id).where(incarnations.c.uuid == incarnation).scalar_subquery()
     found = (
-        select(*(column[name] for name in Finding._fields))
+        select(*(column[name] for name in OrphanFinding._fields))
         .where(column.incarnation == life, column.scan == scan)
         .order_by(column.finding)
     )
-    return Scan(*row), tuple(Finding(*one) for one in connection.execute(found))
+    return Scan(*row), tuple(OrphanFinding(*one) for one in connection.execute(found))
 
 
 def _scans() -> Select[Any]:

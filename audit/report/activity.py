@@ -21,7 +21,7 @@ from kvcustody.audit.schema.ledger import (
 )
 
 
-class Kind(NamedTuple):
+class KindCount(NamedTuple):
     """Leaves of one kind."""
 
     kind: str
@@ -36,7 +36,7 @@ class Decided(NamedTuple):
     requests: int
 
 
-class Erased(NamedTuple):
+class ReportedErasure(NamedTuple):
     """One erasure that was asked for; subject and session are pseudonyms. `outcome` is the last that was recorded."""
 
     erasure: str
@@ -51,7 +51,7 @@ class Erased(NamedTuple):
     reason: str
 
 
-class Found(NamedTuple):
+class FindingCount(NamedTuple):
     """Orphan findings of one class and outcome."""
 
     orphan: str
@@ -62,10 +62,10 @@ class Found(NamedTuple):
 class Activity(NamedTuple):
     """All of it."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[KindCount, ...]
     decisions: tuple[Decided, ...]
-    erasures: tuple[Erased, ...]
-    findings: tuple[Found, ...]
+    erasures: tuple[ReportedErasure, ...]
+    findings: tuple[FindingCount, ...]
 
 
 def read_activity(
@@ -88,7 +88,7 @@ def read_activity(
     for item in overview.counted:
         kinds[item.kind] = kinds.get(item.kind, 0) + item.in_period
     return Activity(
-        tuple(Kind(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
+        tuple(KindCount(kind, leaves) for kind, leaves in sorted(kinds.items()) if leaves),
         tuple(sorted(_decisions(connection, within(hit_counters), within(decisions)))),
         tuple(_erasures(connection, within(erasures), as_of)),
         _findings(connection, within(orphan_findings)),
@@ -119,7 +119,7 @@ def _decisions(
     return [Decided(*key, number) for key, number in totals.items()]
 
 
-def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) -> list[Erased]:
+def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) -> list[ReportedErasure]:
     result = erasure_results.c
     outcomes = {
         row.erasure: row
@@ -133,7 +133,7 @@ def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) 
     for row in connection.execute(select(erasures).where(within)).all():
         last = outcomes.get(row.erasure)
         made.append(
-            Erased(
+            ReportedErasure(
                 row.erasure,
                 row.tenant,
                 row.selector,
@@ -149,11 +149,11 @@ def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) 
     return sorted(made, key=lambda item: (item.at_us, item.erasure))
 
 
-def _findings(connection: Connection, within: ColumnElement[bool]) -> tuple[Found, ...]:
+def _findings(connection: Connection, within: ColumnElement[bool]) -> tuple[FindingCount, ...]:
     column = orphan_findings.c
     query = (
         select(column.orphan, column.outcome, func.count())
         .where(within)
         .group_by(column.orphan, column.outcome)
     )
-    return tuple(sorted(Found(*row) for row in connection.execute(query)))
+    return tuple(sorted(FindingCount(*row) for row in connection.execute(query)))

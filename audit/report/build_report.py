@@ -15,10 +15,10 @@ from sqlalchemy import Connection, func, select
 import kvcustody
 from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.coverage.compare_recount import differences
-from kvcustody.audit.coverage.custody_units import LifeUnits, Selection, read_units
+from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
 from kvcustody.audit.coverage.recompute import Chosen
 from kvcustody.audit.coverage.recount_process import Recounting, recounting
-from kvcustody.audit.coverage.summary import Coverage, summary
+from kvcustody.audit.coverage.summary import CoverageSummary, summary
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.report.activity import read_activity
 from kvcustody.audit.report.exceptions import exceptions
@@ -27,17 +27,17 @@ from kvcustody.audit.report.gaps_and_spills import read_losses
 from kvcustody.audit.report.leaf_counts import look_over
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.model import (
-    Asked,
     Bin,
     Lag,
     PolicyProof,
     PopulationFacts,
     Recounted,
     Report,
+    ReportParameters,
     Timeliness,
     utc_text,
 )
-from kvcustody.audit.report.population import Population, is_covered
+from kvcustody.audit.report.population import CustodyPopulation, is_covered
 from kvcustody.audit.report.reconciliation import balances
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.report.system_boundary import read_boundary
@@ -89,7 +89,7 @@ def _last_us(connection: Connection, checkpoint: int) -> int:
 
 def build_report(
     connection: Connection,
-    asked: Asked,
+    asked: ReportParameters,
     *,
     proof: PolicyProof | None = None,
     progress: Progress | None = None,
@@ -109,7 +109,7 @@ def build_report(
 
 def _build(
     connection: Connection,
-    asked: Asked,
+    asked: ReportParameters,
     state: AsOf,
     proof: PolicyProof | None,
     tell: Progress,
@@ -123,9 +123,9 @@ def _build(
     )
     now_us = _last_us(connection, asked.checkpoint)
     tell("custody")
-    chosen = Selection(asked.since_us, asked.until_us, asked.tenant)
+    chosen = CustodySelection(asked.since_us, asked.until_us, asked.tenant)
     lives = list(read_units(connection, chosen, now_us=now_us, as_of=state))
-    found, population = summary(lives), Population(lives)
+    found, population = summary(lives), CustodyPopulation(lives)
     digest = population.digest()
     tell("sample and proofs")
     sample = draw_sample(
@@ -172,7 +172,7 @@ def _build(
     return made._replace(limitations=limitations(made))
 
 
-def _query(asked: Asked) -> str:
+def _query(asked: ReportParameters) -> str:
     tenant = f" and owner = {asked.tenant}" if asked.tenant else ""
     option = f" --tenant {asked.tenant}" if asked.tenant else ""
     return QUERY.format(
@@ -190,7 +190,9 @@ def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyPro
     return proof._replace(is_active=any(getattr(item, "digest", "") == proof.digest for item in policies))
 
 
-def _recounted(connection: Connection, asked: Asked, recount: Recounting, found: Coverage) -> Recounted:
+def _recounted(
+    connection: Connection, asked: ReportParameters, recount: Recounting, found: CoverageSummary
+) -> Recounted:
     """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
     again = recount.answer()
     if asked.tenant is None:
@@ -200,7 +202,7 @@ def _recounted(connection: Connection, asked: Asked, recount: Recounting, found:
     return Recounted(leaves, again.digest, 0, 0, 0, differences(found, again.figures))
 
 
-def _timeline(lives: Sequence[LifeUnits], asked: Asked) -> tuple[Bin, ...]:
+def _timeline(lives: Sequence[LifeUnits], asked: ReportParameters) -> tuple[Bin, ...]:
     span = asked.until_us - asked.since_us
     width = next((s for s in _BIN_SECONDS if s * 1_000_000 * _BINS_MAX >= span), _BIN_SECONDS[-1]) * 1_000_000
     due = np.zeros(-(-span // width), np.int64)
@@ -220,7 +222,7 @@ def _timeline(lives: Sequence[LifeUnits], asked: Asked) -> tuple[Bin, ...]:
     )
 
 
-def _timeliness(lives: Sequence[LifeUnits], found: Coverage) -> Timeliness:
+def _timeliness(lives: Sequence[LifeUnits], found: CoverageSummary) -> Timeliness:
     lags = np.concatenate([np.empty(0, np.int64), *(each.units.lag[each.units.lag >= 0] for each in lives)])
     places = np.searchsorted(np.array(LAG_LIMITS_US), lags, side="left")
     counts = np.bincount(places, minlength=len(LAG_LIMITS_US) + 1).tolist()

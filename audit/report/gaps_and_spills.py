@@ -23,7 +23,7 @@ class Loss(NamedTuple):
     cause: str
 
 
-class Spill(NamedTuple):
+class SpillPeriod(NamedTuple):
     """Events that went to a worker's local spill, or came back from it."""
 
     incarnation: str
@@ -38,7 +38,7 @@ class Losses(NamedTuple):
     gaps: int
     spills: int
     listed_gaps: tuple[Loss, ...]
-    listed_spills: tuple[Spill, ...]
+    listed_spills: tuple[SpillPeriod, ...]
 
 
 def read_losses(connection: Connection, as_of: AsOf, overview: Overview, *, tenant: str | None) -> Losses:
@@ -106,12 +106,12 @@ def _holes_of(connection: Connection, as_of: AsOf, uuid: str, known: Sequence[Lo
     return made
 
 
-def _spills(overview: Overview) -> list[Spill]:
+def _spills(overview: Overview) -> list[SpillPeriod]:
     made = []
     for body in overview.of_kind("spill-started", "replay-completed"):
         if body["kind"] == "spill-started":
             detail = f"{body['cause']}, from sequence {body['first_sequence']} on"
         else:
             detail = f"{body['added']} leaves added, {body['duplicates']} were there, {body['torn_bytes']} torn bytes"
-        made.append(Spill(body["incarnation"], int(body["at_us"]), body["kind"], detail))
+        made.append(SpillPeriod(body["incarnation"], int(body["at_us"]), body["kind"], detail))
     return made

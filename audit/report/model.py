@@ -23,7 +23,7 @@ from kvcustody.audit.report.system_boundary import Boundary
 SCHEMA = "kvcustody/report@1"
 
 
-class Asked(NamedTuple):
+class ReportParameters(NamedTuple):
     """Everything that a report depends on besides the ledger: the same again gives the same bytes."""
 
     framework: str
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
         return " ".join(parts)
 
 
-class Property(NamedTuple):
+class ReportedProperty(NamedTuple):
     """One property of a policy proof, and over how many cells it was looked at."""
 
     id: str
@@ -67,7 +67,7 @@ class PolicyProof(NamedTuple):
     holds: bool
     is_active: bool
     proof_digest: str
-    properties: tuple[Property, ...]
+    properties: tuple[ReportedProperty, ...]
 
 
 class Balance(NamedTuple):
@@ -151,7 +151,7 @@ class Report(NamedTuple):
     """The whole report."""
 
     version: str
-    asked: Asked
+    asked: ReportParameters
     framework: Framework
     boundary: Boundary
     proof: PolicyProof | None

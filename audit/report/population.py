@@ -26,7 +26,7 @@ _OVERDUE = VERDICTS.index("overdue")
 _GENERATION = (1 << POOL_SHIFT) - 1
 
 
-class Custody(NamedTuple):
+class PopulationMember(NamedTuple):
     """One member of the population; `due_us` is UTC, `level` is empty where nothing is destroyed with evidence."""
 
     incarnation: str
@@ -43,7 +43,7 @@ class Custody(NamedTuple):
     level: str
 
 
-class Population:
+class CustodyPopulation:
     """The custodies of a period, laid out in the order of N1."""
 
     def __init__(self, lives: Sequence[LifeUnits]) -> None:
@@ -76,7 +76,7 @@ class Population:
         """The numbers of a sample (N3), in the order drawn; the whole population where it is no larger."""
         return draw(seed, size, self.custodies)
 
-    def custody(self, number: int) -> Custody:
+    def custody(self, number: int) -> PopulationMember:
         """The custody of a number from 0 on."""
         which = int(np.searchsorted(self._ends, number, side="right"))
         each = self.lives[which]
@@ -120,11 +120,11 @@ def _rows(each: LifeUnits) -> Int64s:
     return rows
 
 
-def _ended(each: LifeUnits, place: int) -> Custody:
+def _ended(each: LifeUnits, place: int) -> PopulationMember:
     units = each.units
     row = each.ends.row(int(units.row[place]))
     level = int(units.level[place])
-    return Custody(
+    return PopulationMember(
         incarnation=each.life.uuid,
         pool=int(units.keys[place]) >> POOL_SHIFT,
         block=int(units.blocks[place]),
@@ -140,10 +140,10 @@ def _ended(each: LifeUnits, place: int) -> Custody:
     )
 
 
-def _overdue(each: LifeUnits, place: int) -> Custody:
+def _overdue(each: LifeUnits, place: int) -> PopulationMember:
     late = each.overdue
     tenant, classification = each.tenants.get(int(late.writer[place]), (UNKNOWN, UNKNOWN))
-    return Custody(
+    return PopulationMember(
         incarnation=each.life.uuid,
         pool=int(late.keys[place]) >> POOL_SHIFT,
         block=int(late.blocks[place]),

@@ -14,7 +14,7 @@ from kvcustody.audit.coverage.custody_units import LifeUnits
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.database.snapshot import AsOf
 from kvcustody.audit.report.model import Balance
-from kvcustody.audit.report.system_boundary import Boundary, Worker
+from kvcustody.audit.report.system_boundary import Boundary, ReportedWorker
 from kvcustody.audit.schema.ledger import receipts
 
 _LEAVES = "leaves"
@@ -52,7 +52,9 @@ def balances(
     return tuple(made)
 
 
-def _of_life(connection: Connection, each: LifeUnits, worker: Worker, state: AsOf) -> Iterator[Balance]:
+def _of_life(
+    connection: Connection, each: LifeUnits, worker: ReportedWorker, state: AsOf
+) -> Iterator[Balance]:
     account, who = each.account, f"{worker.name} {worker.incarnation[:8]}"
     yield Balance(
         f"{who}: generations up to the highest on record = listed as handed out",

@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Connection, select
 
 from kvcustody.audit.query.evidence_columns import POOL_SHIFT, is_among
-from kvcustody.audit.report.population import Custody, Population
+from kvcustody.audit.report.population import CustodyPopulation, PopulationMember
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.root_log import HeadProof
@@ -37,7 +37,7 @@ class SampleItem(NamedTuple):
     """One drawn custody and its evidence."""
 
     number: int
-    custody: Custody
+    custody: PopulationMember
     leaves: tuple[LeafEvidence, ...]
     leaves_left_out: int
 
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
 
 def draw_sample(
     connection: Connection,
-    population: Population,
+    population: CustodyPopulation,
     *,
     seed: str,
     size: int,
@@ -80,7 +80,10 @@ def draw_sample(
 
 
 def _places(
-    connection: Connection, population: Population, drawn: Sequence[Custody], tenant: str | None
+    connection: Connection,
+    population: CustodyPopulation,
+    drawn: Sequence[PopulationMember],
+    tenant: str | None,
 ) -> list[list[_Place]]:
     """The leaves that name each drawn custody."""
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}

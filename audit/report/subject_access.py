@@ -14,11 +14,11 @@ import numpy as np
 import orjson
 from sqlalchemy import Connection, and_, or_, select
 
-from kvcustody.audit.coverage.block_uses import NEVER, Uses, read_uses
+from kvcustody.audit.coverage.block_uses import NEVER, BlockUses, read_uses
 from kvcustody.audit.coverage.custody_units import (
-    Life,
+    CustodySelection,
+    IncarnationLife,
     LifeUnits,
-    Selection,
     ended_keys,
     lives_of,
     read_units,
@@ -119,7 +119,7 @@ def subject_page(
             mine[life.uuid] = {row.residency for row in rows}
             holdings += _holdings(connection, life, rows, now_us)
     if mine:
-        for each in read_units(connection, Selection(tenant=tenant), now_us=now_us):
+        for each in read_units(connection, CustodySelection(tenant=tenant), now_us=now_us):
             evidence += rows_of(_of(each, mine.get(each.life.uuid, set())))
     holdings.sort(key=lambda item: (-item.opened_us, item.incarnation, item.residency))
     return SubjectPage(
@@ -136,7 +136,9 @@ def subject_page(
     )
 
 
-def _openings(connection: Connection, life: Life, tenant: str, pseudonyms: Sequence[str]) -> list[Any]:
+def _openings(
+    connection: Connection, life: IncarnationLife, tenant: str, pseudonyms: Sequence[str]
+) -> list[Any]:
     column = residencies.c
     who = or_(column.subject.in_(pseudonyms), column.session.in_(pseudonyms))
     query = (
@@ -147,7 +149,7 @@ def _openings(connection: Connection, life: Life, tenant: str, pseudonyms: Seque
     return list(connection.execute(query).all())
 
 
-def _holdings(connection: Connection, life: Life, rows: list[Any], now_us: int) -> list[Holding]:
+def _holdings(connection: Connection, life: IncarnationLife, rows: list[Any], now_us: int) -> list[Holding]:
     uses = read_uses(connection, life)
     ended = ended_keys(connection, life)
     made = []
@@ -184,7 +186,7 @@ def _holdings(connection: Connection, life: Life, rows: list[Any], now_us: int) 
     return made
 
 
-def _used(uses: Uses, residency: int, ended: Any) -> tuple[int, int, int | None, int]:
+def _used(uses: BlockUses, residency: int, ended: Any) -> tuple[int, int, int | None, int]:
     """Blocks it used, those without an end, when it was released (None: it runs), and when its last hold ends."""
     mine = uses.residency == residency
     keys = np.unique(uses.keys[mine])

@@ -17,7 +17,7 @@ from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.witness.status import UNWITNESSED
 
 
-class Checkpoint(NamedTuple):
+class ReportedCheckpoint(NamedTuple):
     """The root log's head, its note as text, and when it was signed; `root` is hexadecimal, times are UTC."""
 
     origin: str
@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
     note: str
 
 
-class LogHead(NamedTuple):
+class ReportedLog(NamedTuple):
     """One sub-log under the checkpoint; `root` is hexadecimal."""
 
     name: str
@@ -36,7 +36,7 @@ class LogHead(NamedTuple):
     root: str
 
 
-class Worker(NamedTuple):
+class ReportedWorker(NamedTuple):
     """One incarnation, as its own leaves describe it; `end` is empty while it runs as far as the state says."""
 
     name: str
@@ -53,7 +53,7 @@ class Worker(NamedTuple):
     scrubbed: tuple[int, ...]
 
 
-class Policy(NamedTuple):
+class ReportedPolicy(NamedTuple):
     """A policy revision that took effect."""
 
     revision: int
@@ -76,10 +76,10 @@ class Witnessed(NamedTuple):
 class Boundary(NamedTuple):
     """All of it. `extends` is the earlier checkpoint that a reader named, with the path that shows it is a prefix."""
 
-    checkpoint: Checkpoint
-    logs: tuple[LogHead, ...]
-    workers: tuple[Worker, ...]
-    policies: tuple[Policy, ...]
+    checkpoint: ReportedCheckpoint
+    logs: tuple[ReportedLog, ...]
+    workers: tuple[ReportedWorker, ...]
+    policies: tuple[ReportedPolicy, ...]
     witnessed: Witnessed
     extends: int | None
     consistency: tuple[str, ...]
@@ -98,7 +98,7 @@ def read_boundary(
     path = [] if extends is None else proofs.root_consistency(extends, checkpoint)
     heads = [log for log in proofs.logs(as_of=checkpoint) if tenant is None or log.name == f"tenant/{tenant}"]
     return Boundary(
-        Checkpoint(
+        ReportedCheckpoint(
             parsed.text.splitlines()[0],
             head.size,
             head.root.hex(),
@@ -106,7 +106,7 @@ def read_boundary(
             note.at_us,
             note.note.decode(),
         ),
-        tuple(LogHead(log.name, log.head.size, log.head.root.hex()) for log in heads),
+        tuple(ReportedLog(log.name, log.head.size, log.head.root.hex()) for log in heads),
         tuple(_without_counters(item) if tenant else item for item in _workers(overview)),
         tuple(_policies(overview)),
         _witnessed(connection, checkpoint, note.at_us),
@@ -115,12 +115,12 @@ def read_boundary(
     )
 
 
-def _workers(overview: Overview) -> list[Worker]:
-    made: dict[str, Worker] = {}
+def _workers(overview: Overview) -> list[ReportedWorker]:
+    made: dict[str, ReportedWorker] = {}
     for body in overview.of_kind("worker-started", "worker-stopped", "worker-died"):
         uuid = body.get("of_incarnation") or body["incarnation"]
         if body["kind"] == "worker-started":
-            made[uuid] = Worker(
+            made[uuid] = ReportedWorker(
                 body["worker"],
                 uuid,
                 int(body["at_us"]),
@@ -144,14 +144,14 @@ def _workers(overview: Overview) -> list[Worker]:
     return list(made.values())
 
 
-def _without_counters(worker: Worker) -> Worker:
+def _without_counters(worker: ReportedWorker) -> ReportedWorker:
     """A worker's counters are of all its tenants together."""
     return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=())
 
 
-def _policies(overview: Overview) -> list[Policy]:
+def _policies(overview: Overview) -> list[ReportedPolicy]:
     return [
-        Policy(
+        ReportedPolicy(
             int(body["revision"]),
             body["name"],
             body["profile"],

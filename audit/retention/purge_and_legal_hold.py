@@ -32,7 +32,7 @@ from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.merkle import leaf_hash
-from kvcustody.audit.verify.verify_export import Verdict, verify_export
+from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
 from kvcustody.audit.writer.record_operator_act import record
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
@@ -248,7 +248,7 @@ def _oldest_kept(connection: Connection, log: int, before_us: int, signed: int) 
     return min((idx, why) for idx, why in limits if idx is not None)
 
 
-def _check_exported(plan: LogPlan, verdict: Verdict) -> None:
+def _check_exported(plan: LogPlan, verdict: ExportVerdict) -> None:
     held = next((log for log in verdict.logs if log.name == plan.log), None)
     if held is None or held.first > plan.first or held.end < plan.below:
         raise RetentionError(

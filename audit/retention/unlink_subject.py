@@ -26,7 +26,7 @@ BUSY = "a reader kept the write-ahead log from being emptied: run `kvcustody aud
 SERVER_LOG = "PostgreSQL keeps deleted rows until VACUUM, and archived WAL for as long as you keep it"
 
 
-class Unlinked(NamedTuple):
+class UnlinkedSubject(NamedTuple):
     """What was destroyed, and what remains in which copies (`remains`: sentences for a report)."""
 
     pseudonyms: int
@@ -44,7 +44,7 @@ def unlink_subject(
     reason: str,
     clock: Clock | None = None,
     put: Callable[[SubjectUnlinked], object] | None = None,
-) -> Unlinked:
+) -> UnlinkedSubject:
     """Destroy the link between a subject and its pseudonyms (D1-D3); safe to call again.
 
     `put` makes the event durable or raises; without it a writer is opened for it.
@@ -61,7 +61,7 @@ def unlink_subject(
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():
         gone = unlink(connection, tenant, subject, keys)
     destroyed = 0 if keys is None else keys.destroy(tenant, subject)
-    return Unlinked(count if gone else 0, destroyed, _remains(engine, destroyed))
+    return UnlinkedSubject(count if gone else 0, destroyed, _remains(engine, destroyed))
 
 
 def _remains(engine: Engine, destroyed: int) -> tuple[str, ...]:

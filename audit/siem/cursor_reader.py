@@ -25,14 +25,14 @@ _SCHEMA = "kvcustody/positions@1"
 Positions = dict[str, int]
 
 
-class Batch(NamedTuple):
+class CursorBatch(NamedTuple):
     """Some leaves, and where a reader who has them goes on."""
 
     rows: tuple[EventRow, ...]
     positions: Positions
 
 
-def pull(connection: Connection, positions: Positions, *, limit: int = 1000) -> Batch:
+def pull(connection: Connection, positions: Positions, *, limit: int = 1000) -> CursorBatch:
     """At most `limit` leaves after the positions, log by log; none when there is nothing new."""
     rows: list[EventRow] = []
     after = dict(positions)
@@ -46,7 +46,7 @@ def pull(connection: Connection, positions: Positions, *, limit: int = 1000) -> 
             after[log.name] = some[-1].idx + 1
         if len(rows) >= limit:
             break
-    return Batch(tuple(rows), after)
+    return CursorBatch(tuple(rows), after)
 
 
 def newest(connection: Connection) -> Positions:

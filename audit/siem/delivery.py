@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import describe
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cursor_reader import Batch, pull, read_positions, write_positions
+from kvcustody.audit.siem.cursor_reader import CursorBatch, pull, read_positions, write_positions
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.errors import LedgerError
 
@@ -171,5 +171,5 @@ class Pump:
         self._problem = reason
 
 
-def _identity(batch: Batch) -> str:
+def _identity(batch: CursorBatch) -> str:
     return hashlib.sha256(orjson.dumps(batch.positions, option=orjson.OPT_SORT_KEYS)).hexdigest()

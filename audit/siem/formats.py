@@ -10,7 +10,7 @@ from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import ocsf
 
 
-class Shape(StrEnum):
+class SiemFormat(StrEnum):
     """How leaves are told to others."""
 
     OCSF = "ocsf"
@@ -18,15 +18,15 @@ class Shape(StrEnum):
     LEAF = "leaf"
 
 
-def told(row: EventRow, shape: Shape) -> dict[str, Any]:
+def told(row: EventRow, shape: SiemFormat) -> dict[str, Any]:
     """A leaf in a shape."""
-    if shape is Shape.OCSF:
+    if shape is SiemFormat.OCSF:
         return ocsf(row)
-    if shape is Shape.CLOUDEVENTS:
+    if shape is SiemFormat.CLOUDEVENTS:
         return cloud_event(row)
     return {"log": row.log, "idx": row.idx, "event": row.body}
 
 
-def media_of(shape: Shape) -> str:
+def media_of(shape: SiemFormat) -> str:
     """The media type of an array in a shape."""
-    return BATCH_TYPE if shape is Shape.CLOUDEVENTS else "application/json"
+    return BATCH_TYPE if shape is SiemFormat.CLOUDEVENTS else "application/json"

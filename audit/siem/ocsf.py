@@ -24,7 +24,7 @@ LIFECYCLE, API, DATASTORE, EVENT_LOG, ENTITY, COMPLIANCE, DETECTION = 6002, 6003
 CREATE, READ, UPDATE, DELETE = 1, 2, 3, 4  # of API activity and entity management
 
 
-class Mapping(NamedTuple):
+class OcsfClass(NamedTuple):
     """A kind of leaf in OCSF: class, activity, its name, severity; `failed` names the outcomes that are failures."""
 
     class_uid: int
@@ -34,50 +34,50 @@ class Mapping(NamedTuple):
     failed: tuple[str, ...] = ()
 
 
-TABLE: dict[str, Mapping] = {
-    "worker-started": Mapping(LIFECYCLE, 3, "Start"),
-    "worker-stopped": Mapping(LIFECYCLE, 4, "Stop"),
-    "worker-died": Mapping(LIFECYCLE, 4, "Stop", HIGH),
-    "policy-activated": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "policy-staged": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "release-step": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "grants-revoked": Mapping(ENTITY, DELETE, "Delete", MEDIUM),
-    "key-event": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "keys-ordered": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "signing-key": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "principal-changed": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "access": Mapping(API, READ, "Read"),
-    "decision": Mapping(API, OTHER, "Decide", LOW, ("deny",)),
-    "hit-counted": Mapping(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
-    "hit-counters": Mapping(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
-    "residency-opened": Mapping(DATASTORE, 5, "Write"),
-    "blocks-attached": Mapping(DATASTORE, 1, "Read"),
-    "residency-released": Mapping(DATASTORE, OTHER, "Release"),
-    "blocks-released": Mapping(DATASTORE, OTHER, "Release"),
-    "holds-narrowed": Mapping(DATASTORE, OTHER, "Narrow", LOW),
-    "custody-ended": Mapping(DATASTORE, 7, "Delete"),
-    "receipt": Mapping(DATASTORE, 7, "Delete", INFORMATIONAL, ("failed",)),
-    "erasure-requested": Mapping(COMPLIANCE, CREATE, "Create", MEDIUM),
-    "erasure-applied": Mapping(COMPLIANCE, 2, "Update", LOW),
-    "erasure-remaining": Mapping(COMPLIANCE, 2, "Update", MEDIUM),
-    "erasure-reread": Mapping(COMPLIANCE, 2, "Update", LOW),
-    "custody-overdue": Mapping(COMPLIANCE, 2, "Update", LOW),
-    "erasure-completed": Mapping(COMPLIANCE, 3, "Close", LOW, ("partial",)),
-    "orphan-scanned": Mapping(COMPLIANCE, OTHER, "Scan"),
-    "orphan-found": Mapping(DETECTION, CREATE, "Create", HIGH),
-    "observation-started": Mapping(LIFECYCLE, 3, "Start"),
-    "observed-stored": Mapping(DATASTORE, 5, "Write"),
-    "observed-removed": Mapping(DATASTORE, 7, "Delete"),
-    "observed-overdue": Mapping(COMPLIANCE, CREATE, "Create", HIGH),
-    "observation-gap": Mapping(EVENT_LOG, OTHER, "Gap", HIGH),
-    "spill-started": Mapping(EVENT_LOG, OTHER, "Spill", MEDIUM),
-    "replay-completed": Mapping(EVENT_LOG, OTHER, "Replay", LOW),
-    "gap": Mapping(EVENT_LOG, OTHER, "Gap", HIGH),
-    "withdrawn": Mapping(EVENT_LOG, OTHER, "Withdraw", MEDIUM),
-    "retention-purged": Mapping(EVENT_LOG, 2, "Delete", MEDIUM),
-    "legal-hold": Mapping(ENTITY, UPDATE, "Update", MEDIUM),
-    "subject-unlinked": Mapping(ENTITY, DELETE, "Delete", MEDIUM),
-    "sink-changed": Mapping(EVENT_LOG, OTHER, "Configure", MEDIUM),
+TABLE: dict[str, OcsfClass] = {
+    "worker-started": OcsfClass(LIFECYCLE, 3, "Start"),
+    "worker-stopped": OcsfClass(LIFECYCLE, 4, "Stop"),
+    "worker-died": OcsfClass(LIFECYCLE, 4, "Stop", HIGH),
+    "policy-activated": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "policy-staged": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "release-step": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "grants-revoked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
+    "key-event": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "keys-ordered": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "signing-key": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "principal-changed": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "access": OcsfClass(API, READ, "Read"),
+    "decision": OcsfClass(API, OTHER, "Decide", LOW, ("deny",)),
+    "hit-counted": OcsfClass(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
+    "hit-counters": OcsfClass(API, OTHER, "Decide", INFORMATIONAL, ("deny",)),
+    "residency-opened": OcsfClass(DATASTORE, 5, "Write"),
+    "blocks-attached": OcsfClass(DATASTORE, 1, "Read"),
+    "residency-released": OcsfClass(DATASTORE, OTHER, "Release"),
+    "blocks-released": OcsfClass(DATASTORE, OTHER, "Release"),
+    "holds-narrowed": OcsfClass(DATASTORE, OTHER, "Narrow", LOW),
+    "custody-ended": OcsfClass(DATASTORE, 7, "Delete"),
+    "receipt": OcsfClass(DATASTORE, 7, "Delete", INFORMATIONAL, ("failed",)),
+    "erasure-requested": OcsfClass(COMPLIANCE, CREATE, "Create", MEDIUM),
+    "erasure-applied": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "erasure-remaining": OcsfClass(COMPLIANCE, 2, "Update", MEDIUM),
+    "erasure-reread": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "custody-overdue": OcsfClass(COMPLIANCE, 2, "Update", LOW),
+    "erasure-completed": OcsfClass(COMPLIANCE, 3, "Close", LOW, ("partial",)),
+    "orphan-scanned": OcsfClass(COMPLIANCE, OTHER, "Scan"),
+    "orphan-found": OcsfClass(DETECTION, CREATE, "Create", HIGH),
+    "observation-started": OcsfClass(LIFECYCLE, 3, "Start"),
+    "observed-stored": OcsfClass(DATASTORE, 5, "Write"),
+    "observed-removed": OcsfClass(DATASTORE, 7, "Delete"),
+    "observed-overdue": OcsfClass(COMPLIANCE, CREATE, "Create", HIGH),
+    "observation-gap": OcsfClass(EVENT_LOG, OTHER, "Gap", HIGH),
+    "spill-started": OcsfClass(EVENT_LOG, OTHER, "Spill", MEDIUM),
+    "replay-completed": OcsfClass(EVENT_LOG, OTHER, "Replay", LOW),
+    "gap": OcsfClass(EVENT_LOG, OTHER, "Gap", HIGH),
+    "withdrawn": OcsfClass(EVENT_LOG, OTHER, "Withdraw", MEDIUM),
+    "retention-purged": OcsfClass(EVENT_LOG, 2, "Delete", MEDIUM),
+    "legal-hold": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
+    "subject-unlinked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
+    "sink-changed": OcsfClass(EVENT_LOG, OTHER, "Configure", MEDIUM),
 }
 _CATEGORIES = {
     1: "System Activity",
@@ -126,7 +126,7 @@ def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
     return made | _required(mapping.class_uid, row)
 
 
-def _status(mapping: Mapping, outcome: str, failed: bool) -> int:
+def _status(mapping: OcsfClass, outcome: str, failed: bool) -> int:
     if mapping.class_uid in (COMPLIANCE, DETECTION):
         standing = {CREATE: NEW, _CLOSE: IN_PROGRESS if failed else RESOLVED, OTHER: UNKNOWN}
         return standing.get(mapping.activity_id, IN_PROGRESS)

@@ -24,7 +24,7 @@ from kvcustody.audit.tlog.signed_note import (
     NAME_BYTES_MAX,
     KeyKind,
     NoteError,
-    Signature,
+    NoteSignature,
     VerifierKey,
     decode_base64,
     parse_note,
@@ -54,7 +54,7 @@ class Checkpoint(NamedTuple):
         return "\n".join(lines) + "\n"
 
 
-class Verified(NamedTuple):
+class VerifiedSignature(NamedTuple):
     """A line that verified; `at_seconds` is the POSIX time it states (0: none)."""
 
     key: VerifierKey
@@ -65,8 +65,8 @@ class SignedCheckpoint(NamedTuple):
     """A checkpoint that trusted keys vouch for: the log's own, and witnesses."""
 
     checkpoint: Checkpoint
-    log: tuple[Verified, ...]
-    witnesses: tuple[Verified, ...]
+    log: tuple[VerifiedSignature, ...]
+    witnesses: tuple[VerifiedSignature, ...]
 
 
 def parse_checkpoint(text: str) -> Checkpoint:
@@ -85,7 +85,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
     return Checkpoint(origin, int(size), hash_, tuple(extensions))
 
 
-def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[Verified, ...]]:
+def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[VerifiedSignature, ...]]:
     """The text of a note and the trusted lines under it; raises `NoteError` when there is none (C1)."""
     note = parse_note(data)
     known = {(key.name, key.key_id): key for key in keys}
@@ -135,7 +135,7 @@ def check_witness_time(signed: SignedCheckpoint, *, now_seconds: int, age_second
         )
 
 
-def verify(key: VerifierKey, text: str, signature: Signature) -> Verified:
+def verify(key: VerifierKey, text: str, signature: NoteSignature) -> VerifiedSignature:
     """Check one line by a known key; raises `NoteError`."""
     data, at_seconds = signature.data, 0
     if key.kind is not KeyKind.ED25519:
@@ -149,7 +149,7 @@ def verify(key: VerifierKey, text: str, signature: Signature) -> Verified:
     except (InvalidSignature, ValueError):
         problem = f"the signature of `{key.name}` ({key.kind.name.lower()}) does not verify"
         raise NoteError(problem, name=key.name, kind=key.kind.name) from None
-    return Verified(key, at_seconds)
+    return VerifiedSignature(key, at_seconds)
 
 
 def signed_message(name: str, kind: KeyKind, text: str, at_seconds: int) -> bytes:

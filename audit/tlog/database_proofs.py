@@ -19,8 +19,14 @@ from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves
 from kvcustody.audit.tlog.database_tiles import HalfTiles, LogTiles, RootTiles, StoredTiles, read_ahead
 from kvcustody.audit.tlog.merkle import EMPTY_ROOT, HALF_HEIGHT, TreeHead
-from kvcustody.audit.tlog.proofs import ProofError, Tiles, consistency_proof, inclusion_proof, inclusion_tiles
-from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, Opening
+from kvcustody.audit.tlog.proofs import (
+    ProofError,
+    TileSource,
+    consistency_proof,
+    inclusion_proof,
+    inclusion_tiles,
+)
+from kvcustody.audit.tlog.root_log import HeadProof, LeafProof, RootLeafOpening
 
 
 class StoredCheckpoint(NamedTuple):
@@ -120,7 +126,7 @@ class LedgerProofs:
             raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
         return bytes(rows[0][0])
 
-    def tiles(self, log: str | None) -> Tiles:
+    def tiles(self, log: str | None) -> TileSource:
         """The stored hashes of a sub-log, or of the root log (None), in the tiles of the specification."""
         return self._stored(log)
 
@@ -156,7 +162,7 @@ class LedgerProofs:
         path = _inclusion(self._halves(opening.name), idx, opening.head.size)
         return LeafProof(idx, tuple(path), head)
 
-    def openings(self, first: int, last: int) -> list[Opening]:
+    def openings(self, first: int, last: int) -> list[RootLeafOpening]:
         """What opens the root leaves `first` up to but not including `last`."""
         query = _OPENINGS + "WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
         return [_opening(row) for row in ask(self._connection, query, (first, last))]
@@ -185,7 +191,7 @@ class LedgerProofs:
         head = HeadProof(opening, root_idx, tuple(above), note.note)
         return LeafProof(idx, tuple(path), head), leaves.leaves.get(idx)
 
-    def _noted(self, log: str, as_of: int | None) -> tuple[int, Opening, SignedNote]:
+    def _noted(self, log: str, as_of: int | None) -> tuple[int, RootLeafOpening, SignedNote]:
         """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
         asked = (_NEWEST_NOTED, (log,)) if as_of is None else (_FIRST_NOTED, (as_of, log))
         rows = ask(self._connection, *asked)
@@ -202,7 +208,7 @@ class LedgerProofs:
         self._ids[log] = of_log
         return opened[0], _opening(opened), SignedNote(size, bytes(note), at_us)
 
-    def _newest_leaf(self, log: str, below: int | None) -> tuple[int, Opening] | None:
+    def _newest_leaf(self, log: str, below: int | None) -> tuple[int, RootLeafOpening] | None:
         """The last root leaf of a sub-log, among the first `below`."""
         query = _OPENINGS + "WHERE r.log = ? AND r.idx < ? ORDER BY r.size DESC LIMIT 1"
         rows = ask(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
@@ -242,9 +248,9 @@ _NEWEST_NOTED, _FIRST_NOTED = _NOTED.format(_NEWEST_NOTE), _NOTED.format(_FIRST_
 _ANY_IDX = (1 << 63) - 1
 
 
-def _opening(row: Any) -> Opening:
+def _opening(row: Any) -> RootLeafOpening:
     _, name, size, root, salt = row
-    return Opening(name, TreeHead(size, bytes(root)), bytes(salt))
+    return RootLeafOpening(name, TreeHead(size, bytes(root)), bytes(salt))
 
 
 def _inclusion(tiles: HalfTiles, idx: int, size: int) -> list[bytes]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
-class Answer(NamedTuple):
+class HttpReply(NamedTuple):
     """What came back: status, media type (empty: none), body."""
 
     status: int
@@ -44,7 +44,7 @@ def post(
     deadline_seconds: float,
     bytes_max: int,
     opened: socket.socket | None = None,
-) -> Answer:
+) -> HttpReply:
     """POST to an `http:` or `https:` address, or over a socket that is open already (then `url` is a path).
 
     Raises `OSError` (`TimeoutError` past the deadline) or `http.client.HTTPException`, and `ValueError` for an address
@@ -67,7 +67,7 @@ def post(
         connection.close()
     if len(data) > bytes_max:
         raise OSError(f"the answer is longer than {bytes_max} bytes")
-    return Answer(answer.status, answer.headers.get_content_type() or "", data)
+    return HttpReply(answer.status, answer.headers.get_content_type() or "", data)
 
 
 def reason_of(problem: BaseException) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.tlog.key_rotation import KeyPeriod, Rotation, key_periods, parse_rotation
+from kvcustody.audit.tlog.key_rotation import KeyPeriod, KeyRotation, key_periods, parse_rotation
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey
 
 KIND = "signing-key"
@@ -56,7 +56,7 @@ def follow(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[Key
     return tuple(periods)
 
 
-def handed_over(leaf: bytes) -> Rotation:
+def handed_over(leaf: bytes) -> KeyRotation:
     """What a handover's leaf says; raises `NoteError` where it is none."""
     note = handover_note(leaf)
     if note is None:

@@ -31,7 +31,7 @@ ROTATION = "kvcustody/key-rotation@1"
 _FIELDS = ("from", "to", "size", "root", "time")
 
 
-class Rotation(NamedTuple):
+class KeyRotation(NamedTuple):
     """From the tree of this head on, the new key signs in the place of the old one."""
 
     old: VerifierKey
@@ -50,13 +50,13 @@ class KeyPeriod(NamedTuple):
 
 def rotation_record(old: SigningKey, new: SigningKey, head: TreeHead, at_seconds: int) -> bytes:
     """The note by which a log's key hands over to its successor; both sign it."""
-    rotation = Rotation(old.verifier, new.verifier, head, at_seconds)
+    rotation = KeyRotation(old.verifier, new.verifier, head, at_seconds)
     _check_rotation(rotation)
     text = _rotation_text(rotation)
     return Note(text, (sign_statement(old, text), sign_statement(new, text))).to_bytes()
 
 
-def parse_rotation(data: bytes) -> Rotation:
+def parse_rotation(data: bytes) -> KeyRotation:
     """A rotation whose two signatures verify; raises `NoteError`. Whether its old key is trusted is not asked."""
     note = parse_note(data)
     lines = note.text.split("\n")
@@ -66,7 +66,7 @@ def parse_rotation(data: bytes) -> Rotation:
     numbers = (fields["size"], fields["time"])
     if not all(number.isascii() and number.isdigit() and len(number) <= 19 for number in numbers):
         raise NoteError("a key rotation has a malformed size or time")
-    rotation = Rotation(
+    rotation = KeyRotation(
         parse_vkey(fields["from"]),
         parse_vkey(fields["to"]),
         TreeHead(int(fields["size"]), decode_base64(fields["root"], "root")),
@@ -109,13 +109,13 @@ def _within(period: KeyPeriod, key: VerifierKey, size: int) -> bool:
     return period.key == key and period.first_size <= size and ends
 
 
-def _rotation_text(rotation: Rotation) -> str:
+def _rotation_text(rotation: KeyRotation) -> str:
     root = base64.b64encode(rotation.head.root).decode()
     fields = f"from {rotation.old}\nto {rotation.new}\nsize {rotation.head.size}\nroot {root}\n"
     return f"{ROTATION}\n{fields}time {rotation.at_seconds}\n"
 
 
-def _check_rotation(rotation: Rotation) -> None:
+def _check_rotation(rotation: KeyRotation) -> None:
     old, new = rotation.old, rotation.new
     if len(rotation.head.root) != HASH_BYTES:
         raise NoteError(f"a rotation of `{old.name}` names no root", name=old.name)

@@ -37,7 +37,7 @@ class ProofError(TreeError):
     code = "KVC621"
 
 
-class Tiles(Protocol):
+class TileSource(Protocol):
     """Where tiles are kept: a folder, a table, a test's memory.
 
     A tile of height `h` is `2**h` hashes wide, and hash `i` of level `l` is the root of the leaves `i * 2**(h*l)` up
@@ -53,7 +53,7 @@ def tile_width(size: int, level: int, index: int, height: int = TILE_HEIGHT) -> 
     return max(0, min(1 << height, (size >> height * level) - (index << height)))
 
 
-def inclusion_proof(tiles: Tiles, index: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
+def inclusion_proof(tiles: TileSource, index: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
     """The audit path of leaf `index` in the tree of `size` leaves, from the leaf's sibling upwards.
 
     `height` is that of the tiles; the path does not depend on it.
@@ -73,7 +73,7 @@ def inclusion_tiles(index: int, size: int, height: int = TILE_HEIGHT) -> list[tu
     return [(level, tile, tile_width(size, level, tile, height)) for level, tile in places]
 
 
-def consistency_proof(tiles: Tiles, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
+def consistency_proof(tiles: TileSource, old_size: int, size: int, height: int = TILE_HEIGHT) -> list[bytes]:
     """The path that shows that the tree of `size` leaves extends the one of `old_size`."""
     if not 0 <= old_size <= size:
         raise ProofError(
@@ -97,12 +97,12 @@ def consistency_proof(tiles: Tiles, old_size: int, size: int, height: int = TILE
     return [tree.range(*place) for place in reversed(ranges)]
 
 
-def tree_root(tiles: Tiles, size: int) -> bytes:
+def tree_root(tiles: TileSource, size: int) -> bytes:
     """The root of the tree of `size` leaves, from the tiles of its right edge."""
     return _Tree(tiles, size).range(0, size) if size else EMPTY_ROOT
 
 
-def frontier_at(tiles: Tiles, size: int) -> Frontier:
+def frontier_at(tiles: TileSource, size: int) -> Frontier:
     """The frontier of the first `size` leaves: what a reader who lacks those leaves goes on from."""
     tree, peaks, start = _Tree(tiles, size), [], 0
     for height in reversed(range(size.bit_length())):
@@ -206,7 +206,7 @@ class MemoryTiles:
 class _Tree:
     """The tiles that one proof needs, each read once, with the levels inside it."""
 
-    def __init__(self, tiles: Tiles, size: int, height: int = TILE_HEIGHT) -> None:
+    def __init__(self, tiles: TileSource, size: int, height: int = TILE_HEIGHT) -> None:
         self._tiles = tiles
         self._size = size
         self._height = height

@@ -36,7 +36,7 @@ class TimestampError(LedgerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
+class TimestampAuthority:
     """A timestamp authority: where it is, its own certificate, and the roots that it must lead to."""
 
     name: str
@@ -45,7 +45,7 @@ class Authority:
     roots: tuple[x509.Certificate, ...]
 
     @classmethod
-    def load(cls, name: str, url: str, certificate: Path, roots: Path) -> Authority:
+    def load(cls, name: str, url: str, certificate: Path, roots: Path) -> TimestampAuthority:
         """From PEM files; raises `TimestampError`."""
         try:
             own = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -56,7 +56,7 @@ class Authority:
             ) from None
 
 
-def stamp(engine: Engine, authority: Authority, *, timeout_seconds: float = 10.0) -> tuple[int, int]:
+def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: float = 10.0) -> tuple[int, int]:
     """Have the newest signed checkpoint stamped, and keep the token; its size and the stated time (µs UTC).
 
     Raises `TimestampError`, or `ProofError` where nothing is signed. What is stamped already is not asked for again.
@@ -76,7 +76,7 @@ def stamp(engine: Engine, authority: Authority, *, timeout_seconds: float = 10.0
     return note.size, at_us
 
 
-def ask(authority: Authority, message: bytes, *, timeout_seconds: float) -> tuple[bytes, int]:
+def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float) -> tuple[bytes, int]:
     """A fresh token over the message and the time that it states; raises `TimestampError` (T2, T3)."""
     client = _client()
     request = client.TimestampRequestBuilder().data(message).nonce(nonce=True).build()
@@ -84,7 +84,7 @@ def ask(authority: Authority, message: bytes, *, timeout_seconds: float) -> tupl
     return token, check(authority, token, message, nonce=request.nonce)
 
 
-def check(authority: Authority, token: bytes, message: bytes, *, nonce: int | None = None) -> int:
+def check(authority: TimestampAuthority, token: bytes, message: bytes, *, nonce: int | None = None) -> int:
     """The time (µs UTC) that a token states; raises `TimestampError` unless it verifies (T2)."""
     client = _client()
     try:
@@ -103,7 +103,7 @@ def check(authority: Authority, token: bytes, message: bytes, *, nonce: int | No
     return int(aware.timestamp()) * 1_000_000 + aware.microsecond
 
 
-def _post(authority: Authority, body: bytes, timeout_seconds: float) -> bytes:
+def _post(authority: TimestampAuthority, body: bytes, timeout_seconds: float) -> bytes:
     parts = urlsplit(authority.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise TimestampError(f"authority `{authority.name}` has the address `{authority.url}`")

@@ -36,7 +36,7 @@ _LEAF_PROOF = "kvcustody/leaf-proof@1"
 _hmac = hmac.digest
 
 
-class Opening(NamedTuple):
+class RootLeafOpening(NamedTuple):
     """What opens a root leaf: the sub-log's name and head, and the salt that hid them."""
 
     name: str
@@ -52,7 +52,7 @@ class Opening(NamedTuple):
         return self.salt + self.head.size.to_bytes(8, "big") + self.head.root + self.name.encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Opening:
+    def from_bytes(cls, data: bytes) -> RootLeafOpening:
         """What `to_bytes` made; raises `ProofError` for anything else."""
         fixed = SALT_BYTES + 8 + HASH_BYTES
         try:
@@ -67,7 +67,7 @@ class Opening(NamedTuple):
 
 
 def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
-    """The root leaf that an opening of these opens: `Opening.commitment` where only the leaf is wanted."""
+    """The root leaf that an opening of these opens: `RootLeafOpening.commitment` where only the leaf is wanted."""
     return _hmac(salt, _DOMAIN + size.to_bytes(8, "big") + root + name, "sha256")
 
 
@@ -75,7 +75,7 @@ def commitment(name: bytes, size: int, root: bytes, salt: bytes) -> bytes:
 class HeadProof:
     """Shows that a sub-log's head stands under a checkpoint of the root log."""
 
-    opening: Opening
+    opening: RootLeafOpening
     index: int
     path: tuple[bytes, ...]
     note: bytes
@@ -107,14 +107,14 @@ class SealedHead(NamedTuple):
     signed: SignedCheckpoint
 
 
-def seal(heads: Mapping[str, TreeHead]) -> tuple[Opening, ...]:
+def seal(heads: Mapping[str, TreeHead]) -> tuple[RootLeafOpening, ...]:
     """Fresh openings for the sub-logs of a batch, in name order; their commitments are the root log's next leaves."""
     for name in heads:
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise ProofError(f"the name of a sub-log has `{len(name)}` characters", name=name)
     salts = secrets.token_bytes(SALT_BYTES * len(heads))  # one call of the kernel, not one for each
     return tuple(
-        Opening(name, heads[name], salts[SALT_BYTES * place : SALT_BYTES * (place + 1)])
+        RootLeafOpening(name, heads[name], salts[SALT_BYTES * place : SALT_BYTES * (place + 1)])
         for place, name in enumerate(sorted(heads))
     )
 
@@ -124,7 +124,7 @@ def parse_head_proof(data: bytes) -> HeadProof:
     lines, note = _split(data)
     if len(lines) < 3 or lines[0] != _HEAD_PROOF or not lines[1].startswith("extra "):
         raise ProofError("bytes are not the proof of a sub-log's head")
-    opening = Opening.from_bytes(_decoded(lines[1].removeprefix("extra "), "opening"))
+    opening = RootLeafOpening.from_bytes(_decoded(lines[1].removeprefix("extra "), "opening"))
     return HeadProof(opening, *_index_and_path(lines[2:]), note)
 
 
@@ -172,7 +172,7 @@ class RootAudit:
         self.problems: list[str] = []
         self._next = 0
 
-    def take(self, leaf: bytes, opening: Opening | None, consistency: Iterable[bytes] = ()) -> None:
+    def take(self, leaf: bytes, opening: RootLeafOpening | None, consistency: Iterable[bytes] = ()) -> None:
         """The next root leaf, its opening, and the sub-log's proof from its previous head to this one."""
         index, self._next = self._next, self._next + 1
         if opening is None:

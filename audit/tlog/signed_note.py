@@ -80,7 +80,7 @@ class VerifierKey:
         return f"{self.name}+{self.key_id.hex()}+{encoded}"
 
 
-class Signature(NamedTuple):
+class NoteSignature(NamedTuple):
     """One signature line: who says to have signed, and the bytes after the key id."""
 
     name: str
@@ -96,7 +96,7 @@ class Note(NamedTuple):
     """A text and the lines under it, none of them checked yet."""
 
     text: str
-    signatures: tuple[Signature, ...]
+    signatures: tuple[NoteSignature, ...]
 
     def to_bytes(self) -> bytes:
         """The note as it is stored and sent."""
@@ -153,7 +153,7 @@ def parse_note(data: bytes) -> Note:
     return Note(text + "\n", tuple(_parse_line(line) for line in each))
 
 
-def parse_signatures(data: bytes) -> tuple[Signature, ...]:
+def parse_signatures(data: bytes) -> tuple[NoteSignature, ...]:
     """Signature lines by themselves, as a witness returns them; raises `NoteError`."""
     note = parse_note(b"\n\n" + data)
     if note.text != "\n":
@@ -172,7 +172,7 @@ def decode_base64(text: str, what: str) -> bytes:
     return data
 
 
-def _parse_line(line: str) -> Signature:
+def _parse_line(line: str) -> NoteSignature:
     parts = line.removeprefix(_LINE).split(" ")
     if not line.startswith(_LINE) or len(parts) != 2:
         raise NoteError("a signature line is not `— name base64`")
@@ -180,7 +180,7 @@ def _parse_line(line: str) -> Signature:
     data = decode_base64(parts[1], "signature")
     if len(data) < 5:
         raise NoteError(f"the signature of `{parts[0]}` is empty", name=parts[0])
-    return Signature(parts[0], data[:4], data[4:])
+    return NoteSignature(parts[0], data[:4], data[4:])
 
 
 def _encodable(text: str) -> bool:

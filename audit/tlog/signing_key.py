@@ -31,7 +31,7 @@ from kvcustody.audit.tlog.signed_note import (
     KeyKind,
     Note,
     NoteError,
-    Signature,
+    NoteSignature,
     VerifierKey,
     check_name,
     decode_base64,
@@ -75,11 +75,11 @@ class SigningKey:
         """A fresh key."""
         return cls.from_seed(name, kind, secrets.token_bytes(SEED_BYTES))
 
-    def sign(self, text: str, *, at_seconds: int = 0) -> Signature:
+    def sign(self, text: str, *, at_seconds: int = 0) -> NoteSignature:
         """A signature line over a note's text; kinds that carry a time state `at_seconds`."""
         made = self.raw(signed_message(self.name, self.kind, text, at_seconds))
         time = b"" if self.kind is KeyKind.ED25519 else at_seconds.to_bytes(8, "big")
-        return Signature(self.name, self.verifier.key_id, time + made)
+        return NoteSignature(self.name, self.verifier.key_id, time + made)
 
     def raw(self, message: bytes, context: bytes | None = None) -> bytes:
         """The bare signature of a message. Callers see to it that no two meanings share one."""
@@ -111,13 +111,13 @@ def sign_successor(
     return sign_checkpoint(checkpoint, keys, at_seconds=at_seconds)
 
 
-def sign_statement(key: SigningKey, text: str) -> Signature:
+def sign_statement(key: SigningKey, text: str) -> NoteSignature:
     """A signature line over a statement whose second line is no number (G4)."""
     context = _STATEMENT_CONTEXT if key.kind is KeyKind.ML_DSA_44 else None
-    return Signature(key.name, _statement_id(key.verifier), key.raw(text.encode(), context))
+    return NoteSignature(key.name, _statement_id(key.verifier), key.raw(text.encode(), context))
 
 
-def verify_statement(key: VerifierKey, text: str, signature: Signature) -> None:
+def verify_statement(key: VerifierKey, text: str, signature: NoteSignature) -> None:
     """Raise `NoteError` unless `key` signed the statement."""
     try:
         if (signature.name, signature.key_id) != (key.name, _statement_id(key)):

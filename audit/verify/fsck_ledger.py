@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.key_handover import follow, handed_over, handover_leav
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
-from kvcustody.audit.verify.fsck_log import LogCheck, Problem, as_bytes, check_nodes
+from kvcustody.audit.verify.fsck_log import FsckFinding, LogCheck, as_bytes, check_nodes
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,7 +46,7 @@ class FsckReport:
     signed: int = 0
     verified: int = 0
     purged: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[FsckFinding] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -54,7 +54,7 @@ class FsckReport:
         return not self.problems
 
     @property
-    def first(self) -> Problem | None:
+    def first(self) -> FsckFinding | None:
         """The first bad leaf, or the first other problem where every leaf is sound."""
         of_leaves = [problem for problem in self.problems if problem.idx is not None]
         return next(iter(of_leaves or self.problems), None)
@@ -96,7 +96,9 @@ def fsck(
         report.problems += check.problems
     strays = select(events.c.log, events.c.idx).where(events.c.log.not_in([row.id for row in rows])).limit(1)
     for log, idx in connection.execute(strays):
-        report.problems.append(Problem(f"log {log}", idx, idx, "", "leaves are in a log that is not there"))
+        report.problems.append(
+            FsckFinding(f"log {log}", idx, idx, "", "leaves are in a log that is not there")
+        )
     heads = _check_root(connection, report, {row.id for row in rows})
     _check_notes(connection, report, heads, keys, kept)
     del report.problems[PROBLEMS_MAX:]
@@ -124,14 +126,14 @@ def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> 
     for place, row in enumerate(seen):
         if row.idx != place or row.log not in known:
             what = "is missing" if row.idx != place else "is of no log"
-            report.problems.append(Problem(_ROOT_NAME, place, place, "", f"the root leaf {what}"))
+            report.problems.append(FsckFinding(_ROOT_NAME, place, place, "", f"the root leaf {what}"))
             return heads
     for first in range(0, len(seen), _AT_ONCE):
         last = min(first + _AT_ONCE, len(seen))
         try:
             hashes = leaf_hashes(opening.commitment() for opening in proofs.openings(first, last))
         except (TypeError, ValueError, OverflowError):
-            report.problems.append(Problem(_ROOT_NAME, first, last - 1, "", "a root leaf is not one"))
+            report.problems.append(FsckFinding(_ROOT_NAME, first, last - 1, "", "a root leaf is not one"))
             return heads
         start, grown = 0, list[Grown]()
         for mark in [size for size in marks if first < size <= first + len(hashes)] + [first + len(hashes)]:
@@ -145,17 +147,17 @@ def _check_root(connection: Connection, report: FsckReport, known: set[int]) -> 
         if heads.get(size) != root:
             what = "is not what the root leaves give" if size in heads else "is past the root log's end"
             report.problems.append(
-                Problem(_ROOT_NAME, before, size - 1, "", f"the checkpoint of `{size}` {what}")
+                FsckFinding(_ROOT_NAME, before, size - 1, "", f"the checkpoint of `{size}` {what}")
             )
             break
         before = size
     if before == max(stated, default=0) and before != len(seen):
-        problem = Problem(_ROOT_NAME, before, len(seen) - 1, "", "root leaves are under no checkpoint")
+        problem = FsckFinding(_ROOT_NAME, before, len(seen) - 1, "", "root leaves are under no checkpoint")
         report.problems.append(problem)
     stored = connection.scalars(select(root_log.c.frontier)).all()
     if [as_bytes(data) for data in stored] != [frontier.to_bytes()]:
         report.problems.append(
-            Problem(_ROOT_NAME, None, None, "", "the root log's frontier is not that of its leaves")
+            FsckFinding(_ROOT_NAME, None, None, "", "the root log's frontier is not that of its leaves")
         )
     return heads
 
@@ -180,19 +182,19 @@ def _check_notes(
                 check_period(open_checkpoint(note, [period.key for period in periods]), periods)
                 report.verified += 1
         except NoteError as problem:
-            report.problems.append(Problem(_ROOT_NAME, None, None, "", f"{what}: {problem.message}"))
+            report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", f"{what}: {problem.message}"))
             continue
         if size not in (None, head.size):
-            report.problems.append(Problem(_ROOT_NAME, None, None, "", f"{what} is of `{head.size}`"))
+            report.problems.append(FsckFinding(_ROOT_NAME, None, None, "", f"{what} is of `{head.size}`"))
         if heads.get(head.size) == head.root:
             continue
         if head.size > report.root_leaves:
             left = report.root_leaves
             missing = f"{what} covers `{head.size}` root leaves, and `{left}` are left: the end was cut off"
-            report.problems.append(Problem(_ROOT_NAME, report.root_leaves, head.size - 1, "", missing))
+            report.problems.append(FsckFinding(_ROOT_NAME, report.root_leaves, head.size - 1, "", missing))
         elif _root_at(connection, head.size) != head.root:
             report.problems.append(
-                Problem(
+                FsckFinding(
                     _ROOT_NAME,
                     None,
                     None,
@@ -212,10 +214,10 @@ def _signers(
             head = handed_over(leaf).head
             if (heads.get(head.size) or _root_at(connection, head.size)) != head.root:
                 what = f"the signing key was handed over at a tree of `{head.size}` that is not this ledger's"
-                report.problems.append(Problem(SYSTEM, idx, idx, "", what))
+                report.problems.append(FsckFinding(SYSTEM, idx, idx, "", what))
         return follow(keys, [leaf for _, leaf in leaves])
     except NoteError as problem:
-        report.problems.append(Problem(SYSTEM, None, None, "", problem.message))
+        report.problems.append(FsckFinding(SYSTEM, None, None, "", problem.message))
         return follow(keys, ())
 
 

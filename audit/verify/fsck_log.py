@@ -13,14 +13,14 @@ from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.merkle import EMPTY, HALF, Grown, TreeHead, leaf_hashes
-from kvcustody.audit.writer.projection import TABLES, Incarnation, project
+from kvcustody.audit.writer.projection import TABLES, IncarnationRow, project
 from kvcustody.errors import CustodyError
 
 _AT_ONCE = 2048
 _COLUMNS = ("sequence", "part", "parts", "kind", "outage", "at_us")  # of `events`, each also in the leaf
 
 
-class Problem(NamedTuple):
+class FsckFinding(NamedTuple):
     """Something that does not hold: in the leaves `idx` to `last` of a log (None: in no leaf), and how.
 
     `event` is `incarnation/sequence` of the leaf where one is named exactly and readable, else empty.
@@ -56,7 +56,7 @@ class LogCheck:
         self._grown: list[Grown] = []
         self._broken = False  # the tree: what follows a bad seal says nothing new
         self._lives = {
-            row.uuid: Incarnation(row.id, row.offset_us)
+            row.uuid: IncarnationRow(row.id, row.offset_us)
             for row in connection.execute(
                 select(incarnations.c.uuid, incarnations.c.id, incarnations.c.offset_us)
             )
@@ -64,7 +64,7 @@ class LogCheck:
         self._ids = {life.id: uuid for uuid, life in self._lives.items()}
         self.size = 0
         self.purged = 0
-        self.problems: list[Problem] = []
+        self.problems: list[FsckFinding] = []
 
     def leaves(self) -> Iterator[int]:
         """Check every leaf and all that is derived from it; yields how many are done."""
@@ -113,7 +113,7 @@ class LogCheck:
         twice = select(*name, func.max(events.c.idx)).where(events.c.log == self._log).group_by(*name)
         for life, sequence, _, idx in self._connection.execute(twice.having(func.count() > 1)):
             event = f"{self._ids.get(life, life)}/{sequence}"
-            self.problems.append(Problem(self._name, idx, idx, event, "another leaf has the same name"))
+            self.problems.append(FsckFinding(self._name, idx, idx, event, "another leaf has the same name"))
 
     # -- leaves and tree ------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class LogCheck:
         if not wrong:
             return leaf
         event = f"{self._ids.get(row.incarnation, row.incarnation)}/{row.sequence}"
-        self.problems.append(Problem(self._name, row.idx, row.idx, event, wrong))
+        self.problems.append(FsckFinding(self._name, row.idx, row.idx, event, wrong))
         return None
 
     def _differing(self, leaf: Leaf, row: Row[Any]) -> Iterator[str]:
@@ -250,10 +250,10 @@ class LogCheck:
 
     def _named(self, idx: int, leaf: Leaf, what: str) -> None:
         event = f"{leaf.body['incarnation']}/{leaf.body['sequence']}"
-        self.problems.append(Problem(self._name, idx, idx, event, what))
+        self.problems.append(FsckFinding(self._name, idx, idx, event, what))
 
     def _say(self, idx: int | None, last: int | None, what: str) -> None:
-        self.problems.append(Problem(self._name, idx, last, "", what))
+        self.problems.append(FsckFinding(self._name, idx, last, "", what))
 
 
 def as_bytes(value: Any) -> bytes:
@@ -261,7 +261,7 @@ def as_bytes(value: Any) -> bytes:
     return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else str(value).encode()
 
 
-def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[Problem]:
+def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Grown]) -> list[FsckFinding]:
     """Stored nodes against computed ones, level by level; the leaves under a node that differs are its range.
 
     A half level that is absent costs a proof time and nothing else; a wrong one is reported.
@@ -280,5 +280,5 @@ def check_nodes(connection: Connection, log: int, name: str, grown: Iterable[Gro
         for idx, node in enumerate(chain.from_iterable(part.hashes for part in parts), first):
             if stored.get(idx, node if level >= HALF else None) != node:
                 what = f"node `{level}/{idx}` over these is not what they give"
-                problems.append(Problem(name, idx * width, (idx + 1) * width - 1, "", what))
+                problems.append(FsckFinding(name, idx * width, (idx + 1) * width - 1, "", what))
     return problems

@@ -16,12 +16,12 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.erasure.certificate import SCHEMA, Opening, canonical, statement_text
-from kvcustody.audit.erasure.figures_from_leaves import Figures, figures_of
+from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, canonical, statement_text
+from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
 from kvcustody.audit.tlog.proofs import check_inclusion
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
-from kvcustody.audit.tlog.signed_note import Signature, VerifierKey, parse_vkey
+from kvcustody.audit.tlog.signed_note import NoteSignature, VerifierKey, parse_vkey
 from kvcustody.audit.tlog.signing_key import verify_statement
 from kvcustody.errors import LedgerError
 
@@ -34,7 +34,7 @@ class CertificateReport:
 
     erasure: str = ""
     outcome: str = ""
-    figures: Figures | None = None
+    figures: ErasureFigures | None = None
     opened: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -44,7 +44,9 @@ class CertificateReport:
         return not self.problems
 
 
-def verify(document: bytes, vkeys: Sequence[str], opening: Opening | None = None) -> CertificateReport:
+def verify(
+    document: bytes, vkeys: Sequence[str], opening: SelectorOpening | None = None
+) -> CertificateReport:
     """Check a certificate; a bad one is a report with problems. Raises `NoteError` for a malformed key of yours."""
     keys = [parse_vkey(text) for text in vkeys]
     report = CertificateReport()
@@ -66,7 +68,7 @@ def _check(
     body: dict[str, Any],
     signature: dict[str, str],
     keys: Sequence[VerifierKey],
-    opening: Opening | None,
+    opening: SelectorOpening | None,
 ) -> None:
     if body["schema"] != SCHEMA:
         report.problems.append(f"its schema is `{body['schema']}`, not `{SCHEMA}`")
@@ -93,7 +95,7 @@ def _check_signature(
     except binascii.Error:
         report.problems.append("the signature is malformed")
         return
-    made = Signature(signature["name"], bytes.fromhex(signature["key_id"]), data)
+    made = NoteSignature(signature["name"], bytes.fromhex(signature["key_id"]), data)
     verify_statement(key, statement_text(key.name, canonical(body)), made)
 
 
@@ -126,7 +128,7 @@ def _check_request(
     report: CertificateReport,
     body: dict[str, Any],
     bodies: list[dict[str, Any]],
-    opening: Opening | None,
+    opening: SelectorOpening | None,
 ) -> None:
     asked = [
         one for one in bodies if one["kind"] == "erasure-requested" and one["erasure"] == body["erasure"]
@@ -147,7 +149,7 @@ def _check_request(
 
 
 def _check_outcome(
-    report: CertificateReport, body: dict[str, Any], bodies: list[dict[str, Any]], figures: Figures
+    report: CertificateReport, body: dict[str, Any], bodies: list[dict[str, Any]], figures: ErasureFigures
 ) -> None:
     if body["outcome"] != "complete":
         return

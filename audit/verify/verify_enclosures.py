@@ -12,7 +12,7 @@ from kvcustody.audit.tlog.key_handover import follow, handed_over
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.proofs import check_consistency
-from kvcustody.audit.tlog.rfc3161_timestamp import Authority, TimestampError, check
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, TimestampError, check
 from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, VerifierKey, parse_note
 from kvcustody.audit.tlog.tiles import ExportError, TileFolder
@@ -75,7 +75,7 @@ def check_stamps(
     entries: Sequence[Enclosed],
     root: TreeHead,
     origin: str,
-    authorities: Sequence[Authority],
+    authorities: Sequence[TimestampAuthority],
 ) -> list[StampVerdict]:
     """Every token that verifies by one of the reader's authorities, over a checkpoint that the signed one extends.
 

@@ -19,13 +19,20 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.exports.file_formats import Format, leaves_of
-from kvcustody.audit.exports.manifest import MANIFEST, OPENINGS, ExportedLog, ExportFile, Manifest, root_line
+from kvcustody.audit.exports.file_formats import LeafFormat, leaves_of
+from kvcustody.audit.exports.manifest import (
+    MANIFEST,
+    OPENINGS,
+    ExportedLog,
+    ExportFile,
+    ExportManifest,
+    root_line,
+)
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint
 from kvcustody.audit.tlog.key_handover import KIND, handover_note
 from kvcustody.audit.tlog.merkle import EMPTY, EMPTY_ROOT, Frontier, TreeHead, leaf_hashes
-from kvcustody.audit.tlog.rfc3161_timestamp import Authority
-from kvcustody.audit.tlog.root_log import Opening, check_head, parse_head_proof
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority
+from kvcustody.audit.tlog.root_log import RootLeafOpening, check_head, parse_head_proof
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, VerifierKey, parse_note, parse_vkey
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder
 from kvcustody.audit.verify.expected_heads import DueHeads, KeptHead
@@ -60,7 +67,7 @@ class LogVerdict:
 
 
 @dataclass(slots=True)
-class Verdict:
+class ExportVerdict:
     """What a verification found. `ok`: every leaf is what the trusted keys signed."""
 
     origin: str = ""
@@ -113,16 +120,16 @@ def verify_export(
     witnesses: Sequence[str] = (),
     witness_threshold: int = 0,
     kept: Sequence[KeptHead] = (),
-    authorities: Sequence[Authority] = (),
+    authorities: Sequence[TimestampAuthority] = (),
     progress: Progress | None = None,
-) -> Verdict:
+) -> ExportVerdict:
     """Check every byte of an export by these vkeys (V1, V2). Raises `NoteError` for a malformed key of yours.
 
     Keys that yours handed over to on record are followed. Each of `authorities` has to have stamped a checkpoint that
     this one extends; their certificates are yours, too.
     """
     trusted, cosigners = [parse_vkey(key) for key in keys], [parse_vkey(key) for key in witnesses]
-    verdict = Verdict()
+    verdict = ExportVerdict()
     try:
         _Check(folder, verdict, kept, progress).run(trusted, cosigners, witness_threshold, authorities)
     except LedgerError as problem:
@@ -134,7 +141,7 @@ def verify_export(
 
 class _Check:
     def __init__(
-        self, folder: Path, verdict: Verdict, kept: Sequence[KeptHead], progress: Progress | None
+        self, folder: Path, verdict: ExportVerdict, kept: Sequence[KeptHead], progress: Progress | None
     ) -> None:
         self._folder = folder
         self._files = TileFolder(folder)
@@ -148,11 +155,11 @@ class _Check:
         trusted: Sequence[VerifierKey],
         cosigners: Sequence[VerifierKey],
         witness_threshold: int,
-        authorities: Sequence[Authority],
+        authorities: Sequence[TimestampAuthority],
     ) -> None:
         verdict = self._verdict
         self._note = self._files.file(CHECKPOINT, NOTE_BYTES_MAX)
-        manifest = Manifest.from_bytes(self._files.file(MANIFEST, _MANIFEST_BYTES_MAX))
+        manifest = ExportManifest.from_bytes(self._files.file(MANIFEST, _MANIFEST_BYTES_MAX))
         found = open_signed(
             self._files, self._note, manifest.handovers, trusted, cosigners, witness_threshold
         )
@@ -202,7 +209,7 @@ class _Check:
         if opened is None:
             self._verdict.closed += 1
             return leaf
-        opening = Opening.from_bytes(opened)
+        opening = RootLeafOpening.from_bytes(opened)
         if opening.commitment() != leaf:
             raise ExportError(f"a leaf of the root log is not what its opening (`{opening.name}`) says")
         if (
@@ -214,7 +221,7 @@ class _Check:
             )
         return leaf
 
-    def _log(self, log: ExportedLog, form: Format) -> None:
+    def _log(self, log: ExportedLog, form: LeafFormat) -> None:
         proof = parse_head_proof(self._files.file(f"{log.folder}/{HEAD_PROOF}", 2 * NOTE_BYTES_MAX))
         sealed = check_head(proof, self._trusted)
         if parse_note(proof.note).text != parse_note(self._note).text:
@@ -248,7 +255,7 @@ class _Check:
             raise ExportError(f"the leaves of `{log.name}` do not have the digest that the manifest states")
         found.unchecked_heads = due.unchecked(log.range.first, log.head.size)
 
-    def _leaves(self, file: ExportFile, form: Format) -> Iterator[list[bytes]]:
+    def _leaves(self, file: ExportFile, form: LeafFormat) -> Iterator[list[bytes]]:
         path = self._folder / file.path
         if path.is_symlink() or not path.is_file():
             raise ExportError(f"`{file.path}` is missing or no plain file")

@@ -39,7 +39,7 @@ _UNKNOWN = bytes(HASH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TileFinding:
     """What is wrong, and the leaves it concerns, from `first` up to and with `last` (None: not about leaves)."""
 
     text: str
@@ -56,7 +56,7 @@ class ExportReport:
     root: bytes = b""
     leaves: int = 0
     signed: SignedCheckpoint | None = None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[TileFinding] = field(default_factory=list)
     problems_left_out: int = 0
 
     @property
@@ -72,7 +72,7 @@ class ExportReport:
     def add(self, text: str, first: int | None = None, last: int | None = None) -> None:
         """Note a problem; past `PROBLEMS_MAX` they are only counted."""
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(text, first, last))
+            self.problems.append(TileFinding(text, first, last))
         else:
             self.problems_left_out += 1
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvcustody.audit.tlog.checkpoint import verify
-from kvcustody.audit.tlog.http_post import Answer, post, reason_of
+from kvcustody.audit.tlog.http_post import HttpReply, post, reason_of
 from kvcustody.audit.tlog.signed_note import (
     KeyKind,
     NoteError,
-    Signature,
+    NoteSignature,
     VerifierKey,
     parse_note,
     parse_signatures,
@@ -69,7 +69,7 @@ def read_addresses(path: Path) -> tuple[WitnessAddress, ...]:
 class Cosigned(NamedTuple):
     """A witness's line, and the POSIX time that it states."""
 
-    line: Signature
+    line: NoteSignature
     at_seconds: int
 
 
@@ -109,7 +109,7 @@ def _checked(address: WitnessAddress, note: bytes, answer: bytes) -> Cosigned:
     raise WitnessError(f"the answer of witness `{key.name}` has no line by its key", name=key.name)
 
 
-def _post(address: WitnessAddress, body: bytes, until: float) -> Answer:
+def _post(address: WitnessAddress, body: bytes, until: float) -> HttpReply:
     seconds = max(0.01, until - time.monotonic())
     try:
         opened = connect(address.url, seconds) if address.url.startswith("unix:") else None

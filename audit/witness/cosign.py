@@ -19,7 +19,7 @@ from kvcustody.audit.witness.request import SIZE_TYPE, parse_request
 from kvcustody.audit.witness.state import WitnessError, WitnessMemory
 
 
-class Answer(NamedTuple):
+class CosignReply(NamedTuple):
     """An HTTP answer."""
 
     status: int
@@ -37,7 +37,7 @@ class Witness:
         self._memory = memory
         self._now_seconds = now_seconds
 
-    def add_checkpoint(self, data: bytes) -> Answer:
+    def add_checkpoint(self, data: bytes) -> CosignReply:
         """Answer one request (W1-W3)."""
         try:
             request = parse_request(data)
@@ -65,12 +65,12 @@ class Witness:
         if not self._memory.advance(checkpoint.origin, held, checkpoint.head):
             return _conflict(self._memory.head(checkpoint.origin).size)
         line = self.key.sign(checkpoint.text(), at_seconds=self._now_seconds()).line()
-        return Answer(200, line.encode())
+        return CosignReply(200, line.encode())
 
 
-def _refused(status: int, problem: str) -> Answer:
-    return Answer(status, problem.encode() + b"\n")
+def _refused(status: int, problem: str) -> CosignReply:
+    return CosignReply(status, problem.encode() + b"\n")
 
 
-def _conflict(size: int) -> Answer:
-    return Answer(409, b"%d\n" % size, SIZE_TYPE)
+def _conflict(size: int) -> CosignReply:
+    return CosignReply(409, b"%d\n" % size, SIZE_TYPE)

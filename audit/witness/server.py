@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.witness.cosign import Answer, Witness
+from kvcustody.audit.witness.cosign import CosignReply, Witness
 from kvcustody.audit.witness.request import REQUEST_BYTES_MAX
 from kvcustody.audit.witness.state import WitnessError
 
@@ -117,11 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
         """`add-checkpoint`."""
         length = self.headers.get("Content-Length", "")
         if self.path != ADD_CHECKPOINT:
-            self._send(Answer(404, b"not found\n"))
+            self._send(CosignReply(404, b"not found\n"))
         elif not length.isascii() or not length.isdigit():
-            self._send(Answer(411, b"Content-Length is required\n"))
+            self._send(CosignReply(411, b"Content-Length is required\n"))
         elif int(length) > REQUEST_BYTES_MAX:
-            self._send(Answer(413, b"the request is too long\n"))
+            self._send(CosignReply(413, b"the request is too long\n"))
         else:
             self._send(self.witness.add_checkpoint(self.rfile.read(int(length))))
 
@@ -129,11 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
         """The witness's public key, for people and monitors."""
         if self.path == "/healthz":
             key = self.witness.key.verifier
-            self._send(Answer(200, orjson.dumps({"name": key.name, "vkey": str(key)}), _JSON))
+            self._send(CosignReply(200, orjson.dumps({"name": key.name, "vkey": str(key)}), _JSON))
         else:
-            self._send(Answer(404, b"not found\n"))
+            self._send(CosignReply(404, b"not found\n"))
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: CosignReply) -> None:
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))

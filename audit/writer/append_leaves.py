@@ -17,11 +17,11 @@ from sqlalchemy import Connection, Table, insert, select, update
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
 from kvcustody.audit.database.engine import marked
 from kvcustody.audit.events import SYSTEM, parse
-from kvcustody.audit.events.batch import EMPTY, Batch, Group, batch_of
+from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, batch_of
 from kvcustody.audit.schema import ledger as schema
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_trees import LockedLog, Trees
-from kvcustody.audit.writer.projection import Incarnation, project
+from kvcustody.audit.writer.projection import IncarnationRow, project
 from kvcustody.errors import LedgerError
 
 
@@ -47,7 +47,7 @@ class Appender:
 
     def __init__(self) -> None:
         self._logs: dict[str, int] = {}
-        self._incarnations: dict[str, Incarnation] = {}
+        self._incarnations: dict[str, IncarnationRow] = {}
         self._trees = Trees()
 
     def forget(self) -> None:
@@ -55,13 +55,13 @@ class Appender:
         self._logs.clear()
         self._incarnations.clear()
 
-    def append(self, connection: Connection, batch: Batch, *, skip_known: bool = False) -> Appended:
+    def append(self, connection: Connection, batch: LeafBatch, *, skip_known: bool = False) -> Appended:
         """Insert the leaves in order, with contiguous idx per log, and their projections."""
         given = len(batch.data)
         added = self.append_all(connection, [self._unknown(connection, batch) if skip_known else batch])
         return Appended(added, given - added)
 
-    def append_all(self, connection: Connection, batches: Iterable[Batch]) -> int:
+    def append_all(self, connection: Connection, batches: Iterable[LeafBatch]) -> int:
         """Append batches and seal them together; how many leaves they had.
 
         Several are for SQLite, whose transaction has the whole database; on PostgreSQL, logs that are locked one batch
@@ -80,7 +80,7 @@ class Appender:
             self._trees.grow(connection, logs, hashes, max(growth.at_us))
         return added
 
-    def _insert(self, connection: Connection, batch: Batch, growth: _Growth) -> None:
+    def _insert(self, connection: Connection, batch: LeafBatch, growth: _Growth) -> None:
         """Insert leaves and projections; the trees are left to `growth`."""
         logs, places = self._places(connection, batch, growth)
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(batch.incarnations)}
@@ -100,7 +100,9 @@ class Appender:
             growth.hashes.setdefault(log, []).extend(more)
         growth.at_us.append(max(batch.at_us))
 
-    def _places(self, connection: Connection, batch: Batch, growth: _Growth) -> tuple[list[int], list[int]]:
+    def _places(
+        self, connection: Connection, batch: LeafBatch, growth: _Growth
+    ) -> tuple[list[int], list[int]]:
         """The log id and the idx of every leaf; logs that the transaction does not hold yet are locked."""
         names = set(batch.logs)
         unknown = sorted(names - self._logs.keys())
@@ -115,7 +117,7 @@ class Appender:
         nexts = growth.nexts
         return [ids[name] for name in batch.logs], [nexts[name]() for name in batch.logs]
 
-    def _about(self, connection: Connection, group: Group, batch: Batch) -> Sequence[Incarnation]:
+    def _about(self, connection: Connection, group: LeafGroup, batch: LeafBatch) -> Sequence[IncarnationRow]:
         """The incarnation that each leaf of a group is about: another's, or the one that recorded it."""
         recorders = [batch.incarnations[place] for place in group.places]
         named = group.columns.get("of_incarnation", recorders)
@@ -123,7 +125,7 @@ class Appender:
         lives = {uuid: self._incarnation(connection, uuid, batch) for uuid in set(about)}
         return [lives[uuid] for uuid in about]
 
-    def _incarnation(self, connection: Connection, uuid: str, batch: Batch) -> Incarnation:
+    def _incarnation(self, connection: Connection, uuid: str, batch: LeafBatch) -> IncarnationRow:
         """The row of an incarnation; one that only its leaves mention is added with their offset."""
         known = self._incarnations.get(uuid)
         if known is None:
@@ -133,7 +135,7 @@ class Appender:
             ).first()
             founder = batch.founders.get(uuid)
             if row is not None:
-                known = Incarnation(row.id, row.offset_us)
+                known = IncarnationRow(row.id, row.offset_us)
             elif founder is not None:
                 known = register(connection, uuid, *founder)
             else:
@@ -141,7 +143,7 @@ class Appender:
             self._incarnations[uuid] = known
         return known
 
-    def _unknown(self, connection: Connection, batch: Batch) -> Batch:
+    def _unknown(self, connection: Connection, batch: LeafBatch) -> LeafBatch:
         """The leaves that the ledger does not hold yet."""
         events, logs = schema.events, schema.logs
         known: set[tuple[str, int, int, str]] = set()
@@ -164,7 +166,7 @@ class Appender:
         return batch_of([parse(data) for data in fresh]) if fresh else EMPTY
 
 
-def leaf_hashes(batch: Batch) -> dict[str, list[bytes]]:
+def leaf_hashes(batch: LeafBatch) -> dict[str, list[bytes]]:
     """The RFC 6962 hashes of a batch by log, each log's in the order of its idx: what its frontier grows by."""
     hashes: dict[str, list[bytes]] = {}
     for log, hash_ in zip(batch.logs, batch.hashes, strict=True):
@@ -172,7 +174,9 @@ def leaf_hashes(batch: Batch) -> dict[str, list[bytes]]:
     return hashes
 
 
-def register(connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int) -> Incarnation:
+def register(
+    connection: Connection, uuid: str, worker: str, offset_us: int, started_us: int
+) -> IncarnationRow:
     """Insert an incarnation (and its worker, when new)."""
     workers, incarnations = schema.workers, schema.incarnations
     known = connection.scalar(select(workers.c.id).where(workers.c.name == worker))
@@ -183,7 +187,7 @@ def register(connection: Connection, uuid: str, worker: str, offset_us: int, sta
     values = {"uuid": uuid, "worker": known, "offset_us": offset_us, "started_us": started_us}
     placed = connection.execute(insert(incarnations).values(**values)).inserted_primary_key
     assert placed is not None
-    return Incarnation(int(placed[0]), offset_us)
+    return IncarnationRow(int(placed[0]), offset_us)
 
 
 _LOGS_AT_ONCE = 256
@@ -196,7 +200,7 @@ _LIFE = frozenset({"worker-started", "worker-stopped", "worker-died"})
 _MEMORY = ("shards", "blocks", "bytes_per_block", "device", "software")
 
 
-def _live(connection: Connection, group: Group, about: Sequence[Incarnation]) -> None:
+def _live(connection: Connection, group: LeafGroup, about: Sequence[IncarnationRow]) -> None:
     """The life of an incarnation is the one projection that is updated in place."""
     table = schema.incarnations
     for number, life in enumerate(about):

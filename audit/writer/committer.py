@@ -24,7 +24,7 @@ from kvcustody.audit.database.engine import (
     check_store,
     file_identity,
 )
-from kvcustody.audit.events.batch import Batch
+from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row, store_names
 from kvcustody.audit.tlog.merkle import TreeError
@@ -50,10 +50,10 @@ class Committer:
 
     def write(
         self,
-        batch: Batch,
+        batch: LeafBatch,
         *,
         skip_known: bool = False,
-        rest: Sequence[Batch] = (),
+        rest: Sequence[LeafBatch] = (),
         given: Sequence[Row] = (),
         meanwhile: Call | None = None,
     ) -> int:
@@ -87,7 +87,7 @@ class Committer:
 
     def _transaction(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[LeafBatch],
         names: list[Row],
         given: Sequence[Row],
         skip_known: bool,

@@ -22,15 +22,15 @@ from kvcustody.audit.events.batch_encoder import Entry
 from kvcustody.audit.events.column_encoder import Item
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.writer.committer import Committer
-from kvcustody.audit.writer.durable_watermark import Mark
+from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import Intake
-from kvcustody.audit.writer.spill_file import Spill, SpillFullError
-from kvcustody.audit.writer.spill_replay import Replayed, replay
+from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError
+from kvcustody.audit.writer.spill_replay import SpillReplay, replay
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 
 
-class Outage:
+class DatabaseOutage:
     """The state of one writer's database, and what happens to entries that cannot be committed."""
 
     def __init__(
@@ -40,10 +40,10 @@ class Outage:
         context: Context,
         *,
         intake: Intake,
-        mark: Mark,
+        mark: DurableWatermark,
         directory: SubjectDirectory,
         committer: Committer,
-        spill: Spill,
+        spill: SpillFile,
         retry_seconds: float,
         batch: int,
     ) -> None:
@@ -137,7 +137,7 @@ class Outage:
         """Read every spill into the ledger; raises what the database raises."""
         replay(self._spill, self._committer, self._report, batch=self._batch)
 
-    def _report(self, found: Replayed) -> None:
+    def _report(self, found: SpillReplay) -> None:
         """Commit what a replay found."""
         sequence = self._intake.next_sequence()
         done = ReplayCompleted(self._clock.now_us(), *found)

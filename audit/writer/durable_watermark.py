@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 
-class Mark:
+class DurableWatermark:
     """The highest sequence up to which every event is durable, or was refused to its caller."""
 
     def __init__(self) -> None:

@@ -36,10 +36,10 @@ from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.writer.append_leaves import register
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.audit.writer.crash_recovery import close_dead
-from kvcustody.audit.writer.database_outage import Outage
-from kvcustody.audit.writer.durable_watermark import Mark
+from kvcustody.audit.writer.database_outage import DatabaseOutage
+from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import Intake, Ticket
-from kvcustody.audit.writer.spill_file import Spill
+from kvcustody.audit.writer.spill_file import SpillFile
 from kvcustody.audit.writer.worker_lock import claim
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
@@ -110,12 +110,12 @@ class EventWriter:
             batch=settings.batch,
             count_seconds=settings.count_seconds,
         )
-        self._mark = Mark()
+        self._mark = DurableWatermark()
         self._ahead = NOTHING  # encoded during the last commit
         self._stop_at = float("inf")
         self._committer = Committer(engine, self._directory)
-        self._spill = Spill(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
-        self._outage = Outage(
+        self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
+        self._outage = DatabaseOutage(
             engine,
             clock,
             self._context,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Table
 
 from kvcustody.audit.events import log_of
-from kvcustody.audit.events.batch import Group
+from kvcustody.audit.events.batch import LeafGroup
 from kvcustody.audit.events.registry import TRACE
 from kvcustody.audit.schema import erasures as erasure_schema
 from kvcustody.audit.schema import ledger as schema
@@ -25,7 +25,7 @@ Row = tuple[Any, ...]
 Columns = dict[str, Sequence[Any]]
 
 
-class Incarnation(NamedTuple):
+class IncarnationRow(NamedTuple):
     """An incarnation's row id, and what turns its boot time into UTC."""
 
     id: int
@@ -103,7 +103,7 @@ def _sources(kind: str) -> tuple[str, ...]:
 _SOURCES = {kind: _sources(kind) for kind in _TABLES}
 
 
-def project(group: Group, lives: Sequence[Incarnation]) -> list[Projection]:
+def project(group: LeafGroup, lives: Sequence[IncarnationRow]) -> list[Projection]:
     """The rows of one kind of leaves, in their order; none where the leaves alone are the record.
 
     `lives` are the incarnations that the leaves are about, one a leaf.
@@ -113,14 +113,14 @@ def project(group: Group, lives: Sequence[Incarnation]) -> list[Projection]:
     return [*found, _of_traces(group)] if TRACE in group.columns else found
 
 
-def _of_traces(group: Group) -> Projection:
+def _of_traces(group: LeafGroup) -> Projection:
     """Where the leaves that carry a trace are (J3)."""
     traces = group.columns[TRACE]
     kept = [list(compress(column, traces)) for column in (group.places, traces, group.columns["at_us"])]
     return Projection(event_traces, kept[0], kept[1:])
 
 
-def _of_kind(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
+def _of_kind(group: LeafGroup, lives: Sequence[IncarnationRow]) -> Projection | None:
     entry = _TABLES.get(group.kind)
     if entry is None:
         return None
@@ -143,7 +143,7 @@ def _of_kind(group: Group, lives: Sequence[Incarnation]) -> Projection | None:
 _READERS = {"decision": "reader", "hit-counters": "tenant"}  # written in two logs: who acted (J2)
 
 
-def _opened(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _opened(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     attached, written = group.extents["runs"], group.extents["written"]
     columns["_written_blocks"] = written.blocks
     if max(attached.high) < 0:  # no runs at all, whose extents are (0, 0, -1)
@@ -157,14 +157,14 @@ def _opened(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> Non
         columns["_high"] = list(map(max, attached.high, written.high))
 
 
-def _released(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _released(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     count = len(group.places)
     columns["_final"] = [True] * count
     columns["_written"] = [True] * count
     columns["_written_blocks"] = columns["_blocks"]
 
 
-def _let_go(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _let_go(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     own = columns["_written"] = columns["own"]
     columns["_final"] = [False] * len(own)
     columns["_written_blocks"] = [
@@ -172,13 +172,13 @@ def _let_go(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> Non
     ]
 
 
-def _ended(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _ended(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     columns["_due_us"] = [
         due + life.offset_us for due, life in zip(columns["due_boot_us"], lives, strict=True)
     ]
 
 
-def _receipt(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _receipt(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     # Bytes are of all parts together and even over blocks; a count of sampled blocks cannot be divided.
     sizes = zip(columns["bytes"], columns["_blocks"], columns["blocks"], strict=True)
     columns["_bytes"] = [total * here // all_blocks if all_blocks else 0 for total, here, all_blocks in sizes]
@@ -188,11 +188,11 @@ def _receipt(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> No
     ]
 
 
-def _decision(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _decision(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     columns["_rule"] = [reasons[0] if reasons else "default-deny" for reasons in columns["reasons"]]
 
 
-def _counters(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _counters(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     columns["_from_us"] = [
         start + life.offset_us for start, life in zip(columns["from_boot_us"], lives, strict=True)
     ]
@@ -201,7 +201,7 @@ def _counters(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> N
 _OUTAGE = {"cause": "", "first_sequence": 0, "last_sequence": 0, "added": 0, "duplicates": 0}
 
 
-def _outage(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> None:
+def _outage(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     count = len(group.places)
     columns["kind"] = [group.kind] * count
     for name, nothing in _OUTAGE.items():
@@ -210,7 +210,7 @@ def _outage(columns: Columns, group: Group, lives: Sequence[Incarnation]) -> Non
         columns["cause"] = ["refused"] * count
 
 
-_DERIVED: dict[str, Callable[[Columns, Group, Sequence[Incarnation]], None]] = {
+_DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], None]] = {
     "residency-opened": _opened,
     "residency-released": _released,
     "blocks-released": _let_go,

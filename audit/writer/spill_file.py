@@ -34,7 +34,7 @@ class SpillFullError(LedgerError):
     code = "KVC611"
 
 
-class Segment:
+class SpillSegment:
     """One closed segment, locked while it is read."""
 
     def __init__(self, path: Path, descriptor: int, held: dict[Path, int] | None = None) -> None:
@@ -79,7 +79,7 @@ class Segment:
             self._descriptor = -1
 
 
-class Spill:
+class SpillFile:
     """Appends records to the process's own segment; lists every segment that may be replayed."""
 
     def __init__(self, directory: Path, incarnation: str, *, limit_bytes: int) -> None:
@@ -120,7 +120,7 @@ class Spill:
         """What all segments of the directory take together."""
         return sum(size for size in map(_size, self._directory.glob("*.spill")) if size > len(_MAGIC))
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[SpillSegment]:
         """Close the own segment and lock every one that no other live process holds, oldest first.
 
         Raises `SpillFullError` where one of the own is gone and cannot be written again (F5).
@@ -132,7 +132,7 @@ class Spill:
         found = []
         for path in sorted(self._directory.glob("*.spill"), key=lambda path: (_changed_ns(path), path.name)):
             if path in self._held:
-                found.append(Segment(path, os.dup(self._held[path]), self._held))
+                found.append(SpillSegment(path, os.dup(self._held[path]), self._held))
                 continue
             try:
                 descriptor = os.open(path, os.O_RDONLY)
@@ -143,7 +143,7 @@ class Spill:
             except OSError:
                 os.close(descriptor)
                 continue
-            found.append(Segment(path, descriptor))
+            found.append(SpillSegment(path, descriptor))
         return found
 
     def close(self) -> None:

@@ -15,10 +15,10 @@ from kvcustody.audit.events import parse
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.subjects.subject_table import row_of
 from kvcustody.audit.writer.committer import Committer
-from kvcustody.audit.writer.spill_file import Segment, Spill
+from kvcustody.audit.writer.spill_file import SpillFile, SpillSegment
 
 
-class Replayed(NamedTuple):
+class SpillReplay(NamedTuple):
     """What a replay found."""
 
     segments: int
@@ -27,7 +27,9 @@ class Replayed(NamedTuple):
     torn_bytes: int
 
 
-def replay(spill: Spill, committer: Committer, report: Callable[[Replayed], None], *, batch: int) -> None:
+def replay(
+    spill: SpillFile, committer: Committer, report: Callable[[SpillReplay], None], *, batch: int
+) -> None:
     """Commit every segment that no live process holds, then the report, then delete them."""
     segments = spill.segments()
     added = duplicates = torn = 0
@@ -36,7 +38,7 @@ def replay(spill: Spill, committer: Committer, report: Callable[[Replayed], None
             new, known = _replay_one(segment, committer, batch)
             added, duplicates, torn = added + new, duplicates + known, torn + segment.torn_bytes
         if segments:  # on record before the evidence of the outage goes
-            report(Replayed(len(segments), added, duplicates, torn))
+            report(SpillReplay(len(segments), added, duplicates, torn))
         for segment in segments:
             segment.retire()
     finally:
@@ -44,7 +46,7 @@ def replay(spill: Spill, committer: Committer, report: Callable[[Replayed], None
             segment.close()
 
 
-def _replay_one(segment: Segment, committer: Committer, batch: int) -> tuple[int, int]:
+def _replay_one(segment: SpillSegment, committer: Committer, batch: int) -> tuple[int, int]:
     """Leaves added, and leaves that were there."""
     added = total = 0
     chunk: list[bytes] = []

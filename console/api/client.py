@@ -27,7 +27,7 @@ from kvcustody.governance.service.settings import load_service_settings
 _LOCAL_ROLES = (frozenset(Role) - OF_TENANTS - ALONE) | {Role.BOOTSTRAP}
 
 
-class Answer(NamedTuple):
+class ApiReply(NamedTuple):
     """A success: its status, media type, `ETag` and bytes."""
 
     status: int
@@ -49,7 +49,7 @@ class Asker(Protocol):
         query: Mapping[str, Any],
         headers: Mapping[str, str],
         body: bytes | None,
-    ) -> Answer:
+    ) -> ApiReply:
         """One request; raises `ServiceError` for whatever is not a success."""
 
 
@@ -102,11 +102,11 @@ class _Remote:
         query: Mapping[str, Any],
         headers: Mapping[str, str],
         body: bytes | None,
-    ) -> Answer:
+    ) -> ApiReply:
         """One request over the network."""
         found = self._connection.request(method, path, params=query, headers=headers, content=body)
         media = found.headers.get("content-type", "")
-        return Answer(found.status_code, media, found.headers.get("etag", ""), found.content)
+        return ApiReply(found.status_code, media, found.headers.get("etag", ""), found.content)
 
 
 class _Embedded:
@@ -129,7 +129,7 @@ class _Embedded:
         query: Mapping[str, Any],
         headers: Mapping[str, str],
         body: bytes | None,
-    ) -> Answer:
+    ) -> ApiReply:
         """One request through the gate, without a socket."""
         found = self._loop.run_until_complete(
             self._answer(method, path, urlencode(query), headers, body or b"")
@@ -140,7 +140,7 @@ class _Embedded:
 
     async def _answer(
         self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
-    ) -> Answer:
+    ) -> ApiReply:
         sent: list[Any] = []
         given = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         scope = {
@@ -162,7 +162,7 @@ class _Embedded:
         await self._app(scope, receive, send)
         start = {name.decode(): value.decode("latin-1") for name, value in sent[0]["headers"]}
         content = b"".join(message.get("body", b"") for message in sent[1:])
-        return Answer(sent[0]["status"], start.get("content-type", ""), start.get("etag", ""), content)
+        return ApiReply(sent[0]["status"], start.get("content-type", ""), start.get("etag", ""), content)
 
     def close(self) -> None:
         """End the loop and its threads."""
@@ -197,7 +197,7 @@ def _local(service: Any, name: str | None) -> Caller:
     return Caller(found.name, found.roles, found.tenant, "local")
 
 
-def _refusal(found: Answer) -> ServiceError:
+def _refusal(found: ApiReply) -> ServiceError:
     """A problem document as the error that a command prints."""
     if not found.media.startswith("application/problem+json"):
         return ServiceError(f"answered {found.status}", problem="unknown", status=found.status)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 import orjson
 import typer
 
-from kvcustody.console.api.client import Answer, Asker, Where, asking
+from kvcustody.console.api.client import ApiReply, Asker, Where, asking
 from kvcustody.console.api.print_answer import finished, one_segment, tell
 from kvcustody.console.command import Json
 from kvcustody.console.options_server import Authority, KeyFile, Server
@@ -191,7 +191,7 @@ def _kind(schema: dict[str, Any]) -> Any:
     return _TYPES.get(schema.get("type", "string"), str)
 
 
-def _ask(asker: Asker, command: Command, given: dict[str, Any]) -> Answer:
+def _ask(asker: Asker, command: Command, given: dict[str, Any]) -> ApiReply:
     path, query, headers, body = command.path, {}, {}, {}
     for part in command.parts:
         value = given.get(part.here)
@@ -246,7 +246,7 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
 
 
-def _whole(asker: Asker, command: Command, given: dict[str, Any], answer: Answer) -> Answer:
+def _whole(asker: Asker, command: Command, given: dict[str, Any], answer: ApiReply) -> ApiReply:
     """Every page as one."""
     page = orjson.loads(answer.body)
     items = page["items"]

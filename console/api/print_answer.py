@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import typer
 
-from kvcustody.console.api.client import Answer, Asker
+from kvcustody.console.api.client import ApiReply, Asker
 from kvcustody.console.api.printing import show
 from kvcustody.console.command import print_json
 from kvcustody.errors import ConfigError
@@ -16,7 +16,7 @@ from kvcustody.errors import ConfigError
 _KEEP = 0.2
 
 
-def finished(asker: Asker, answer: Answer, out: Path | None) -> Answer:
+def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
     """A job at its end, its files in the folder `out` (M3)."""
     job = orjson.loads(answer.body)["job"]
     while (found := orjson.loads(_get(asker, f"/v1/jobs/{job}").body))["ended_us"] is None:
@@ -30,11 +30,11 @@ def finished(asker: Asker, answer: Answer, out: Path | None) -> Answer:
     return answer._replace(body=orjson.dumps(found))
 
 
-def _get(asker: Asker, path: str) -> Answer:
+def _get(asker: Asker, path: str) -> ApiReply:
     return asker.ask("GET", path, query={}, headers={}, body=None)
 
 
-def tell(answer: Answer, as_json: bool, out: Path | None) -> None:
+def tell(answer: ApiReply, as_json: bool, out: Path | None) -> None:
     """Print an answer, or write its content to `out`."""
     is_json = answer.media.startswith("application/json")
     if out is not None:

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvcustody.audit.exports.export_writer import Selection, pinned_size, write_export
-from kvcustody.audit.exports.file_formats import Format
+from kvcustody.audit.exports.export_writer import ExportSelection, pinned_size, write_export
+from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
-from kvcustody.audit.tlog.rfc3161_timestamp import Authority
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority
 from kvcustody.audit.tlog.signed_note import NoteError, decode_base64
 from kvcustody.audit.verify.expected_heads import KeptHead
-from kvcustody.audit.verify.verify_export import Progress, Verdict, verify_export
+from kvcustody.audit.verify.verify_export import ExportVerdict, Progress, verify_export
 from kvcustody.audit.witness.status import newest_witnessed
 from kvcustody.console.audit.leaf_proof import check_leaf_proof, is_leaf_proof
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
@@ -38,7 +38,7 @@ EXIT_NOT_SOUND = 1
 def export(
     folder: Annotated[Path, typer.Argument(help="The folder to make; it must not exist.")],
     ledger: Ledger = DEFAULT,
-    form: Annotated[Format, typer.Option("--format", help="How leaves are written.")] = Format.NDJSON,
+    form: Annotated[LeafFormat, typer.Option("--format", help="How leaves are written.")] = LeafFormat.NDJSON,
     log: Annotated[
         list[str] | None, typer.Option(help="Only this log (`system`, `tenant/NAME`); may be given again.")
     ] = None,
@@ -55,7 +55,9 @@ def export(
 
     The export is of one signed checkpoint. One that was interrupted goes on where it was when it is asked for again.
     """
-    selection = Selection(tuple(sorted(log or ())), moment_us(since, "--since"), moment_us(until, "--until"))
+    selection = ExportSelection(
+        tuple(sorted(log or ())), moment_us(since, "--since"), moment_us(until, "--until")
+    )
     with reading(ledger) as engine, progress_bar() as bar:
         size = as_of if as_of is not None else pinned_size(folder)
         if size is None and witnessed:
@@ -144,7 +146,7 @@ def verify(
         raise typer.Exit(EXIT_NOT_SOUND)
 
 
-def _facts(found: Verdict) -> dict[str, Any]:
+def _facts(found: ExportVerdict) -> dict[str, Any]:
     logs = [
         {"name": log.name, "size": log.size, "first": log.first, "end": log.end, "kinds": dict(log.kinds),
          "first_us": log.first_us, "last_us": log.last_us}
@@ -166,7 +168,7 @@ def _facts(found: Verdict) -> dict[str, Any]:
     }
 
 
-def _print(found: Verdict, seconds: float) -> None:
+def _print(found: ExportVerdict, seconds: float) -> None:
     table = make_table(
         f"{found.origin}, checkpoint {found.root.size}", "log", "first", "last", "from", "to", "of", left=3
     )
@@ -190,12 +192,12 @@ def _print(found: Verdict, seconds: float) -> None:
         print(f"  - {limit}")
 
 
-def _authorities(certificate: Path | None, roots: Path | None) -> list[Authority]:
+def _authorities(certificate: Path | None, roots: Path | None) -> list[TimestampAuthority]:
     if (certificate is None) != (roots is None):
         raise ConfigError("--tsa-certificate and --tsa-roots go together")
     if certificate is None or roots is None:
         return []
-    return [Authority.load(certificate.stem, "", certificate, roots)]
+    return [TimestampAuthority.load(certificate.stem, "", certificate, roots)]
 
 
 def _kept(text: str) -> KeptHead:

@@ -16,14 +16,14 @@ from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import pull, read_positions, write_positions
 from kvcustody.audit.siem.delivery import Pump
-from kvcustody.audit.siem.formats import Shape, media_of, told
+from kvcustody.audit.siem.formats import SiemFormat, media_of, told
 from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.audit.writer.record_operator_act import record
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
 from kvcustody.errors import ConfigError
 
-_Shape = Annotated[Shape, typer.Option("--shape", help="How leaves are written.")]
+_Shape = Annotated[SiemFormat, typer.Option("--shape", help="How leaves are written.")]
 _Folder = Annotated[
     Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")
 ]
@@ -34,7 +34,7 @@ _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 def ship(
     positions: Annotated[Path, typer.Argument(help="The file that remembers where you were.")],
     ledger: Ledger = DEFAULT,
-    shape: _Shape = Shape.OCSF,
+    shape: _Shape = SiemFormat.OCSF,
     batch: Annotated[
         int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")
     ] = 1000,
@@ -63,7 +63,7 @@ def push(
     url: Annotated[str, typer.Option(help="Where batches are posted: https, or http on loopback.")],
     key_file: _Key,
     ledger: Ledger = DEFAULT,
-    shape: _Shape = Shape.CLOUDEVENTS,
+    shape: _Shape = SiemFormat.CLOUDEVENTS,
     name: Annotated[str, typer.Option(help="The sink's name.")] = "webhook",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     *,
@@ -141,7 +141,7 @@ def retry(
 ) -> None:
     """Send the batches again that were given up, oldest first."""
     with writing(ledger) as engine:
-        pump = _pump(engine, folder, folder.name, url, key_file, Shape.CLOUDEVENTS)
+        pump = _pump(engine, folder, folder.name, url, key_file, SiemFormat.CLOUDEVENTS)
         record(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
         sent = pump.retry_dead()
     if as_json:
@@ -164,7 +164,7 @@ def _change(
         print(f"{action}: {folder.name}")
 
 
-def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: Shape) -> Pump:
+def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: SiemFormat) -> Pump:
     try:
         key = key_file.read_bytes().strip()
     except OSError as problem:
@@ -173,12 +173,12 @@ def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, sha
     return Pump(engine, made, folder, _array_of(shape))
 
 
-def _array_of(shape: Shape) -> Callable[[Sequence[EventRow]], bytes]:
+def _array_of(shape: SiemFormat) -> Callable[[Sequence[EventRow]], bytes]:
     def encode(rows: Sequence[EventRow]) -> bytes:
         return orjson.dumps([told(row, shape) for row in rows])
 
     return encode
 
 
-def _lines(rows: Sequence[EventRow], shape: Shape) -> bytes:
+def _lines(rows: Sequence[EventRow], shape: SiemFormat) -> bytes:
     return b"".join(orjson.dumps(told(row, shape)) + b"\n" for row in rows)

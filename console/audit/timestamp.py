@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvcustody.audit.tlog.rfc3161_timestamp import Authority, stamp
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, stamp
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.options_ledger import DEFAULT, Ledger, shown, writing
 
@@ -25,7 +25,7 @@ def timestamp(
 
     It shows that the checkpoint existed by then. It is no witness: it does not look for forks.
     """
-    authority = Authority.load(name, url, certificate, roots)
+    authority = TimestampAuthority.load(name, url, certificate, roots)
     with writing(ledger) as engine:
         size, at_us = stamp(engine, authority)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcustody.audit.coverage.compare_recount import Difference, differences
-from kvcustody.audit.coverage.custody_units import Selection, last_event_us
+from kvcustody.audit.coverage.custody_units import CustodySelection, last_event_us
 from kvcustody.audit.coverage.recompute import (
     Chosen,
     Recount,
@@ -19,7 +19,7 @@ from kvcustody.audit.coverage.recompute import (
 )
 from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
 from kvcustody.audit.coverage.recount_process import recounting
-from kvcustody.audit.coverage.summary import Coverage, coverage
+from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.gc_pause import collector_off
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage.printing import print_coverage, print_recount
@@ -131,7 +131,7 @@ def recompute(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def coverage_json(found: Coverage) -> dict[str, Any]:
+def coverage_json(found: CoverageSummary) -> dict[str, Any]:
     """Rows, their total and the lags, as `--json` prints them."""
     lags = {name: getattr(found, name) for name in ("lag_us_p50", "lag_us_p99", "lag_us_max")}
     total = {**found.total._asdict(), "ended": found.total.ended, "coverage": round(found.total.coverage, 6)}
@@ -139,7 +139,7 @@ def coverage_json(found: Coverage) -> dict[str, Any]:
 
 
 def _recount_json(
-    chosen: Selection, again: Recount, missing: Unaccounted, compared: tuple[Difference, ...] | None
+    chosen: CustodySelection, again: Recount, missing: Unaccounted, compared: tuple[Difference, ...] | None
 ) -> dict[str, Any]:
     from dataclasses import asdict
 

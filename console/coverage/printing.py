@@ -8,14 +8,14 @@ from typing import Any
 
 from kvcustody.audit.coverage.compare_recount import Difference
 from kvcustody.audit.coverage.recompute import Recount, Unaccounted
-from kvcustody.audit.coverage.summary import Coverage
+from kvcustody.audit.coverage.summary import CoverageSummary
 from kvcustody.console.command import make_table, stdout
 
 _COLUMNS = ("due", "covered", "late", "failed", "missing", "unproven", "overdue", "disputed")
 _LEVELS = ("full", "sampled", "retired", "launched")
 
 
-def print_coverage(found: Coverage) -> None:
+def print_coverage(found: CoverageSummary) -> None:
     """Units by tenant and classification, bytes by level, lags."""
     rows: list[tuple[str, str, dict[str, Any]]] = [
         (row.tenant, row.classification, row._asdict()) for row in found.rows

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from kvcustody.audit.erasure.certificate import Opening, issue, new_opening
+from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.signing_key import read_signing_key
@@ -257,7 +257,7 @@ def verify(
     try:
         data = file.read_bytes()
         if opening is not None:
-            opens = Opening(**json.loads(opening.read_text()))
+            opens = SelectorOpening(**json.loads(opening.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"`{opening or file}` cannot be read: {error}") from None
     report = verify_certificate(data, key_texts(key), opens)

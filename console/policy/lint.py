@@ -13,7 +13,7 @@ import typer
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.options_custody import reading
 from kvcustody.console.policy.sarif_junit import junit, problem_data, sarif
-from kvcustody.console.policy.validate import EXIT_NO, Files, Format, FormatOption
+from kvcustody.console.policy.validate import EXIT_NO, Files, FormatOption, ProblemFormat
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.replay_decisions import sources_in_use, tenants_seen
 from kvcustody.policies.document.problems import Problem, quote
@@ -65,7 +65,7 @@ Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a fin
 def lint_command(
     files: Files,
     *,
-    style: FormatOption = Format.TEXT,
+    style: FormatOption = ProblemFormat.TEXT,
     soon_days: Soon = SOON_DAYS,
     at: At = None,
     tenants: Tenants = None,
@@ -93,17 +93,17 @@ def lint_command(
             table, now_us=now_us, soon_days=soon_days, used=seen, known_tenants=known, rate=rate
         )
     problems = [problem for each in found.values() for problem in each]
-    _show(found, problems, Format.JSON if as_json else style)
+    _show(found, problems, ProblemFormat.JSON if as_json else style)
     if fail and problems:
         raise typer.Exit(EXIT_NO)
 
 
-def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style: Format) -> None:
-    if style is Format.JSON:
+def _show(found: dict[str, tuple[Problem, ...]], problems: list[Problem], style: ProblemFormat) -> None:
+    if style is ProblemFormat.JSON:
         print_json([problem_data(problem) for problem in problems])
-    elif style is Format.SARIF:
+    elif style is ProblemFormat.SARIF:
         print(sarif(problems, level="warning"))
-    elif style is Format.JUNIT:
+    elif style is ProblemFormat.JUNIT:
         print(junit("lint", list(found.items())))
     else:
         for problem in problems:

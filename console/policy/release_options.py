@@ -26,7 +26,7 @@ from kvcustody.governance.release.signer import FileSigner, open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.migrations.upgrade import upgrade
-from kvcustody.policies.bundle.trust import Role, Signer
+from kvcustody.policies.bundle.trust import KeyRole, Signer
 
 Key = Annotated[Path, typer.Option("--key", help="Your private key's file, from `kvcustody policy key`.")]
 TrustFile = Annotated[
@@ -105,7 +105,7 @@ def release_command(command: Callable[..., None]) -> Callable[..., None]:
 def acts_as_owner(trust: Path, signer: Signer) -> bool:
     """Whether this key is an owner's, and nothing that reaches further."""
     key = read_trust(trust).keys.get(signer.name)
-    return key is not None and key.roles == {Role.OWNER}
+    return key is not None and key.roles == {KeyRole.OWNER}
 
 
 @contextmanager

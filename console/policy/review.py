@@ -12,7 +12,7 @@ from kvcustody.console.command import Json, make_table, print_json, progress_bar
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.errors import PolicyError
 from kvcustody.policies.document.problems import quote
-from kvcustody.policies.workbench.diff.model import CellChange, Opening, PolicyDiff
+from kvcustody.policies.workbench.diff.model import CellChange, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.prove.model import Proof
 from kvcustody.policies.workbench.prove.prove import Never, prove
@@ -104,7 +104,7 @@ def print_diff(found: PolicyDiff) -> None:
     print(f"widening digest: {found.cells_digest}" if found.widens else "nothing widens")
 
 
-def _print_openings(title: str, entries: tuple[Opening, ...]) -> None:
+def _print_openings(title: str, entries: tuple[WidenedAccess, ...]) -> None:
     for entry in entries:
         levels = ", ".join(entry.classifications)
         consent = "; its owner has to consent" if title == "opens" and entry.crosses else ""

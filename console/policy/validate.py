@@ -17,7 +17,7 @@ Files = Annotated[list[Path], typer.Argument(help="Policy files.", metavar="FILE
 File = Annotated[Path, typer.Argument(help="A policy file.", metavar="FILE")]
 
 
-class Format(StrEnum):
+class ProblemFormat(StrEnum):
     """How problems are printed."""
 
     TEXT = "text"
@@ -27,7 +27,7 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="text; json; sarif for code review; junit for CI.")
+    ProblemFormat, typer.Option("--format", help="text; json; sarif for code review; junit for CI.")
 ]
 
 
@@ -42,7 +42,9 @@ _EPILOG = (
 )
 
 
-def validate_command(files: Files, *, style: FormatOption = Format.TEXT, as_json: Json = False) -> None:
+def validate_command(
+    files: Files, *, style: FormatOption = ProblemFormat.TEXT, as_json: Json = False
+) -> None:
     """Check policies as activation would: each problem with file, line, column, code and what to do.
 
     Nothing is guessed or repaired. Exit 0: all are sound; 1: at least one is not; 2: a file cannot be read.
@@ -50,16 +52,16 @@ def validate_command(files: Files, *, style: FormatOption = Format.TEXT, as_json
     with progress_bar() as bar:
         paths = bar.track(files, description="validating")
         found = [validate(read_source(path), name=str(path)) for path in paths]
-    style = Format.JSON if as_json else style
-    if style is Format.JSON:
+    style = ProblemFormat.JSON if as_json else style
+    if style is ProblemFormat.JSON:
         print_json([validation_data(item) for item in found])
-    elif style is Format.TEXT:
+    elif style is ProblemFormat.TEXT:
         _print(found)
     else:
         problems = [problem for item in found for problem in item.problems]
         print(
             sarif(problems)
-            if style is Format.SARIF
+            if style is ProblemFormat.SARIF
             else junit("validate", [(v.file, v.problems) for v in found])
         )
     if not all(item.sound for item in found):

@@ -23,7 +23,7 @@ from kvcustody.console.principal.shared import (
 )
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
-from kvcustody.governance.service.access.principal_table import Principal
+from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.roles import Role
 
 principals = typer.Typer(
@@ -149,7 +149,7 @@ def enable(
     _tell(found, f"enabled: {name}; it has no key until one is issued", as_json)
 
 
-def _row(found: Principal) -> dict[str, Any]:
+def _row(found: PrincipalRecord) -> dict[str, Any]:
     return found._asdict() | {"roles": sorted(found.roles)}
 
 

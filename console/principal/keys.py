@@ -27,7 +27,7 @@ from kvcustody.console.principal.shared import (
 )
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 
 keys = typer.Typer(
     no_args_is_help=True,
@@ -169,7 +169,9 @@ def _place(name: str) -> str:
     return f"/v1/principals/{quote(name, safe='')}/keys"
 
 
-def _revoke_there(connection: Connection, prefix: str | None, of: str | None, allow_last: bool) -> None:
+def _revoke_there(
+    connection: ControlPlaneConnection, prefix: str | None, of: str | None, allow_last: bool
+) -> None:
     if of is None:
         connection.request("DELETE", f"/v1/keys/{prefix}", params={"allow_last": str(allow_last).lower()})
         return

@@ -35,7 +35,7 @@ class Series(NamedTuple):
     css: str
 
 
-class Bar(NamedTuple):
+class StackedBar(NamedTuple):
     """A row of `stacked_bars`: its name, one value a series, and a note at the bar's end."""
 
     label: str
@@ -72,7 +72,7 @@ class _Path(NamedTuple):
     title: str
 
 
-def stacked_bars(title: str, rows: Sequence[Bar], series: Sequence[Series]) -> Markup:
+def stacked_bars(title: str, rows: Sequence[StackedBar], series: Sequence[Series]) -> Markup:
     """One horizontal bar a row, its parts side by side."""
     largest = max((sum(row.values) for row in rows), default=0)
     if largest <= 0:

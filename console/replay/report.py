@@ -42,7 +42,7 @@ class TenantResult:
         return self.hit_tokens / self.input_tokens if self.input_tokens else 0.0
 
 
-class Identity(NamedTuple):
+class ReplayIdentity(NamedTuple):
     """A conservation identity: two counts from independent sources that must agree."""
 
     name: str
@@ -76,7 +76,7 @@ class Sample(NamedTuple):
     input_tokens: int
 
 
-class Coverage(NamedTuple):
+class ReplayCoverage(NamedTuple):
     """Deletion coverage as the ledger proves it, in units of (block, generation, shard), and bytes by level."""
 
     due: int = 0
@@ -104,8 +104,8 @@ class ReplayReport:
     settings: dict[str, str]
     tenants: list[TenantResult]
     samples: list[Sample]
-    coverage: Coverage
-    identities: list[Identity]
+    coverage: ReplayCoverage
+    identities: list[ReplayIdentity]
     scrub_lag: Spread
     retention_age: dict[str, Spread]
     age_histogram: list[int]

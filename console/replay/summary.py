@@ -10,8 +10,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from kvcustody.console.replay.charts import Bar, Series, environment, histogram, stacked_areas, stacked_bars
-from kvcustody.console.replay.report import Coverage, ReplayReport, Spread, TenantResult
+from kvcustody.console.replay.charts import (
+    Series,
+    StackedBar,
+    environment,
+    histogram,
+    stacked_areas,
+    stacked_bars,
+)
+from kvcustody.console.replay.report import ReplayCoverage, ReplayReport, Spread, TenantResult
 from kvcustody.errors import ConfigError
 
 AGE_EDGES_US = [s * 1_000_000 for s in (1, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400)]
@@ -56,7 +63,7 @@ def render_summary(report: ReplayReport) -> str:
         percent=percent,
         duration=duration,
         count=lambda value: "not observed" if value is None else f"{value:,}",
-        coverage_fields=Coverage._fields,
+        coverage_fields=ReplayCoverage._fields,
         age_rows=[(name, spread) for name, spread in sorted(report.retention_age.items())],
     )
 
@@ -99,7 +106,7 @@ def _charts(report: ReplayReport) -> list[Markup]:
     return [
         stacked_bars(
             "Prompt tokens by tenant: found in the cache, and computed",
-            [Bar(row.tenant, _found(row), percent(row.prefill_avoided)) for row in report.tenants],
+            [StackedBar(row.tenant, _found(row), percent(row.prefill_avoided)) for row in report.tenants],
             (Series("found", "s1"), Series("computed", "s5")),
         ),
         stacked_areas(
@@ -112,7 +119,7 @@ def _charts(report: ReplayReport) -> list[Markup]:
         stacked_bars(
             "Blocks whose custody ended, by tenant and cause",
             [
-                Bar(row.tenant, [row.ended_blocks[c] for c in top], f"{row.ended_blocks.total():,}")
+                StackedBar(row.tenant, [row.ended_blocks[c] for c in top], f"{row.ended_blocks.total():,}")
                 for row in report.tenants
             ],
             tuple(Series(cause, f"s{index}") for index, cause in enumerate(top, start=1)),

@@ -15,7 +15,7 @@ _ROW = 24.0
 _LETTER = 8.0  # width of a letter, rather more than it takes
 
 
-class Bar(NamedTuple):
+class ChartRectangle(NamedTuple):
     """A filled rectangle; the origin is the top left corner. `hint` says its value."""
 
     x: float
@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
     title: str
     height: float
-    bars: tuple[Bar, ...]
+    bars: tuple[ChartRectangle, ...]
     texts: tuple[Word, ...]
     lines: tuple[tuple[float, float, float, float], ...]
     legend: tuple[tuple[str, int], ...]
@@ -59,7 +59,7 @@ def columns(
         return _empty(title)
     base, left = 170.0, 90.0
     step = (WIDTH - left) / len(values)
-    bars: list[Bar] = []
+    bars: list[ChartRectangle] = []
     texts = [Word(left - 8, 16, f"{largest:,}", "end"), Word(left - 8, base, "0", "end")]
     every = max(1, -(-len(values) // 11))
     for place, parts in enumerate(values):
@@ -70,7 +70,9 @@ def columns(
                 y -= height
                 gap = min(2.0, step / 6)
                 bars.append(
-                    Bar(x + gap, y, step - 2 * gap, height, series, f"{labels[place]}, {name}: {value:,}")
+                    ChartRectangle(
+                        x + gap, y, step - 2 * gap, height, series, f"{labels[place]}, {name}: {value:,}"
+                    )
                 )
         if place % every == 0:
             texts.append(_label(x + step / 2, base + 16, labels[place]))
@@ -98,7 +100,7 @@ def rows(
     if largest <= 0:
         return _empty(title)
     scale = (WIDTH - _LEFT - _RIGHT) / largest
-    bars: list[Bar] = []
+    bars: list[ChartRectangle] = []
     texts: list[Word] = []
     for place, (name, parts, note) in enumerate(zip(names, values, notes, strict=True)):
         x, y = _LEFT, place * _ROW + 4
@@ -106,7 +108,7 @@ def rows(
         for value, (label, series) in zip(parts, legend, strict=True):
             if value:
                 width = max(value * scale, 1.0)
-                bars.append(Bar(x, y, width, _ROW - 8, series, f"{name}, {label}: {value:,}"))
+                bars.append(ChartRectangle(x, y, width, _ROW - 8, series, f"{name}, {label}: {value:,}"))
                 x += width
         texts.append(Word(x + 6, y + 13, note))
     return Figure(title, len(values) * _ROW + 8, tuple(bars), tuple(texts), (), tuple(legend))

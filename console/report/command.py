@@ -14,7 +14,7 @@ from rich.console import Console
 
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
-from kvcustody.audit.report.model import Asked, PolicyProof, Property, Report
+from kvcustody.audit.report.model import PolicyProof, Report, ReportedProperty, ReportParameters
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.verify_report import verify_report
@@ -82,7 +82,7 @@ def make(
             else LedgerProofs(connection).checkpoint(as_of).size
         )
         bounds = period(connection, checkpoint, moment_us(since), moment_us(until))
-        asked = Asked(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
+        asked = ReportParameters(framework, checkpoint, *bounds, seed, sample, tenant, extends, recount)
         report = build_report(connection, asked, proof=proof, progress=tell)
         tell("writing")
         files = render_all(report, formats)
@@ -165,7 +165,7 @@ def prove_policy(path: Path) -> PolicyProof:
         proof.holds,
         False,
         digest,
-        tuple(Property(item.id, item.title, item.holds, item.cells) for item in proof.properties),
+        tuple(ReportedProperty(item.id, item.title, item.holds, item.cells) for item in proof.properties),
     )
 
 

@@ -20,7 +20,12 @@ from kvcustody.console.report.number_format import count, percent
 from kvcustody.console.report.page_model import Facts, Items, Page, Section, Table
 from kvcustody.console.report.pdf import render_pdf
 from kvcustody.errors import ConfigError
-from kvcustody.governance.observability.processing_record import Record, Stated, record_of, record_of_facts
+from kvcustody.governance.observability.processing_record import (
+    ProcessingRecord,
+    Stated,
+    record_of,
+    record_of_facts,
+)
 from kvcustody.policies.reading.load_policy import load_policy
 
 FORMATS = ("html", "pdf", "json", "csv")
@@ -91,12 +96,12 @@ def ropa(
         print(f"{', '.join(sorted(files))} in {out}")
 
 
-def to_json(record: Record) -> bytes:
+def to_json(record: ProcessingRecord) -> bytes:
     """The record as JSON, keys in order."""
     return orjson.dumps(record.facts(), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
 
-def to_csv(record: Record) -> bytes:
+def to_csv(record: ProcessingRecord) -> bytes:
     """The record as rows for a register: one a classification. A text that a spreadsheet would run is quoted."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -120,7 +125,7 @@ def to_csv(record: Record) -> bytes:
     return text.getvalue().encode()
 
 
-def page_of(record: Record) -> Page:
+def page_of(record: ProcessingRecord) -> Page:
     """The record as a page."""
     facts = [
         ("controller (30(1)(a))", record.controller),
@@ -173,11 +178,11 @@ def page_of(record: Record) -> Page:
     )
 
 
-def _html(record: Record) -> bytes:
+def _html(record: ProcessingRecord) -> bytes:
     return render_html(page_of(record))
 
 
-def _pdf(record: Record) -> bytes:
+def _pdf(record: ProcessingRecord) -> bytes:
     return render_pdf(page_of(record))
 
 
@@ -185,4 +190,9 @@ def _cell(text: str) -> str:
     return "'" + text if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-_MAKERS: dict[str, Callable[[Record], bytes]] = {"json": to_json, "csv": to_csv, "html": _html, "pdf": _pdf}
+_MAKERS: dict[str, Callable[[ProcessingRecord], bytes]] = {
+    "json": to_json,
+    "csv": to_csv,
+    "html": _html,
+    "pdf": _pdf,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.access.roles import Permission, Reach
 
 
 class Place(NamedTuple):
@@ -13,23 +13,23 @@ class Place(NamedTuple):
 
     path: str
     name: str
-    actions: tuple[Action, ...]
+    actions: tuple[Permission, ...]
 
 
-_CUSTODY = (Action.READ_CUSTODY,)
-_POLICY = (Action.READ_POLICY, Action.CONSENT)
+_CUSTODY = (Permission.READ_CUSTODY,)
+_POLICY = (Permission.READ_POLICY, Permission.CONSENT)
 PLACES = (
     Place("/console/", "Overview", ()),
     Place("/console/policy", "Policy", _POLICY),
     Place("/console/grants", "Grants", _POLICY),
-    Place("/console/decisions", "Decisions", (Action.READ_CUSTODY, Action.WRITE_POLICY)),
+    Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),
     Place("/console/custody", "Custody", _CUSTODY),
     Place("/console/erasures", "Erasures", _CUSTODY),
     Place("/console/deletion", "Deletion", _CUSTODY),
     Place("/console/audit", "Audit explorer", _CUSTODY),
     Place("/console/reports", "Reports", _CUSTODY),
-    Place("/console/health", "Health", (Action.READ_HEALTH,)),
-    Place("/console/principals", "Access", (Action.MANAGE_KEYS,)),
+    Place("/console/health", "Health", (Permission.READ_HEALTH,)),
+    Place("/console/principals", "Access", (Permission.MANAGE_KEYS,)),
 )
 
 

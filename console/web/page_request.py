@@ -22,7 +22,7 @@ from kvcustody.governance.api.http.console_mount import csrf_of, record_read
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
@@ -66,7 +66,7 @@ class Visit:
             raise _invalid(name, "is not a whole number")
         return int(value)
 
-    def may(self, *actions: Action) -> bool:
+    def may(self, *actions: Permission) -> bool:
         """Whether the caller's roles allow any of these."""
         return any(self.caller.reach(action) is not Reach.NONE for action in actions)
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import structlog
 
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.observability.metrics import worker_status
 from kvcustody.governance.observability.stats import Stats
@@ -58,7 +58,12 @@ class Agent:
     """Attends to one worker; `stop` ends its thread."""
 
     def __init__(
-        self, connection: Connection, facade: Attended, ledger: RemoteLedger, *, bytes_per_block: int
+        self,
+        connection: ControlPlaneConnection,
+        facade: Attended,
+        ledger: RemoteLedger,
+        *,
+        bytes_per_block: int,
     ) -> None:
         self._connection = connection
         self._facade = facade
@@ -178,7 +183,12 @@ class Agent:
 
 
 def attend(
-    connection: Connection | None, facade: Attended, ledger: object, stack: ExitStack, *, bytes_per_block: int
+    connection: ControlPlaneConnection | None,
+    facade: Attended,
+    ledger: object,
+    stack: ExitStack,
+    *,
+    bytes_per_block: int,
 ) -> Agent | None:
     """Start an agent that `stack` ends; None where no control plane is there to be told."""
     if connection is None:

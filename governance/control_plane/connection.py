@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _KEY_BYTES_MAX = 16_384
 
 
-class Connection:
+class ControlPlaneConnection:
     """Requests to one control plane; thread-safe."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Connection:
         """Close the connection."""
         self._client.close()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> ControlPlaneConnection:
         return self
 
     def __exit__(

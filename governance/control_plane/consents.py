@@ -12,17 +12,17 @@ from typing import Any
 
 from kvcustody.clock import Clock
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import consent_body
-from kvcustody.governance.release.record import ReleaseError, Step, make_record
+from kvcustody.governance.release.record import ReleaseAction, ReleaseError, make_record
 from kvcustody.policies.bundle.trust import Signer
 
 
 class OwnerConsents:
     """An owner's part in a release behind a control plane. `audience`: that of the trust configuration."""
 
-    def __init__(self, connection: Connection, audience: str, clock: Clock) -> None:
+    def __init__(self, connection: ControlPlaneConnection, audience: str, clock: Clock) -> None:
         self._connection = connection
         self._audience = audience
         self._clock = clock
@@ -55,15 +55,15 @@ class OwnerConsents:
             )
         for item in openings:
             body = consent_body(revision, item["manifest"], item["what"])
-            self._send(Step.CONSENTED, "consent", body, signer)
+            self._send(ReleaseAction.CONSENTED, "consent", body, signer)
         return [item["what"] for item in openings]
 
     def withdraw(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
         """Take grants and segments of the own tenant back for good; returns what of it is revoked by now."""
         body = {"ids": sorted(set(ids)), "reason": reason}
-        return frozenset(self._send(Step.REVOKED, "withdraw", body, signer)["revoked"])
+        return frozenset(self._send(ReleaseAction.REVOKED, "withdraw", body, signer)["revoked"])
 
-    def _send(self, step: Step, verb: str, body: dict[str, Any], signer: Signer) -> Any:
+    def _send(self, step: ReleaseAction, verb: str, body: dict[str, Any], signer: Signer) -> Any:
         stands = self._get("/v1/policies/release")
         if stands["audience"] != self._audience:
             raise ReleaseError(

@@ -13,9 +13,9 @@ from typing import Any
 
 import structlog
 
-from kvcustody.audit.erasure.requests_and_answers import Names, Requested
+from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection, is_away
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.erasure.erasure_inbox import Erasing, ErasureInbox
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 class RemoteInbox(ErasureInbox):
     """The inbox of a worker whose ledger is behind a control plane. `offset_us`: UTC less boot time of this process."""
 
-    def __init__(self, connection: Connection, offset_us: int) -> None:
+    def __init__(self, connection: ControlPlaneConnection, offset_us: int) -> None:
         super().__init__(None, "", offset_us)
         self._connection = connection
         self._key_answer: tuple[OrderedKeys, ...] = ()
@@ -67,7 +67,7 @@ class RemoteInbox(ErasureInbox):
         """Those that came with the last answer about erasures (X4)."""
         return self._key_answer
 
-    def _pending(self) -> list[tuple[Requested, Names | None]]:
+    def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
         wait = (
             WAIT_SECONDS if self._taken or self._thread is not None else 0
         )  # the first question waits for nothing
@@ -80,9 +80,13 @@ class RemoteInbox(ErasureInbox):
             self._key_answer = newest(
                 OrderedKeys(item["tenant"], item["action"], item["at_us"]) for item in keys
             )
-        made: list[tuple[Requested, Names | None]] = []
+        made: list[tuple[Requested, SelectorNames | None]] = []
         for item in found["items"]:
-            named = Names(item.pop("subject_name"), item.pop("session_name")) if item.pop("named") else None
+            named = (
+                SelectorNames(item.pop("subject_name"), item.pop("session_name"))
+                if item.pop("named")
+                else None
+            )
             made.append((Requested(**item), named))
         return made
 

@@ -14,19 +14,19 @@ from urllib.parse import quote
 from kvcustody.audit.writer.event_writer import WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, ServiceError
-from kvcustody.governance.control_plane.connection import Connection, is_away, read_key_file
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away, read_key_file
 from kvcustody.governance.control_plane.release_store import WorkerReleaseStore
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.release.startup_policy import Standing, of_file, standing_of
+from kvcustody.governance.release.startup_policy import StartupPolicy, of_file, standing_of
 from kvcustody.governance.settings import CONTROL_PLANE, Settings
 
 _WAIT_SECONDS_MAX = 10
 
 
-def connect(settings: Settings, stack: ExitStack) -> Connection:
+def connect(settings: Settings, stack: ExitStack) -> ControlPlaneConnection:
     """A connection to the control plane of the settings; raises `ConfigError` for what cannot be used."""
     assert settings.control_plane_key_path is not None  # the settings see to it
-    connection = Connection(
+    connection = ControlPlaneConnection(
         settings.control_plane,
         read_key_file(settings.control_plane_key_path),
         authority=settings.control_plane_ca_path,
@@ -37,7 +37,7 @@ def connect(settings: Settings, stack: ExitStack) -> Connection:
     return connection
 
 
-def remote_standing(settings: Settings, connection: Connection, clock: Clock) -> Standing:
+def remote_standing(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> StartupPolicy:
     """The policy to start with; from the control plane's release where the settings say so (P2)."""
     if settings.policy_release == CONTROL_PLANE:
         mark = settings.policy_mark_path
@@ -48,7 +48,7 @@ def remote_standing(settings: Settings, connection: Connection, clock: Clock) ->
     return standing_of(None, settings) if settings.policy_release else of_file(settings, clock)
 
 
-def open_remote_ledger(settings: Settings, connection: Connection, clock: Clock) -> RemoteLedger:
+def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> RemoteLedger:
     """The worker's ledger behind the control plane; raises `ConfigError` with the reason (P1)."""
     signed = bool(settings.policy_trust)
     try:

@@ -13,17 +13,17 @@ import os
 from pathlib import Path
 
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection, is_away
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.keys.root_key_wrapping import fsync_directory
-from kvcustody.governance.release.record import ReleaseError, Step, read_record
+from kvcustody.governance.release.record import ReleaseAction, ReleaseError, read_record
 
 _OPERATIONS = {
-    Step.PROPOSED: "propose",
-    Step.APPROVED: "approve",
-    Step.CONSENTED: "consent",
-    Step.ACTIVATED: "activate",
-    Step.REVOKED: "revoke",
-    Step.BROKE_GLASS: "break-glass",
+    ReleaseAction.PROPOSED: "propose",
+    ReleaseAction.APPROVED: "approve",
+    ReleaseAction.CONSENTED: "consent",
+    ReleaseAction.ACTIVATED: "activate",
+    ReleaseAction.REVOKED: "revoke",
+    ReleaseAction.BROKE_GLASS: "break-glass",
 }
 
 
@@ -31,7 +31,7 @@ class WorkerReleaseStore:
     """The release as a worker reads it; it takes no step."""
 
     def __init__(
-        self, connection: Connection, *, kept_path: Path | None = None, wait_seconds: int = 0
+        self, connection: ControlPlaneConnection, *, kept_path: Path | None = None, wait_seconds: int = 0
     ) -> None:
         """`kept_path`: where its records are kept for a start without the control plane (S3)."""
         self._connection = connection
@@ -103,7 +103,7 @@ class WorkerReleaseStore:
 class DeskReleaseStore:
     """The release as a person's desk reads it and adds to it, over the API; signing stays with the desk."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ControlPlaneConnection) -> None:
         self._connection = connection
         self._seen = ""
 
@@ -127,7 +127,7 @@ class DeskReleaseStore:
         record = read_record(data)
         verb = _OPERATIONS[record.action]
         headers: dict[str, str] = {}
-        if record.action is Step.ACTIVATED:
+        if record.action is ReleaseAction.ACTIVATED:
             verb = "activate" if record.body.get("stage") is None else "stage"
             headers["If-Match"] = self._seen
         try:

@@ -31,14 +31,14 @@ from kvcustody.audit.events import Context, Event, GapRecorded, ReplayCompleted,
 from kvcustody.audit.events.batch_encoder import BatchEncoder, Entry
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row, row_of
-from kvcustody.audit.writer.durable_watermark import Mark
+from kvcustody.audit.writer.durable_watermark import DurableWatermark
 from kvcustody.audit.writer.event_queue import Intake
 from kvcustody.audit.writer.event_writer import WriterSettings, WriterStatus
-from kvcustody.audit.writer.spill_file import Segment, Spill, SpillFullError
+from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError, SpillSegment
 from kvcustody.audit.writer.worker_lock import claim
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
-from kvcustody.governance.control_plane.connection import Connection, is_away
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
 from kvcustody.governance.service.ingest.check_leaves import write_batch
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class RemoteLedger:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ControlPlaneConnection,
         *,
         worker: str,
         clock: Clock,
@@ -77,8 +77,8 @@ class RemoteLedger:
         self._intake = Intake(
             clock, capacity=settings.capacity, batch=self._batch, count_seconds=settings.count_seconds
         )
-        self._mark = Mark()
-        self._spill = Spill(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
+        self._mark = DurableWatermark()
+        self._spill = SpillFile(spill_directory, self.incarnation, limit_bytes=settings.spill_bytes)
         self._stop_at = float("inf")
         self.down = ""  # why the control plane takes nothing; empty when it does
         self._full = ""
@@ -344,7 +344,7 @@ class RemoteLedger:
             )
         self._wait_seconds = _WAIT_SECONDS
 
-    def _replay(self, segment: Segment) -> None:
+    def _replay(self, segment: SpillSegment) -> None:
         names: list[Row] = []
         chunk: list[bytes] = []
         registered = ""

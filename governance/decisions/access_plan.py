@@ -69,7 +69,7 @@ def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
     return owed
 
 
-class Opened(NamedTuple):
+class OpenedDomain(NamedTuple):
     """A grant or segment that the policy lists for the reader; decided again at each use (G2)."""
 
     id: str
@@ -126,8 +126,8 @@ class Plan:
         self.own: Chain
         self.own_plan: ReadPlan
         self.owner_scope = Scope.SUBJECT
-        self.grants: tuple[Opened, ...] = ()
-        self.segments: dict[str, Opened] = {}
+        self.grants: tuple[OpenedDomain, ...] = ()
+        self.segments: dict[str, OpenedDomain] = {}
         self.matcher: SegmentMatcher | None = None
         self.active_us = 0
         self.admitted: Decision  # the same at every instant under one revision
@@ -321,7 +321,7 @@ class PlanBook:
 
     def _open_grants(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
         """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
-        opened: list[Opened] = []
+        opened: list[OpenedDomain] = []
         for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
             if len(opened) == GRANTS_READ_MAX:
                 break
@@ -334,7 +334,7 @@ class PlanBook:
         if opened:
             plan.decoy = hashlib.blake2b(key=os.urandom(32), digest_size=32)
 
-    def _grant(self, plan: Plan, grant: Grant, model: bytes, issuer: str) -> Opened | None:
+    def _grant(self, plan: Plan, grant: Grant, model: bytes, issuer: str) -> OpenedDomain | None:
         owner = tenant_owner(issuer, grant.owner)
         epoch = self._keyring.current(owner)
         account, manager = self._account_of(grant.owner)
@@ -354,7 +354,7 @@ class PlanBook:
             return None
         domain = self._domain(spec, account, manager, plan, owed, tenant=grant.owner)
         chain = Chain(domain, self._keyring.domains.state(spec))
-        return Opened(grant.id, grant.owner, plan.level, Scope.TENANT, Via.GRANT, chain)
+        return OpenedDomain(grant.id, grant.owner, plan.level, Scope.TENANT, Via.GRANT, chain)
 
     def _open_segments(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
         candidates: list[Candidate] = []
@@ -371,7 +371,7 @@ class PlanBook:
                 self._keyring, candidates, model=model, block_tokens=self._block_tokens
             )
 
-    def _segment(self, plan: Plan, rule: SegmentRule, model: bytes, issuer: str) -> Opened | None:
+    def _segment(self, plan: Plan, rule: SegmentRule, model: bytes, issuer: str) -> OpenedDomain | None:
         owner = tenant_owner(issuer, rule.owner)
         epoch = self._keyring.current(owner)
         account, manager = self._account_of(rule.owner)
@@ -403,4 +403,4 @@ class PlanBook:
             is_segment=True,
         )
         chain = Chain(domain, self._keyring.domains.state(spec))
-        return Opened(rule.id, rule.owner, rule.level, rule.scope, Via.SEGMENT, chain)
+        return OpenedDomain(rule.id, rule.owner, rule.level, rule.scope, Via.SEGMENT, chain)

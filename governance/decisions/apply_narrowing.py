@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from kvcustody.allocator.manager.apply_limits import Limits, limits_of, set_limits
+from kvcustody.allocator.manager.apply_limits import DomainLimits, limits_of, set_limits
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.pool.domain import Domain
@@ -31,7 +31,7 @@ class Bound(Protocol):
     def pool(self) -> object:
         """What makes the domains."""
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
         """Give these domains their limits; nothing moves later. Returns the accounts whose holds end earlier."""
 
 
@@ -41,7 +41,7 @@ class BoundManager:
     def __init__(self, manager: BlockManager) -> None:
         self.pool = manager
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
         """As `allocator.limits` does."""
         return set_limits(self.pool, changed, now_us)
 
@@ -61,7 +61,7 @@ def bind(
     With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
     is not on record yet. `epoch_of` gives the key epoch in which an owner's blocks are found now.
     """
-    changed: dict[int, dict[Domain, Limits]] = {}
+    changed: dict[int, dict[Domain, DomainLimits]] = {}
     for (spec, pool), domain in domains:
         is_current = epoch_of is None or epoch_of(spec.owner) == spec.key_epoch
         limits = _limits(spec, table) if is_current and is_reachable(spec, table, revoked) else None
@@ -88,8 +88,8 @@ def standing(account: Account, revision: int, now_us: int) -> HoldsNarrowed:
     )
 
 
-def _stricter(first: Limits, second: Limits) -> Limits:
-    return Limits(
+def _stricter(first: DomainLimits, second: DomainLimits) -> DomainLimits:
+    return DomainLimits(
         min(first.idle_us, second.idle_us),
         min(first.absolute_us, second.absolute_us),
         min(first.scrub_within_us, second.scrub_within_us),
@@ -97,7 +97,7 @@ def _stricter(first: Limits, second: Limits) -> Limits:
     )
 
 
-def _limits(spec: DomainSpec, table: DecisionTable) -> Limits | None:
+def _limits(spec: DomainSpec, table: DecisionTable) -> DomainLimits | None:
     if spec.tenant is None or table.tenant(spec.tenant) is None:
         return None
     try:
@@ -105,4 +105,4 @@ def _limits(spec: DomainSpec, table: DecisionTable) -> Limits | None:
     except PolicyError:
         return None
     owed = owed_by(table, spec.tenant, level)
-    return Limits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share)
+    return DomainLimits(owed.idle_us, owed.absolute_us, owed.scrub_within_us, owed.verify_share)

@@ -27,7 +27,7 @@ from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivated, PolicyStaged
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
-from kvcustody.governance.admission_outcome import Deferred, Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan, PlanBook, PlanKey
 from kvcustody.governance.decisions.apply_narrowing import Bound, bind
 from kvcustody.governance.decisions.first_use_log import FirstUses
@@ -91,16 +91,16 @@ class Authority(ABC):
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | Refused | Deferred:
+    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | AdmissionRefused | Deferred:
         try:
             plan = self._book.plan(key, moment.utc_us)
         except (
             CapacityError
         ) as error:  # no partition or pool is left for a tenant that is admitted by default
-            return Refused(request_id, error.message)
+            return AdmissionRefused(request_id, error.message)
         except LedgerUnavailable:  # the first epoch of a tenant cannot be recorded
             return Deferred(request_id, "ledger")
-        return plan if plan is not None else Refused(request_id, "tenant is not in the policy")
+        return plan if plan is not None else AdmissionRefused(request_id, "tenant is not in the policy")
 
     def _tally(self, tenant: str) -> Tally:
         tally = self.tallies.get(tenant)

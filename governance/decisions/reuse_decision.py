@@ -19,7 +19,7 @@ from kvcustody.allocator.pool.domain import Domain
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.audit.events import Event, HitCounted
-from kvcustody.governance.decisions.access_plan import Opened, Plan, is_revoked
+from kvcustody.governance.decisions.access_plan import OpenedDomain, Plan, is_revoked
 from kvcustody.governance.decisions.first_use_log import FirstUses
 from kvcustody.governance.decisions.shadow_policy import Shadow
 from kvcustody.governance.observability.tenant_counters import Tally
@@ -104,7 +104,7 @@ class Reuse:
         )
         return ReadPlan(plan.own, segment, blocks, grants)
 
-    def may(self, plan: Plan, entry: Opened, tally: Tally, moment: Moment) -> bool:
+    def may(self, plan: Plan, entry: OpenedDomain, tally: Tally, moment: Moment) -> bool:
         """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
         if not entry.chain.domain.is_open:
             return False

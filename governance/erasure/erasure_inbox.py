@@ -20,11 +20,11 @@ import structlog
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.erasure.requests_and_answers import Names, Requested, names, pending
+from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames, names, pending
 from kvcustody.audit.query.key_orders import key_orders
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.errors import ServiceError
-from kvcustody.governance.erasure.erasure_run import Erased
+from kvcustody.governance.erasure.erasure_run import ErasureResult
 from kvcustody.governance.erasure.selector import Selector, selector_from
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 
@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 class Erasing(Protocol):
     """A `Governor` or an `EnginePort`."""
 
-    def erase(self, selector: Selector, **order: Any) -> Erased:
+    def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """Take effect now."""
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
@@ -130,7 +130,7 @@ class ErasureInbox:
             found = key_orders(connection)
         return newest(OrderedKeys(order.tenant, order.action, order.at_us) for order in found)
 
-    def _pending(self) -> list[tuple[Requested, Names | None]]:
+    def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:
         """What is owed, each with who is meant, where somebody can still say."""
         assert self._engine is not None
         with self._engine.connect() as connection:
@@ -154,7 +154,7 @@ class _Command:
         self._selector = selector
         self._order = order
 
-    def __call__(self, facade: Erasing) -> Erased:
+    def __call__(self, facade: Erasing) -> ErasureResult:
         return facade.erase(self._selector, **self._order)
 
 

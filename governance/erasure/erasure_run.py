@@ -28,7 +28,7 @@ from kvcustody.audit.events import (
 )
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.selector import Selector, check_selector
-from kvcustody.governance.erasure.tier_protocol import Tier, TierErased
+from kvcustody.governance.erasure.tier_protocol import CopyStore, TierErased
 from kvcustody.governance.lazy_runs import FlatRuns
 from kvcustody.policies.document.model import ErasureDuty, OnRunning
 
@@ -38,7 +38,7 @@ _LATE_POLL_US = 1_000_000  # what is on record as partial is looked at rarely
 _HELD, _USED = "held by other residencies", "in use by other requests"
 
 
-class Units(NamedTuple):
+class PoolUnits(NamedTuple):
     """Custody in one pool: blocks with their generations, each once."""
 
     pool: int
@@ -46,23 +46,23 @@ class Units(NamedTuple):
     generations: Blocks
 
 
-class Effect(NamedTuple):
+class ErasureEffect(NamedTuple):
     """What an erasure did at once: requests ended or marked, holds lapsed, blocks ended, and all that it covers."""
 
     aborted: int
     finishing: tuple[object, ...]
     lapsed: int
     ended_blocks: int
-    units: tuple[Units, ...]
+    units: tuple[PoolUnits, ...]
 
 
-class Standing(NamedTuple):
+class UnitStates(NamedTuple):
     """Where units stand: `waiting` for fence, scrub or receipt; `quarantined`; `held` or `used` by others."""
 
     waiting: int
     quarantined: int
-    held: tuple[Units, ...]
-    used: tuple[Units, ...]
+    held: tuple[PoolUnits, ...]
+    used: tuple[PoolUnits, ...]
 
 
 class Reread(NamedTuple):
@@ -73,13 +73,13 @@ class Reread(NamedTuple):
     nonzero: int
 
 
-class Custodian(Protocol):
+class ErasableFacade(Protocol):
     """The part of a facade that an erasure needs."""
 
-    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> Effect:
+    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> ErasureEffect:
         """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
 
-    def standing(self, units: Sequence[Units]) -> Standing:
+    def standing(self, units: Sequence[PoolUnits]) -> UnitStates:
         """Where these units are now."""
 
     def still_running(self, requests: Sequence[object]) -> list[object]:
@@ -88,11 +88,11 @@ class Custodian(Protocol):
     def end(self, requests: Sequence[object]) -> None:
         """End these requests as erased."""
 
-    def reread(self, units: Sequence[Units]) -> Reread | None:
+    def reread(self, units: Sequence[PoolUnits]) -> Reread | None:
         """Read back what is still CLEAN at its generation; None where no memory can be read from here."""
 
 
-class Erased(NamedTuple):
+class ErasureResult(NamedTuple):
     """What one process did. Blocks are counted over all layer groups; `remaining` is what others hold or use now."""
 
     aborted_requests: int
@@ -105,7 +105,7 @@ class Erased(NamedTuple):
     is_complete: bool = False
 
 
-class Order(NamedTuple):
+class ErasureOrder(NamedTuple):
     """An erasure as it reaches a process. `on_record`: its request is in the ledger already."""
 
     selector: Selector
@@ -121,7 +121,7 @@ class _Run:
 
     __slots__ = ("effect", "finishing", "is_on_record", "order", "tiers")
 
-    def __init__(self, order: Order, effect: Effect) -> None:
+    def __init__(self, order: ErasureOrder, effect: ErasureEffect) -> None:
         self.order = order
         self.effect = effect
         self.finishing: list[object] = list(effect.finishing)
@@ -129,12 +129,12 @@ class _Run:
         self.is_on_record = False  # as partial
 
 
-class Erasures:
+class ErasureRunner:
     """The erasures of one process. `emit` hands events to the ledger's queue; `duty` is the active policy's."""
 
     def __init__(
         self,
-        custodian: Custodian,
+        custodian: ErasableFacade,
         clock: Clock,
         emit: Callable[[Sequence[Event]], None],
         duty: Callable[[], ErasureDuty],
@@ -144,9 +144,9 @@ class Erasures:
         self._emit = emit
         self._duty = duty
         self._next_poll_us = 0
-        self.tiers: list[Tier] = []
+        self.tiers: list[CopyStore] = []
         self.pending: dict[str, _Run] = {}
-        self._known: OrderedDict[str, Erased] = OrderedDict()
+        self._known: OrderedDict[str, ErasureResult] = OrderedDict()
 
     def begin(
         self,
@@ -157,7 +157,7 @@ class Erasures:
         deadline_us: int | None = None,
         before_us: int | None = None,
         on_record: bool = False,
-    ) -> Erased:
+    ) -> ErasureResult:
         """Take effect now (Y1); raises `ConfigError` for a malformed selector. Times are boot time.
 
         Without a deadline the policy's holds, from now on; without `before_us` the erasure covers all until now.
@@ -170,7 +170,7 @@ class Erasures:
         now_us, duty = self._clock.now_us(), self._duty()
         deadline_us = now_us + duty.within_us if deadline_us is None else deadline_us
         before_us = now_us if before_us is None else min(before_us, now_us)
-        order = Order(selector, erasure, actor, deadline_us, before_us, on_record)
+        order = ErasureOrder(selector, erasure, actor, deadline_us, before_us, on_record)
         if not on_record:
             self._emit([_requested(order, now_us)])
         finish = duty.running is OnRunning.FINISH and now_us < deadline_us
@@ -220,7 +220,7 @@ class Erasures:
             self._emit([_result(run, standing, "partial", waiting, now_us)])
 
     @staticmethod
-    def _waiting_for(run: _Run, standing: Standing) -> str:
+    def _waiting_for(run: _Run, standing: UnitStates) -> str:
         """What is not done yet, in words; empty when all is."""
         tiers = sum(tier.waiting for tier in run.tiers.values())
         parts = (
@@ -231,7 +231,7 @@ class Erasures:
         )
         return "; ".join(f"{count} {what}" for count, what in parts if count)
 
-    def _complete(self, run: _Run, standing: Standing, now_us: int) -> None:
+    def _complete(self, run: _Run, standing: UnitStates, now_us: int) -> None:
         order = run.order
         tenant = order.selector.tenant
         events: list[Event] = [
@@ -256,9 +256,9 @@ class Erasures:
         del self.pending[order.erasure]
         self._remember(run, standing, is_complete=outcome == "complete")
 
-    def _remember(self, run: _Run, standing: Standing, *, is_complete: bool) -> Erased:
+    def _remember(self, run: _Run, standing: UnitStates, *, is_complete: bool) -> ErasureResult:
         effect, erasure = run.effect, run.order.erasure
-        known = self._known[erasure] = Erased(
+        known = self._known[erasure] = ErasureResult(
             effect.aborted,
             effect.lapsed,
             effect.ended_blocks,
@@ -272,12 +272,12 @@ class Erasures:
             self._known.popitem(last=False)
         return known
 
-    def result(self, erasure: str) -> Erased | None:
+    def result(self, erasure: str) -> ErasureResult | None:
         """What is known of an erasure here, or None."""
         return self._known.get(erasure)
 
 
-def _requested(order: Order, now_us: int) -> ErasureRequested:
+def _requested(order: ErasureOrder, now_us: int) -> ErasureRequested:
     return request_event(order.selector, order.erasure, order.actor, order.deadline_us, now_us)
 
 
@@ -315,7 +315,7 @@ def _applied(run: _Run, now_us: int) -> ErasureApplied:
     )
 
 
-def _result(run: _Run, standing: Standing, outcome: str, reason: str, now_us: int) -> ErasureCompleted:
+def _result(run: _Run, standing: UnitStates, outcome: str, reason: str, now_us: int) -> ErasureCompleted:
     effect, order = run.effect, run.order
     kept = _blocks(standing.held) + _blocks(standing.used)
     total = _blocks(effect.units)
@@ -331,18 +331,18 @@ def _result(run: _Run, standing: Standing, outcome: str, reason: str, now_us: in
     )
 
 
-def _remaining_reason(standing: Standing) -> str:
+def _remaining_reason(standing: UnitStates) -> str:
     parts = ((_blocks(standing.held), _HELD), (_blocks(standing.used), _USED))
     return "; ".join(f"{count} {reason}" for count, reason in parts if count)
 
 
-def _blocks(units: Sequence[Units]) -> int:
+def _blocks(units: Sequence[PoolUnits]) -> int:
     return sum(len(part.blocks) for part in units)
 
 
-def unique_units(pool: int, blocks: Sequence[Blocks], generation_of: Blocks) -> Units:
+def unique_units(pool: int, blocks: Sequence[Blocks], generation_of: Blocks) -> PoolUnits:
     """Units of one pool from lists of blocks at their present generations, each block once, by generation."""
     every = np.unique(np.concatenate(blocks)) if blocks else np.empty(0, dtype=np.int64)
     generations = generation_of[every]
     order = np.argsort(generations)
-    return Units(pool, every[order], generations[order])
+    return PoolUnits(pool, every[order], generations[order])

@@ -37,7 +37,7 @@ class TierEntry(NamedTuple):
     since_us: int
 
 
-class Tier(Protocol):
+class CopyStore(Protocol):
     """Blocks' copies outside the device, by key. Called on the owning thread."""
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.manager.apply_limits import Limits
+from kvcustody.allocator.manager.apply_limits import DomainLimits
 from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.pool.domain import Domain
 from kvcustody.errors import CapacityError
@@ -28,7 +28,7 @@ class BoundPool:
     def __init__(self, pool: ForeignPool) -> None:
         self.pool = pool
 
-    def set_limits(self, changed: Mapping[Domain, Limits], now_us: int) -> list[Account]:
+    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
         """Nothing moves later; what is over ends with the next sweep. Returns the accounts whose holds end earlier."""
         return self.pool.set_limits(changed, now_us)
 

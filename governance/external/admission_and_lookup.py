@@ -8,10 +8,10 @@ import numpy as np
 
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.account import Account
-from kvcustody.governance.admission_outcome import Deferred, Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.reuse_decision import Moment
-from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, Keys, look_up
+from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
 from kvcustody.governance.external.port_state import PortBooks
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
@@ -38,7 +38,7 @@ class PortReading(PortBooks):
         groups: int = 1,
         keyed: bool = True,
         trace: str = "",
-    ) -> ForeignResidency | Refused:
+    ) -> ForeignResidency | AdmissionRefused:
         """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
 
         `principal` None: no valid identity (T1). `tokens`: prompt token ids; `extras`: framed extra content by the
@@ -50,10 +50,10 @@ class PortReading(PortBooks):
         if request_id in self._running:
             self._catch_up()
             if request_id in self._running:
-                return Refused(request_id, "request id is in use")
+                return AdmissionRefused(request_id, "request id is in use")
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._standing(principal, model, route, hints, request_id, moment)
-        if isinstance(plan, Refused):
+        if isinstance(plan, AdmissionRefused):
             return plan
         account = plan.account if plan is not None else self._accounts.anonymous()
         domain = plan.own.domain if plan is not None else self._accounts.anonymous_domain(self.table)
@@ -63,7 +63,7 @@ class PortReading(PortBooks):
         blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
         most = self._accounts.limit_blocks(account)
         if blocks > most:
-            return Refused(
+            return AdmissionRefused(
                 request_id,
                 f"the prompt and `max_tokens` need {blocks} blocks, the most that the tenant may have is {most}",
             )
@@ -84,24 +84,24 @@ class PortReading(PortBooks):
         hints: Hints,
         request_id: object,
         moment: Moment,
-    ) -> Plan | Refused | None:
+    ) -> Plan | AdmissionRefused | None:
         if principal is None:
             return None
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         plan = self._plan(key, request_id, moment)
         if isinstance(plan, Deferred):
-            return Refused(request_id, "the ledger cannot record the tenant's first key; try again")
-        if isinstance(plan, Refused):
+            return AdmissionRefused(request_id, "the ledger cannot record the tenant's first key; try again")
+        if isinstance(plan, AdmissionRefused):
             return plan
         if not plan.admitted.permitted:
             tally = self._tally(plan.tenant)
             tally.count(tally.refused, plan.admitted.reasons[0])
-            return Refused(request_id, f"policy: {plan.admitted.reasons[0]}")
+            return AdmissionRefused(request_id, f"policy: {plan.admitted.reasons[0]}")
         return plan
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 
-    def look_up(self, residency: ForeignResidency, find: Find, *, lazily: bool = False) -> Keys:
+    def look_up(self, residency: ForeignResidency, find: Find, *, lazily: bool = False) -> RequestKeys:
         """The keys of the request's whole blocks, and how many leading ones it may read now (T2, T3).
 
         `find` gives the block that the engine's index has under a key, or -1; it is asked only where several domains

@@ -62,7 +62,7 @@ class LazyKeys(list[bytes]):
         self.extend(_keys(self._state, self._prompt, len(self), last))
 
 
-class Keys(NamedTuple):
+class RequestKeys(NamedTuple):
     """What a request may use of the engine's index.
 
     keys: 32 bytes for each whole block of the prompt, in order. readable: how many leading blocks may be read now.
@@ -75,7 +75,7 @@ class Keys(NamedTuple):
     whole: int = 0
 
 
-NO_KEYS = Keys([], 0, False)
+NO_KEYS = RequestKeys([], 0, False)
 
 
 class KeyChain:
@@ -136,7 +136,7 @@ def look_up(
     now_us: int,
     *,
     lazily: bool,
-) -> Keys:
+) -> RequestKeys:
     """The request's keys under `read`, and what its residency needs to know to attach and to be handed blocks.
 
     lazily: those of the own domain alone may be `LazyKeys`.
@@ -159,7 +159,7 @@ def look_up(
     else:
         _several(residency, chain, read, pool, find, now_us)
     whole = chain.prompt.whole
-    return Keys(chain.keys, min(chain.prompt.limit, whole), True, whole)
+    return RequestKeys(chain.keys, min(chain.prompt.limit, whole), True, whole)
 
 
 def _several(

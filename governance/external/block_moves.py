@@ -9,7 +9,7 @@ import numpy as np
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.node import NEVER_US
-from kvcustody.governance.admission_outcome import Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.external import custody_events as port_evidence
 from kvcustody.governance.external.admission_and_lookup import PortReading
@@ -156,13 +156,13 @@ class PortMoves(PortReading):
             return min(at_us + domain.idle_us, residency.ceiling_us, residency.began_us + domain.absolute_us)
         return 0
 
-    def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | Refused:
+    def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | AdmissionRefused:
         """A preempted, released request waits to run again: its successor, with every token it has by now.
 
         The identity was verified at arrival; policy, keys and quota are those of the moment of its look-up.
         """
         if residency.request_id in self._running:
-            return Refused(residency.request_id, "request id is in use")
+            return AdmissionRefused(residency.request_id, "request id is in use")
         again = self.pool.residency(
             residency.account,
             residency.domain,

@@ -31,11 +31,11 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.decisions.apply_narrowing import Bound
 from kvcustody.governance.decisions.staged_table import quotas_of
-from kvcustody.governance.erasure.erasure_run import Erased, Erasures
+from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveLimits
-from kvcustody.governance.external.block_keys import Keys
+from kvcustody.governance.external.block_keys import RequestKeys
 from kvcustody.governance.external.block_moves import PortMoves
 from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl, EngineView
@@ -89,7 +89,7 @@ class EnginePort(PortMoves):
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
         )
-        self.erasures = Erasures(
+        self.erasures = ErasureRunner(
             PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
         self._orphans = OrphanScans(EngineBooks(self, engine), self._clock, self._emit)
@@ -174,10 +174,10 @@ class EnginePort(PortMoves):
     def _standing_changed(self) -> None:
         self._epoch += 1
 
-    def erase(self, selector: Selector, **order: Any) -> Erased:
+    def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
 
-        `order`: what `Erasures.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector.
         """
         self._catch_up()
         result = self.erasures.begin(selector, **order)
@@ -265,4 +265,4 @@ def _nothing() -> None:
     """Everything has been told."""
 
 
-__all__ = ["ANONYMOUS", "EngineControl", "EnginePort", "EngineView", "Keys", "ScrubOrder"]
+__all__ = ["ANONYMOUS", "EngineControl", "EnginePort", "EngineView", "RequestKeys", "ScrubOrder"]

@@ -17,7 +17,13 @@ from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.allocator.pool.domain import Domain
 from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
-from kvcustody.governance.erasure.erasure_run import Effect, Reread, Standing, Units, unique_units
+from kvcustody.governance.erasure.erasure_run import (
+    ErasureEffect,
+    PoolUnits,
+    Reread,
+    UnitStates,
+    unique_units,
+)
 from kvcustody.governance.erasure.selector import Selector, matches_label, matches_plan, may_hold
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ class PortCustodian:
         self._port = port
         self._engine = engine
 
-    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> Effect:
+    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> ErasureEffect:
         """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
         port, pool, now_us = self._port, self._port.pool, self._port.clock.now_us()
         covered = _Covered(port, selector, before_us)
@@ -58,14 +64,16 @@ class PortCustodian:
         if forget:
             self._engine.evict(forget)
         port.reload_plans()
-        return Effect(aborted, tuple(finishing), len(covered.holds), before - _live(pool), (covered.units,))
+        return ErasureEffect(
+            aborted, tuple(finishing), len(covered.holds), before - _live(pool), (covered.units,)
+        )
 
-    def standing(self, units: Sequence[Units]) -> Standing:
+    def standing(self, units: Sequence[PoolUnits]) -> UnitStates:
         """Where these units are now: what no shard has answered for yet waits, whoever has the block since."""
         pool = self._port.pool
         waiting = quarantined = 0
-        held: list[Units] = []
-        used: list[Units] = []
+        held: list[PoolUnits] = []
+        used: list[PoolUnits] = []
         on_their_way = [custody.generations for custody in pool.queue.custodies()]
         pending = np.concatenate(on_their_way) if on_their_way else np.empty(0, dtype=np.int64)
         for part in units:
@@ -76,8 +84,8 @@ class PortCustodian:
             for into, wanted in ((held, CACHED), (used, ACTIVE)):
                 chosen = same & (state == wanted)
                 if chosen.any():
-                    into.append(Units(part.pool, part.blocks[chosen], part.generations[chosen]))
-        return Standing(waiting, quarantined, tuple(held), tuple(used))
+                    into.append(PoolUnits(part.pool, part.blocks[chosen], part.generations[chosen]))
+        return UnitStates(waiting, quarantined, tuple(held), tuple(used))
 
     def still_running(self, requests: Sequence[object]) -> list[object]:
         """Those of the residencies that have not ended."""
@@ -88,7 +96,7 @@ class PortCustodian:
         ids = [one.request_id for one in requests if isinstance(one, ForeignResidency)]
         self._engine.abort(ids, "erased")
 
-    def reread(self, units: Sequence[Units]) -> Reread | None:
+    def reread(self, units: Sequence[PoolUnits]) -> Reread | None:
         """The memory is the engine's workers': what was read back there is in the receipts."""
         return None
 
@@ -129,7 +137,7 @@ class _Covered:
                 self.domains.append(residency.domain)
 
     @staticmethod
-    def _with_ended(pool: ForeignPool, selector: Selector, present: Units) -> Units:
+    def _with_ended(pool: ForeignPool, selector: Selector, present: PoolUnits) -> PoolUnits:
         """And what ended before and has no receipt yet; its block may be somebody else's by now (Z4)."""
         blocks, generations = [present.blocks], [present.generations]
         for custody in pool.queue.custodies():
@@ -137,7 +145,7 @@ class _Covered:
                 blocks.append(custody.blocks)
                 generations.append(custody.generations)
         every, first = np.unique(np.concatenate(generations), return_index=True)
-        return Units(pool.number, np.concatenate(blocks)[first], every)
+        return PoolUnits(pool.number, np.concatenate(blocks)[first], every)
 
 
 def _hide(pool: ForeignPool, finishing: Sequence[ForeignResidency]) -> list[int]:

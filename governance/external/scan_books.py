@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
-from kvcustody.governance.erasure.tier_protocol import Tier
+from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.external.scan_findings import PortTroubles
 from kvcustody.governance.orphans.finding import Trouble
 from kvcustody.governance.orphans.scan_protocol import Held
@@ -48,7 +48,7 @@ class EngineBooks:
     def _know(self, difference: int) -> None:
         self._known_difference = difference
 
-    def tiers(self) -> Sequence[Tier]:
+    def tiers(self) -> Sequence[CopyStore]:
         """Its tiers off the device."""
         return self._port.erasures.tiers
 

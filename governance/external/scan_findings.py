@@ -12,7 +12,7 @@ from kvcustody.allocator.external.repair import drop_ended, set_holds, set_refs,
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, Found, Repair, Trouble
+from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Repair, Trouble
 
 if TYPE_CHECKING:
     from kvcustody.governance.external.engine_port import EngineControl, EnginePort
@@ -40,7 +40,7 @@ class PortTroubles:
         self._holds_counted = holds
         self._now_us = now_us
         self._contained_before = contained
-        self._found = Found(port.pool.number, now_us)
+        self._found = FindingBuilder(port.pool.number, now_us)
         self._usable = np.ones(port.pool.blocks, dtype=np.bool_)
         self._usable[port.pool.reserved] = False
         pool = port.pool

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.pool import Custody, Joined, LetGo, Scrubbed
+from kvcustody.allocator.pool.pool import EndedRun, Joined, LetGo, Scrubbed
 from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.audit.events import (
@@ -150,7 +150,7 @@ def released(sequence: Sequence, runs: Runs, tenant: str, cause: str, now_us: in
     return ResidencyReleased(now_us, residency.id, tenant, cause, runs, hold_us, "", residency.trace)
 
 
-def ended(custody: Custody, pool: int, now_us: int) -> CustodyEnded:
+def ended(custody: EndedRun, pool: int, now_us: int) -> CustodyEnded:
     """The end of one run's custody."""
     domain = custody.domain
     assert domain is not None
@@ -176,7 +176,7 @@ def receipts(
     """One receipt per owner of the launch, and one more for what failed to verify."""
     result = scrubbed.result
     failed = result.failed
-    by_owner: dict[str | None, list[Custody]] = {}
+    by_owner: dict[str | None, list[EndedRun]] = {}
     for custody in scrubbed.custodies:
         label = custody.domain.label if custody.domain is not None else None
         by_owner.setdefault(label.tenant if isinstance(label, DomainLabel) else None, []).append(custody)

@@ -19,12 +19,19 @@ import numpy as np
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks
 from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.pool import Custody, Partition
+from kvcustody.allocator.pool.pool import EndedRun, PoolPartition
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
-from kvcustody.governance.erasure.erasure_run import Effect, Erased, Reread, Standing, Units, unique_units
+from kvcustody.governance.erasure.erasure_run import (
+    ErasureEffect,
+    ErasureResult,
+    PoolUnits,
+    Reread,
+    UnitStates,
+    unique_units,
+)
 from kvcustody.governance.erasure.selector import (
     Selector,
     check_selector,
@@ -36,7 +43,14 @@ from kvcustody.governance.erasure.selector import (
 if TYPE_CHECKING:
     from kvcustody.governance.governor.governor import Governor
 
-__all__ = ["Erased", "GovernorCustodian", "Selector", "check_selector", "matches_label", "matches_plan"]
+__all__ = [
+    "ErasureResult",
+    "GovernorCustodian",
+    "Selector",
+    "check_selector",
+    "matches_label",
+    "matches_plan",
+]
 
 
 class GovernorCustodian:
@@ -45,12 +59,12 @@ class GovernorCustodian:
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
 
-    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> Effect:
+    def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> ErasureEffect:
         """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
         governor, now_us = self._governor, self._governor.clock.now_us()
         aborted = lapsed = ended = 0
         finishing: list[object] = []
-        units: list[Units] = []
+        units: list[PoolUnits] = []
         for manager in governor.managers:
             covered = _Covered(manager, selector, before_us)
             before = manager.live_blocks()
@@ -75,15 +89,15 @@ class GovernorCustodian:
             ended += before - manager.live_blocks()
             units.append(covered.units)
         governor.forget_closed_plans()
-        return Effect(
+        return ErasureEffect(
             aborted, tuple(finishing), lapsed, ended, tuple(part for part in units if len(part.blocks))
         )
 
-    def standing(self, units: Sequence[Units]) -> Standing:
+    def standing(self, units: Sequence[PoolUnits]) -> UnitStates:
         """Where these units are now."""
         waiting = quarantined = 0
-        held: list[Units] = []
-        used: list[Units] = []
+        held: list[PoolUnits] = []
+        used: list[PoolUnits] = []
         for part in units:
             pool = self._governor.managers[part.pool].pool
             same = pool.generation[part.blocks] == part.generations
@@ -93,8 +107,8 @@ class GovernorCustodian:
             for into, wanted in ((held, CACHED), (used, ACTIVE)):
                 chosen = same & (state == wanted)
                 if chosen.any():
-                    into.append(Units(part.pool, part.blocks[chosen], part.generations[chosen]))
-        return Standing(waiting, quarantined, tuple(held), tuple(used))
+                    into.append(PoolUnits(part.pool, part.blocks[chosen], part.generations[chosen]))
+        return UnitStates(waiting, quarantined, tuple(held), tuple(used))
 
     def still_running(self, requests: Sequence[object]) -> list[object]:
         """Those of the requests that have not ended."""
@@ -105,7 +119,7 @@ class GovernorCustodian:
         for request in requests:
             self._governor.release(request, "erased")
 
-    def reread(self, units: Sequence[Units]) -> Reread | None:
+    def reread(self, units: Sequence[PoolUnits]) -> Reread | None:
         """Read back what is still CLEAN at its generation; None where the memory cannot be read."""
         checked = changed = nonzero = 0
         for part in units:
@@ -158,7 +172,7 @@ class _Covered:
     def _reads(self, sequence: Running) -> bool:
         return any(id(node) in self.inside for node in _path(sequence.leaf))
 
-    def _units(self, selector: Selector) -> Units:
+    def _units(self, selector: Selector) -> PoolUnits:
         """Every block that the selector's holders wrote, hold or use, or whose end is on its way (Z4)."""
         pool = self.manager.pool
         nodes = dict(self.inside)
@@ -220,8 +234,8 @@ def _hide(manager: BlockManager, sequences: Iterable[Running], now_us: int) -> N
     manager.tree.flush(now_us)
 
 
-def _on_their_way(partitions: Iterable[Partition]) -> list[Custody]:
-    found: list[Custody] = []
+def _on_their_way(partitions: Iterable[PoolPartition]) -> list[EndedRun]:
+    found: list[EndedRun] = []
     for partition in partitions:
         found += [*partition.fenced, *partition.dirty, *partition.stuck]
     return found

@@ -19,22 +19,22 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.prefix.index_change import IndexChange
-from kvcustody.allocator.prefix.longest_prefix import Found
+from kvcustody.allocator.prefix.longest_prefix import PrefixMatch
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
-from kvcustody.governance.admission_outcome import Admission, Deferred, Refused
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import Bound, BoundManager
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
-from kvcustody.governance.erasure.erasure_run import Erasures
+from kvcustody.governance.erasure.erasure_run import ErasureRunner
 from kvcustody.governance.governor import custody_events as evidence
 from kvcustody.governance.governor.conservation_counts import pool_counts
-from kvcustody.governance.governor.erase_in_pools import Erased, GovernorCustodian, Selector
+from kvcustody.governance.governor.erase_in_pools import ErasureResult, GovernorCustodian, Selector
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorBooks
@@ -80,7 +80,7 @@ class Governor(Authority):
             clock=clock,
             expires_utc_us=expires_utc_us,
         )
-        self.erasures = Erasures(
+        self.erasures = ErasureRunner(
             GovernorCustodian(self),
             self._clock,
             self._emit,
@@ -105,7 +105,7 @@ class Governor(Authority):
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
         trace: str = "",
-    ) -> Admission | Refused | Deferred:
+    ) -> Admission | AdmissionRefused | Deferred:
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
@@ -129,16 +129,16 @@ class Governor(Authority):
             request_id = ("request", tally.numbered)
         handle = (plan.tenant, request_id)
         if handle in self._live:
-            return Refused(request_id, "request id is in use")
+            return AdmissionRefused(request_id, "request id is in use")
         if not len(tokens):
-            return Refused(request_id, "prompt is empty")
+            return AdmissionRefused(request_id, "prompt is empty")
         if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
             tally.count(tally.deferred, "ledger")
             return Deferred(request_id, "ledger")
         admitted = plan.admitted
         if not admitted.permitted:
             tally.count(tally.refused, admitted.reasons[0])
-            return Refused(request_id, f"policy: {admitted.reasons[0]}")
+            return AdmissionRefused(request_id, f"policy: {admitted.reasons[0]}")
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
         manager: BlockManager = plan.manager
@@ -170,7 +170,7 @@ class Governor(Authority):
         tally: Tally,
         plan: Plan,
         begun: Running,
-        found: Found,
+        found: PrefixMatch,
         reasons: tuple[str, ...],
         tokens: int,
         now_us: int,
@@ -371,10 +371,10 @@ class Governor(Authority):
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
 
-    def erase(self, selector: Selector, **order: Any) -> Erased:
+    def erase(self, selector: Selector, **order: Any) -> ErasureResult:
         """End all custody of a selector now, by the policy's way with running requests; `step` completes it.
 
-        `order`: what `Erasures.begin` takes besides. Raises `ConfigError` for a malformed selector.
+        `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector.
         """
         result = self.erasures.begin(selector, **order)
         _log.info(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, QUARANTINED
 from kvcustody.allocator.prefix.sequence import Sequence as Running
-from kvcustody.governance.erasure.tier_protocol import Tier
+from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.orphans.finding import Trouble
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.pool_scan import PoolScan
@@ -44,7 +44,7 @@ class GovernorBooks:
             compared += len(scan.sequences) + sum(len(one.residencies) for one in manager.accounts.values())
         return made, compared
 
-    def tiers(self) -> Sequence[Tier]:
+    def tiers(self) -> Sequence[CopyStore]:
         """Its tiers off the device."""
         return self._governor.erasures.tiers
 

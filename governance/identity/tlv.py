@@ -27,7 +27,7 @@ _VALUE_HEAD = struct.Struct(">BI")
 _DEPTH_MAX = 16
 
 
-class Record(NamedTuple):
+class TlvRecord(NamedTuple):
     """A decoded record."""
 
     schema: str
@@ -45,7 +45,7 @@ def encode(schema: str, version: int, fields: Mapping[int, Value]) -> bytes:
     return b"".join(parts)
 
 
-def decode(data: bytes) -> Record:
+def decode(data: bytes) -> TlvRecord:
     """The record behind canonical bytes; `ValueError` on anything that `encode` would not have written."""
     reader = _Reader(data)
     if reader.take(len(_MAGIC)) != _MAGIC:
@@ -59,7 +59,7 @@ def decode(data: bytes) -> Record:
     reader.end()
     if encode(schema, version, fields) != data:
         raise ValueError("not in canonical form")
-    return Record(schema, version, fields)
+    return TlvRecord(schema, version, fields)
 
 
 def _value(value: Value, depth: int) -> bytes:

@@ -49,7 +49,7 @@ class Recipient(NamedTuple):
     reason: str
 
 
-class Record(NamedTuple):
+class ProcessingRecord(NamedTuple):
     """One record of processing: the caching of attention keys and values of language models."""
 
     activity: str
@@ -77,17 +77,17 @@ class Record(NamedTuple):
         return self._asdict() | lists | {"measures": list(self.measures)}
 
 
-def record_of_facts(facts: dict[str, Any]) -> Record:
+def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     """The record that `facts` gave."""
     recipients = tuple(Recipient(**item) for item in facts["recipients"])
     limits = tuple(TimeLimit(**item) for item in facts["time_limits"])
     lists = {"recipients": recipients, "time_limits": limits, "measures": tuple(facts["measures"])}
-    return Record(**facts | lists)
+    return ProcessingRecord(**facts | lists)
 
 
-def record_of(policy: Policy, total: CoverageRow, stated: Stated) -> Record:
+def record_of(policy: Policy, total: CoverageRow, stated: Stated) -> ProcessingRecord:
     """The record under a policy; `total` is the coverage of the period that it speaks of."""
-    return Record(
+    return ProcessingRecord(
         activity="Caching of attention keys and values of language models (KV cache), so that prompts need not be "
         "computed again",
         controller=stated.controller or OPEN,

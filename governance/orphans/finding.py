@@ -72,7 +72,7 @@ class Trouble(NamedTuple):
         return self.finding._replace(action=action, outcome=outcome)
 
 
-class Found:
+class FindingBuilder:
     """Makes the troubles of one pool at one instant: with ages, and blocks as plain numbers."""
 
     def __init__(self, pool: int, now_us: int) -> None:

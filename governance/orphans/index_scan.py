@@ -9,13 +9,13 @@ import numpy as np
 from kvcustody.allocator.manager.repair import drop_entries, unreach
 from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS
 from kvcustody.allocator.prefix.node import Node
-from kvcustody.governance.orphans.finding import Found, Trouble
+from kvcustody.governance.orphans.finding import FindingBuilder, Trouble
 from kvcustody.governance.orphans.pool_census import Census
 
 _CLASS = "unreachable chain"
 
 
-def index_troubles(census: Census, found: Found) -> list[Trouble]:
+def index_troubles(census: Census, found: FindingBuilder) -> list[Trouble]:
     """Nodes that are indexed and not in the tree, and nodes of which an entry is missing."""
     tree, now_us = census.manager.tree, found.now_us
 

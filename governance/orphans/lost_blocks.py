@@ -10,11 +10,11 @@ from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 from kvcustody.allocator.pool.domain import Domain
 from kvcustody.governance.decisions.access_plan import DomainLabel
-from kvcustody.governance.orphans.finding import Found, Trouble
+from kvcustody.governance.orphans.finding import FindingBuilder, Trouble
 from kvcustody.governance.orphans.pool_census import Census
 
 
-def lost_blocks(census: Census, found: Found) -> list[Trouble]:
+def lost_blocks(census: Census, found: FindingBuilder) -> list[Trouble]:
     """One finding for each account that is charged for more than nodes and sequences explain."""
     manager, now_us = census.manager, found.now_us
     pool = manager.pool

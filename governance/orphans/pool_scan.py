@@ -12,7 +12,7 @@ from kvcustody.allocator.pool.block_state import QUARANTINED
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.sequence import Sequence as Running
-from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, Found, Trouble
+from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Trouble
 from kvcustody.governance.orphans.index_scan import index_troubles
 from kvcustody.governance.orphans.lost_blocks import lost_blocks
 from kvcustody.governance.orphans.pool_census import Census
@@ -33,7 +33,7 @@ class PoolScan:
         self.end = end
         self.census = Census(manager)
         self.sequences = self.census.sequences
-        self._found = Found(manager.number, now_us)
+        self._found = FindingBuilder(manager.number, now_us)
 
     def troubles(self) -> list[Trouble]:
         """Every finding of this pool with its repair, in an order in which they can be repaired one by one."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.governance.erasure.tier_protocol import Tier
+from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.orphans.finding import Trouble
 from kvcustody.governance.orphans.slices import Slices
 
@@ -34,13 +34,13 @@ class LedgerJoin(Protocol):
         """What the ledger and this process disagree about, each with its repair."""
 
 
-class Books(Protocol):
+class ScanSource(Protocol):
     """The books of one process: a Governor's, or an engine port's beside its engine's."""
 
     def troubles(self, now_us: int) -> tuple[list[Trouble], int]:
         """What its pools disagree about, and how many holds and requests were compared."""
 
-    def tiers(self) -> Sequence[Tier]:
+    def tiers(self) -> Sequence[CopyStore]:
         """Its tiers off the device."""
 
     def held(self) -> Held:

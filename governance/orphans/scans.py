@@ -19,7 +19,7 @@ from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.clock import Clock
 from kvcustody.governance.lazy_runs import FlatRuns
 from kvcustody.governance.orphans.finding import DRIFT, Finding, Trouble, mended
-from kvcustody.governance.orphans.scan_protocol import Books, LedgerJoin
+from kvcustody.governance.orphans.scan_protocol import LedgerJoin, ScanSource
 from kvcustody.governance.orphans.slices import Slices
 from kvcustody.governance.orphans.tier_scan import tier_troubles
 
@@ -45,7 +45,7 @@ class Scanned(NamedTuple):
 class OrphanScans:
     """Scans `books`; events go to `emit`. Called on the owning thread."""
 
-    def __init__(self, books: Books, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(self, books: ScanSource, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> None:
         self._books = books
         self._clock = clock
         self._emit = emit

@@ -33,7 +33,7 @@ class Budget(NamedTuple):
     work: int = 112
 
 
-class Progress(NamedTuple):
+class ScanProgress(NamedTuple):
     """How far the scan has come: whole rounds, and everything it has looked at."""
 
     rounds: int
@@ -62,9 +62,9 @@ class Slices(ABC):
         next(self._work, None)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ScanProgress:
         """How far it has come."""
-        return Progress(self.rounds, self.nodes, self.holds, self.sequences, self.blocks)
+        return ScanProgress(self.rounds, self.nodes, self.holds, self.sequences, self.blocks)
 
     @property
     def has_found(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvcustody.governance.erasure.tier_protocol import Tier
+from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.orphans.finding import Finding, Trouble
 
 
-def tier_troubles(tiers: Iterable[Tier], now_us: int) -> list[Trouble]:
+def tier_troubles(tiers: Iterable[CopyStore], now_us: int) -> list[Trouble]:
     """Objects that no index names, and index entries without an object."""
     made: list[Trouble] = []
     for tier in tiers:

@@ -19,7 +19,7 @@ from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.policies.bundle.canonical_json import encode
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.workbench.diff.model import Opening, PolicyDiff
+from kvcustody.policies.workbench.diff.model import PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.prove.model import Proof
 from kvcustody.policies.workbench.prove.prove import prove
@@ -32,7 +32,7 @@ class Review:
     proposal: Proposal
     proof: Proof
     change: PolicyDiff
-    missing: tuple[Opening, ...]
+    missing: tuple[WidenedAccess, ...]
 
     @property
     def cells(self) -> str:
@@ -106,13 +106,13 @@ def tables_of(state: ReleaseState) -> DecisionTable | None:
     return StagedTable(active, table_of(state.staged, state.revoked), state.stage)
 
 
-def consent_id(proposal: Proposal, opening: Opening) -> str:
+def consent_id(proposal: Proposal, opening: WidenedAccess) -> str:
     """What an owner consents to: this opening, by this revision."""
     return opening_id(proposal.manifest.id, opening.data())
 
 
 def opening_id(manifest: str, what: Mapping[str, Any]) -> str:
-    """The same from what `Opening.data` tells, for those who have no more of the revision than its manifest's id."""
+    """The same from what `WidenedAccess.data` tells, for those who have no more of it than its manifest's id."""
     form = {"manifest": manifest, "opening": dict(what)}
     return "sha256:" + hashlib.sha256(encode(form)).hexdigest()
 

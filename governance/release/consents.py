@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.policies.workbench.diff.model import Opening
+from kvcustody.policies.workbench.diff.model import WidenedAccess
 
 
 class Waiting(NamedTuple):
@@ -22,7 +22,7 @@ class Waiting(NamedTuple):
     author: str
     note: str
     id: str
-    opening: Opening
+    opening: WidenedAccess
 
 
 def waiting_for(state: ReleaseState, owner: str) -> Iterator[Waiting]:
@@ -49,7 +49,7 @@ def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:
 
 
 def consent_body(revision: int, manifest: str, what: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a consent to an opening, as `Opening.data` tells it."""
+    """The body of a consent to an opening, as `WidenedAccess.data` tells it."""
     return {
         "revision": revision,
         "owner": what["owner"],

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
-from kvcustody.policies.bundle.manifest import Signature, read_signature, signature_form, signed_bytes
+from kvcustody.policies.bundle.manifest import BundleSignature, read_signature, signature_form, signed_bytes
 from kvcustody.policies.bundle.trust import Signer
 
 SCHEMA = "kvcustody/policy-release@1"
@@ -30,7 +30,7 @@ class ReleaseError(BundleRejected):
     code = "KVC112"
 
 
-class Step(StrEnum):
+class ReleaseAction(StrEnum):
     """What a record says was done."""
 
     PROPOSED = "proposed"
@@ -42,16 +42,16 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReleaseRecord:
     """A step. `number` counts from 1; `at_us` is UTC; `body` depends on the action (`release.state`)."""
 
     number: int
     previous: str
     audience: str
-    action: Step
+    action: ReleaseAction
     at_us: int
     body: Mapping[str, Any]
-    signature: Signature
+    signature: BundleSignature
 
     @property
     def actor(self) -> str:
@@ -70,28 +70,28 @@ class Record:
 
 def make_record(
     signer: Signer,
-    action: Step,
+    action: ReleaseAction,
     body: Mapping[str, Any],
     *,
     number: int,
     previous: str,
     audience: str,
     at_us: int,
-) -> Record:
+) -> ReleaseRecord:
     """A signed record."""
     message = _message(number, previous, audience, action, at_us, body)
-    return Record(
-        number, previous, audience, action, at_us, body, Signature(signer.name, signer.sign(message))
+    return ReleaseRecord(
+        number, previous, audience, action, at_us, body, BundleSignature(signer.name, signer.sign(message))
     )
 
 
-def read_record(data: bytes) -> Record:
+def read_record(data: bytes) -> ReleaseRecord:
     """The record in `data`, its signature not yet checked; raises `ReleaseError`."""
     if len(data) > RECORD_BYTES_MAX:
         raise ReleaseError(f"release record of `{len(data)}` bytes is larger than {RECORD_BYTES_MAX}")
     try:
         form = decode(data, "release record")
-        if set(form) != _FIELDS or form["schema"] != SCHEMA or form["action"] not in set(Step):
+        if set(form) != _FIELDS or form["schema"] != SCHEMA or form["action"] not in set(ReleaseAction):
             raise ReleaseError(f"release record is not a `{SCHEMA}`")
         texts, numbers = (form["previous"], form["audience"]), (form["number"], form["at_us"])
         if not all(type(text) is str for text in texts) or not all(type(n) is int for n in numbers):
@@ -103,11 +103,11 @@ def read_record(data: bytes) -> Record:
         raise
     except BundleRejected as error:
         raise ReleaseError(error.message) from None
-    return Record(
+    return ReleaseRecord(
         form["number"],
         form["previous"],
         form["audience"],
-        Step(form["action"]),
+        ReleaseAction(form["action"]),
         form["at_us"],
         form["body"],
         signature,
@@ -120,7 +120,7 @@ def digest_of(data: bytes) -> str:
 
 
 def _form(
-    number: int, previous: str, audience: str, action: Step, at_us: int, body: Mapping[str, Any]
+    number: int, previous: str, audience: str, action: ReleaseAction, at_us: int, body: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "action": action.value,
@@ -134,7 +134,7 @@ def _form(
 
 
 def _message(
-    number: int, previous: str, audience: str, action: Step, at_us: int, body: Mapping[str, Any]
+    number: int, previous: str, audience: str, action: ReleaseAction, at_us: int, body: Mapping[str, Any]
 ) -> bytes:
     return signed_bytes(SCHEMA, _form(number, previous, audience, action, at_us, body))
 

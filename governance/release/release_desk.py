@@ -20,13 +20,20 @@ from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.activation_gates import Gate, Review
 from kvcustody.governance.release.consents import consent_body
-from kvcustody.governance.release.record import Record, ReleaseError, Step, digest_of, make_record, stage_form
+from kvcustody.governance.release.record import (
+    ReleaseAction,
+    ReleaseError,
+    ReleaseRecord,
+    digest_of,
+    make_record,
+    stage_form,
+)
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState, fold
 from kvcustody.governance.release.store import ReleaseStore
 from kvcustody.policies.bundle.bundle import SKEW_US, manifest_of, sign_manifest, write_bundle
-from kvcustody.policies.bundle.manifest import Manifest, Signature, signature_form
+from kvcustody.policies.bundle.manifest import BundleManifest, BundleSignature, signature_form
 from kvcustody.policies.bundle.trust import Signer, Trust
-from kvcustody.policies.workbench.diff.model import Opening
+from kvcustody.policies.workbench.diff.model import WidenedAccess
 
 YEAR_SECONDS = 365 * 86_400
 
@@ -100,10 +107,10 @@ class ReleaseDesk:
             "verdict": found.change.verdict.value,
             "signature": signature_form(sign_manifest(proposal.manifest, signer)),
         }
-        self._take(state, signer, Step.APPROVED, body, proposal)
+        self._take(state, signer, ReleaseAction.APPROVED, body, proposal)
         return found
 
-    def consent(self, revision: int, source: str, signer: Signer) -> tuple[Opening, ...]:
+    def consent(self, revision: int, source: str, signer: Signer) -> tuple[WidenedAccess, ...]:
         """The owner's consent to what a revision opens through the grant or segment `source`."""
         state = self.state()
         proposal = state.proposal(revision)
@@ -117,7 +124,7 @@ class ReleaseDesk:
             raise ReleaseError(f"revision `{revision}` opens nothing of `{tenant}` through `{source}`")
         for opening in openings:
             body = consent_body(revision, proposal.manifest.id, opening.data())
-            self._take(state, signer, Step.CONSENTED, body, proposal, detail=opening.id)
+            self._take(state, signer, ReleaseAction.CONSENTED, body, proposal, detail=opening.id)
         return openings
 
     def activate(self, revision: int, signer: Signer, *, stage: Stage | None = None) -> Review:
@@ -134,7 +141,7 @@ class ReleaseDesk:
             )
         body = {"revision": revision, "stage": stage_form(stage), "proof": _digest(found.proof.data())}
         detail = "" if stage is None else str(stage)
-        self._take(state, signer, Step.ACTIVATED, body, proposal, detail=detail)
+        self._take(state, signer, ReleaseAction.ACTIVATED, body, proposal, detail=detail)
         return found
 
     def revoke(self, ids: Iterable[str], signer: Signer, *, reason: str) -> frozenset[str]:
@@ -142,7 +149,9 @@ class ReleaseDesk:
         state = self.state()
         listed = sorted(set(ids))
         body = {"ids": listed, "reason": reason}
-        self._take(state, signer, Step.REVOKED, body, state.active, narrows=True, detail=",".join(listed))
+        self._take(
+            state, signer, ReleaseAction.REVOKED, body, state.active, narrows=True, detail=",".join(listed)
+        )
         return state.revoked
 
     def break_glass(
@@ -159,11 +168,11 @@ class ReleaseDesk:
         manifest, signature = self._manifest(state, text, signer, seconds, "break-glass")
         body = self._body(manifest, text, signature, reason, restores) | {"base": state.active_revision}
         trial = fold(self._store.read(), self._trust)
-        record = self._record(trial, signer, Step.BROKE_GLASS, body)
+        record = self._record(trial, signer, ReleaseAction.BROKE_GLASS, body)
         trial.apply(record.to_bytes())
         assert trial.active is not None
         found = self._gate(trial, trial.active)
-        self._take(state, signer, Step.BROKE_GLASS, body, trial.active, narrows=True, detail=reason)
+        self._take(state, signer, ReleaseAction.BROKE_GLASS, body, trial.active, narrows=True, detail=reason)
         return found
 
     def bundle(self, revision: int) -> bytes:
@@ -195,12 +204,12 @@ class ReleaseDesk:
     ) -> Proposal:
         manifest, signature = self._manifest(state, document, signer, seconds, file)
         body = self._body(manifest, document, signature, note, restores)
-        self._take(state, signer, Step.PROPOSED, body, None, manifest=manifest)
+        self._take(state, signer, ReleaseAction.PROPOSED, body, None, manifest=manifest)
         return state.proposal(manifest.revision)
 
     def _manifest(
         self, state: ReleaseState, document: str, signer: Signer, seconds: int, file: str
-    ) -> tuple[Manifest, Signature]:
+    ) -> tuple[BundleManifest, BundleSignature]:
         at_us = self._at(state)
         manifest, _ = manifest_of(
             document,
@@ -215,7 +224,7 @@ class ReleaseDesk:
 
     @staticmethod
     def _body(
-        manifest: Manifest, document: str, signature: Signature, note: str, restores: int
+        manifest: BundleManifest, document: str, signature: BundleSignature, note: str, restores: int
     ) -> dict[str, Any]:
         return {
             "revision": manifest.revision,
@@ -234,7 +243,9 @@ class ReleaseDesk:
             raise ReleaseError("this machine's clock is behind the last step of the release; set it right")
         return max(now_us, last_us)
 
-    def _record(self, state: ReleaseState, signer: Signer, step: Step, body: Mapping[str, Any]) -> Record:
+    def _record(
+        self, state: ReleaseState, signer: Signer, step: ReleaseAction, body: Mapping[str, Any]
+    ) -> ReleaseRecord:
         issued_us = body["manifest"]["issued_us"] if "manifest" in body else self._at(state)
         return make_record(
             signer,
@@ -250,11 +261,11 @@ class ReleaseDesk:
         self,
         state: ReleaseState,
         signer: Signer,
-        step: Step,
+        step: ReleaseAction,
         body: Mapping[str, Any],
         about: Proposal | None,
         *,
-        manifest: Manifest | None = None,
+        manifest: BundleManifest | None = None,
         narrows: bool = False,
         detail: str = "",
     ) -> None:

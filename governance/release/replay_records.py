@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.release.record import (
     NOTHING_BEFORE,
-    Record,
+    ReleaseAction,
     ReleaseError,
-    Step,
+    ReleaseRecord,
     digest_of,
     read_record,
     read_stage,
@@ -26,13 +26,13 @@ from kvcustody.policies.bundle.bundle import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.bundle.bundle import Bundle, check_document
 from kvcustody.policies.bundle.canonical_json import BundleRejected
 from kvcustody.policies.bundle.manifest import (
-    Manifest,
-    Signature,
+    BundleManifest,
+    BundleSignature,
     read_manifest,
     read_signature,
     signed_bytes,
 )
-from kvcustody.policies.bundle.trust import Role, Trust, TrustedKey, check_signature
+from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey, check_signature
 from kvcustody.policies.document.model import Policy
 
 
@@ -41,7 +41,7 @@ class Approval:
     """An approver's word: this manifest, against this active revision, with exactly this widening."""
 
     approver: str
-    signature: Signature
+    signature: BundleSignature
     base: int
     revoked: frozenset[str]
     cells: str
@@ -51,11 +51,11 @@ class Approval:
 class Proposal:
     """A revision: what it says, who proposed it, and what became of it."""
 
-    manifest: Manifest
+    manifest: BundleManifest
     document: str
     policy: Policy
     author: str
-    signature: Signature
+    signature: BundleSignature
     note: str
     restores: int = 0
     until_us: int = 0  # end of the time box of a revision that broke the glass
@@ -83,7 +83,7 @@ class ReleaseState:
     """Everything that a release has come to. `active` None: nothing is in effect yet."""
 
     trust: Trust
-    records: list[Record] = field(default_factory=list)
+    records: list[ReleaseRecord] = field(default_factory=list)
     head: str = NOTHING_BEFORE
     proposals: dict[int, Proposal] = field(default_factory=dict)
     consents: set[str] = field(default_factory=set)
@@ -109,7 +109,7 @@ class ReleaseState:
             raise ReleaseError(f"there is no revision `{revision}`; the highest is `{self.highest}`")
         return found
 
-    def apply(self, data: bytes) -> Record:
+    def apply(self, data: bytes) -> ReleaseRecord:
         """Verify one more record and take it into account; raises `ReleaseError` and changes nothing otherwise."""
         record = read_record(data)
         if (record.number, record.previous) != (len(self.records) + 1, self.head):
@@ -135,12 +135,12 @@ class ReleaseState:
 
     # -- one method for each action -----------------------------------------------------------------------------------
 
-    def _proposed(self, record: Record, key: TrustedKey) -> None:
-        _need(key, Role.AUTHOR)
+    def _proposed(self, record: ReleaseRecord, key: TrustedKey) -> None:
+        _need(key, KeyRole.AUTHOR)
         proposal = self._revision(record, key)
         self.proposals[proposal.revision] = proposal
 
-    def _revision(self, record: Record, key: TrustedKey) -> Proposal:
+    def _revision(self, record: ReleaseRecord, key: TrustedKey) -> Proposal:
         body = record.body
         manifest = read_manifest(body["manifest"])
         if manifest.revision != self.highest + 1:
@@ -165,8 +165,8 @@ class ReleaseState:
             manifest, body["document"], policy, key.name, signature, str(body["note"]), restores=restores
         )
 
-    def _approved(self, record: Record, key: TrustedKey) -> None:
-        _need(key, Role.APPROVER)
+    def _approved(self, record: ReleaseRecord, key: TrustedKey) -> None:
+        _need(key, KeyRole.APPROVER)
         body = record.body
         proposal = self.proposal(body["revision"])
         if key.public == self.trust.keys[proposal.author].public:
@@ -183,16 +183,16 @@ class ReleaseState:
             raise ReleaseError("an approval is signed by somebody else than who gave it")
         proposal.approval = Approval(key.name, signature, body["base"], self.revoked, str(body["cells"]))
 
-    def _consented(self, record: Record, key: TrustedKey) -> None:
-        _need(key, Role.OWNER)
+    def _consented(self, record: ReleaseRecord, key: TrustedKey) -> None:
+        _need(key, KeyRole.OWNER)
         if record.body["owner"] != key.tenant:
             raise ReleaseError(f"`{key.name}` may consent for `{key.tenant}` alone")
         self.consents.add(str(record.body["opening"]))
 
-    def _activated(self, record: Record, key: TrustedKey) -> None:
+    def _activated(self, record: ReleaseRecord, key: TrustedKey) -> None:
         proposal = self.proposal(record.body["revision"])
         stage = read_stage(record.body["stage"])
-        _need(key, Role.APPROVER, *([Role.OPERATOR] if stage is not None else []))
+        _need(key, KeyRole.APPROVER, *([KeyRole.OPERATOR] if stage is not None else []))
         self.check_activable(proposal, record.at_us)
         if stage is not None:
             self.staged, self.stage = proposal, stage
@@ -217,12 +217,12 @@ class ReleaseState:
         if not proposal.manifest.issued_us <= now_us < proposal.manifest.expires_us:
             raise ReleaseError(f"revision `{revision}` has expired; propose it again")
 
-    def _revoked(self, record: Record, key: TrustedKey) -> None:
+    def _revoked(self, record: ReleaseRecord, key: TrustedKey) -> None:
         ids = record.body["ids"]
         if not isinstance(ids, list) or not ids or not all(type(id_) is str for id_ in ids):
             raise ReleaseError("a revocation names no ids")
-        if not key.roles & {Role.APPROVER, Role.BREAK_GLASS}:
-            _need(key, Role.OWNER)
+        if not key.roles & {KeyRole.APPROVER, KeyRole.BREAK_GLASS}:
+            _need(key, KeyRole.OWNER)
             foreign = [id_ for id_ in ids if self.owners(id_) != {key.tenant}]
             if foreign:
                 raise ReleaseError(f"`{foreign[0]}` is not a grant or segment of `{key.tenant}`")
@@ -241,8 +241,8 @@ class ReleaseState:
                 return owners
         return set()
 
-    def _broke_glass(self, record: Record, key: TrustedKey) -> None:
-        _need(key, Role.BREAK_GLASS)
+    def _broke_glass(self, record: ReleaseRecord, key: TrustedKey) -> None:
+        _need(key, KeyRole.BREAK_GLASS)
         proposal = self._revision(record, key)
         if self.active is None:
             raise ReleaseError("nothing is in effect yet: there is no glass to break")
@@ -270,12 +270,12 @@ class ReleaseState:
 
 
 _APPLY = {
-    Step.PROPOSED: ReleaseState._proposed,
-    Step.APPROVED: ReleaseState._approved,
-    Step.CONSENTED: ReleaseState._consented,
-    Step.ACTIVATED: ReleaseState._activated,
-    Step.REVOKED: ReleaseState._revoked,
-    Step.BROKE_GLASS: ReleaseState._broke_glass,
+    ReleaseAction.PROPOSED: ReleaseState._proposed,
+    ReleaseAction.APPROVED: ReleaseState._approved,
+    ReleaseAction.CONSENTED: ReleaseState._consented,
+    ReleaseAction.ACTIVATED: ReleaseState._activated,
+    ReleaseAction.REVOKED: ReleaseState._revoked,
+    ReleaseAction.BROKE_GLASS: ReleaseState._broke_glass,
 }
 
 
@@ -293,7 +293,7 @@ def _owners(policy: Policy, source: str) -> set[str]:
     return owners | {segment.owner for segment in policy.segments if segment.id == source}
 
 
-def _need(key: TrustedKey, *roles: Role) -> None:
+def _need(key: TrustedKey, *roles: KeyRole) -> None:
     if not key.roles & set(roles):
         wanted = " or ".join(role.value for role in roles)
         raise ReleaseError(f"`{key.name}` does not have the role {wanted}", key=key.name)

@@ -16,11 +16,11 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.governance.release.record import NOTHING_BEFORE, ReleaseError, digest_of
 from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
-from kvcustody.policies.bundle.manifest import Manifest
+from kvcustody.policies.bundle.manifest import BundleManifest
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class RollbackMark:
     """The last revision in effect and its manifest's digest; the records of the release so far and the last one's."""
 
     revision: int = 0
@@ -47,7 +47,7 @@ class RevisionMark:
         if mark.records and digest_of(records[mark.records - 1]) != mark.head:
             raise ReleaseError(f"record `{mark.records}` of the release is not the one that was seen before")
 
-    def check_revision(self, manifest: Manifest) -> None:
+    def check_revision(self, manifest: BundleManifest) -> None:
         """Raise `ReleaseError` for a revision below the mark, or another one of the same number."""
         mark = self.mark
         if manifest.revision < mark.revision:
@@ -59,27 +59,27 @@ class RevisionMark:
                 f"revision `{manifest.revision}` is not the one that was in effect here under that number"
             )
 
-    def advance(self, manifest: Manifest | None = None, *, records: int = 0, head: str = "") -> None:
+    def advance(self, manifest: BundleManifest | None = None, *, records: int = 0, head: str = "") -> None:
         """Move the mark, durably. Nothing moves it back."""
         mark = self.mark
         if manifest is not None:
             self.check_revision(manifest)
-            mark = Mark(manifest.revision, manifest.id, mark.records, mark.head)
+            mark = RollbackMark(manifest.revision, manifest.id, mark.records, mark.head)
         if records > mark.records:
-            mark = Mark(mark.revision, mark.manifest, records, head)
+            mark = RollbackMark(mark.revision, mark.manifest, records, head)
         if mark != self.mark:
             self._write(mark)
             self.mark = mark
 
-    def _read(self) -> Mark:
+    def _read(self) -> RollbackMark:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
-            return Mark()
+            return RollbackMark()
         except OSError as error:
             raise ConfigError(f"revision mark `{self.path}`: {error.strerror}", path=self.path) from None
         try:
-            return Mark(**decode(data, "revision mark"))
+            return RollbackMark(**decode(data, "revision mark"))
         except (BundleRejected, TypeError):
             raise ConfigError(
                 f"revision mark `{self.path}` is damaged: put back its last copy, or remove it after checking that the "
@@ -87,7 +87,7 @@ class RevisionMark:
                 path=self.path,
             ) from None
 
-    def _write(self, mark: Mark) -> None:
+    def _write(self, mark: RollbackMark) -> None:
         fresh = self.path.with_name(self.path.name + ".new")
         try:
             with fresh.open("wb") as file:

@@ -29,7 +29,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 LEDGER = "ledger"
 
 
-class Standing(NamedTuple):
+class StartupPolicy(NamedTuple):
     """A table, when it expires (UTC, None: never), and the release to follow from there on, if there is one.
 
     `heard`: it is word from the release itself, not what was kept of it. `waits`: its store holds questions open.
@@ -42,31 +42,31 @@ class Standing(NamedTuple):
     waits: bool = False
 
 
-def open_standing(settings: Settings, engine: Engine, clock: Clock) -> Standing:
+def open_standing(settings: Settings, engine: Engine, clock: Clock) -> StartupPolicy:
     """What the worker starts with; raises `CustodyError` with the reason where that is nothing."""
     if settings.policy_release:
         return standing_of(SqlStore(engine) if settings.policy_release == LEDGER else None, settings)
     return of_file(settings, clock)
 
 
-def standing_of(store: ReleaseStore | None, settings: Settings) -> Standing:
+def standing_of(store: ReleaseStore | None, settings: Settings) -> StartupPolicy:
     """What is in effect in a release; its store, or None for the folder that the settings name."""
     trust = read_trust(Path(settings.policy_trust))
     store = store or FolderStore(Path(settings.policy_release))
     reader = ReleaseReader(store, trust, RevisionMark(settings.policy_mark_path))
-    return Standing(*reader.first(settings.profile), reader)
+    return StartupPolicy(*reader.first(settings.profile), reader)
 
 
-def of_file(settings: Settings, clock: Clock) -> Standing:
+def of_file(settings: Settings, clock: Clock) -> StartupPolicy:
     """What `policy_path` holds: a signed bundle, or a plain document."""
     if settings.policy_trust:
         return _from_bundle(settings, clock)
     policy = load_policy(_read(settings.policy_path), name=str(settings.policy_path))
     _check_profile(policy, settings)
-    return Standing(compile_policy(policy, revision=1))
+    return StartupPolicy(compile_policy(policy, revision=1))
 
 
-def _from_bundle(settings: Settings, clock: Clock) -> Standing:
+def _from_bundle(settings: Settings, clock: Clock) -> StartupPolicy:
     mark = RevisionMark(settings.policy_mark_path)
     verified = verify(
         _read(settings.policy_path),
@@ -78,7 +78,7 @@ def _from_bundle(settings: Settings, clock: Clock) -> Standing:
     manifest = verified.bundle.manifest
     mark.advance(manifest)
     table = compile_policy(verified.policy, revision=manifest.revision, revoked=frozenset(manifest.revoked))
-    return Standing(table, manifest.expires_us)
+    return StartupPolicy(table, manifest.expires_us)
 
 
 def activations(table: DecisionTable, at_us: int, actor: str) -> list[Event]:

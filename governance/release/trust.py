@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError, parse_vkey
 from kvcustody.errors import ConfigError
-from kvcustody.policies.bundle.trust import Role, Trust, TrustedKey
+from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey
 
 SCHEMA = "kvcustody/trust@1"
 _FILE_BYTES_MAX = 1 << 20
@@ -85,14 +85,14 @@ def _key(item: Mapping[str, Any]) -> TrustedKey:
     if vkey.kind is not KeyKind.ED25519:
         raise ConfigError(f"key `{vkey.name}` is not an Ed25519 key")
     names = item.get("roles")
-    known = {role.value: role for role in Role}
+    known = {role.value: role for role in KeyRole}
     if not isinstance(names, list) or not names or any(name not in known for name in names):
         raise ConfigError(f"key `{vkey.name}`: `roles` must list some of {', '.join(known)}")
     roles = frozenset(known[name] for name in names)
     tenant = item.get("tenant")
-    if (Role.OWNER in roles) != (isinstance(tenant, str) and tenant != ""):
+    if (KeyRole.OWNER in roles) != (isinstance(tenant, str) and tenant != ""):
         raise ConfigError(f"key `{vkey.name}`: an owner, and nobody else, needs a `tenant`")
-    if {Role.AUTHOR, Role.APPROVER} <= roles:
+    if {KeyRole.AUTHOR, KeyRole.APPROVER} <= roles:
         raise ConfigError(f"key `{vkey.name}` is author and approver; nobody approves what they propose")
     return TrustedKey(vkey.name, vkey.public, roles, tenant)
 
@@ -102,6 +102,6 @@ def _check_keys(keys: list[TrustedKey]) -> None:
         raise ConfigError("two keys have one name")
     if len({key.public for key in keys}) != len(keys):
         raise ConfigError("one key is listed under two names")
-    for role in (Role.AUTHOR, Role.APPROVER):
+    for role in (KeyRole.AUTHOR, KeyRole.APPROVER):
         if not any(role in key.roles for key in keys):
             raise ConfigError(f"no key has the role `{role.value}`")

@@ -22,7 +22,7 @@ from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.reader import ReleaseReader, expiry_of
 from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.governance.release.startup_policy import Standing
+from kvcustody.governance.release.startup_policy import StartupPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
 LEASE_SECONDS = 60
@@ -144,7 +144,7 @@ class PolicyFeed:
 
 
 def follow(
-    standing: Standing, authority: Authority, clock: Clock, stack: ExitStack, *, lease_seconds: int
+    standing: StartupPolicy, authority: Authority, clock: Clock, stack: ExitStack, *, lease_seconds: int
 ) -> PolicyFeed | None:
     """Start following the release that a worker began with; `stack` ends it. None where there is none to follow."""
     if standing.reader is None:

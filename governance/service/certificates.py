@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcustody.audit.erasure import requests_and_answers as ledger
-from kvcustody.audit.erasure.certificate import Opening, issue
-from kvcustody.audit.erasure.requests_and_answers import Names, Requested
+from kvcustody.audit.erasure.certificate import SelectorOpening, issue
+from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.governance.erasure.selector import Selector, selector_from
@@ -33,12 +33,14 @@ def certificate(service: Service, erasure: str) -> dict[str, Any]:
             raise ProblemError("unavailable", waits, headers={"Retry-After": "2"}) from None
 
 
-def opening(service: Service, erasure: str) -> Opening:
+def opening(service: Service, erasure: str) -> SelectorOpening:
     """What opens the commitment of an erasure's certificate: it names the selector, and belongs to the requester."""
     salt = keyed_digest(service.secret.key("certificate-salt"), erasure.encode())
     with service.reading() as connection:
         asked = ledger.request(connection, erasure)
-        return Opening(salt, _selector(asked, ledger.names(connection, asked, service.subject_keys)).text())
+        return SelectorOpening(
+            salt, _selector(asked, ledger.names(connection, asked, service.subject_keys)).text()
+        )
 
 
 def _signing_key(service: Service) -> SigningKey:
@@ -47,7 +49,7 @@ def _signing_key(service: Service) -> SigningKey:
     return read_signing_key(service.settings.signing_key_path)
 
 
-def _selector(asked: Requested, known: Names | None) -> Selector:
+def _selector(asked: Requested, known: SelectorNames | None) -> Selector:
     """What was asked for, people by name where their link is still there."""
     parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
     return parts._replace(

@@ -26,7 +26,7 @@ _NONCE_BYTES = 12
 _LOST_AFTER_US = 600 * MICROSECONDS  # a request of another process that takes longer has died with it
 
 
-class Claim(NamedTuple):
+class IdempotencyClaim(NamedTuple):
     """A key that this request holds until it is settled."""
 
     principal: str
@@ -47,12 +47,12 @@ class Answers:
         self._owner = owner
         self._kept_us = hours * 3600 * MICROSECONDS
 
-    def claim(self, principal: str, key: str, request: bytes) -> Claim | bytes:
+    def claim(self, principal: str, key: str, request: bytes) -> IdempotencyClaim | bytes:
         """The claim to run the request, or the answer that its first run gave.
 
         Raises `key-reused` where the key belongs to another request, `in-flight` while the first one runs.
         """
-        claim = Claim(principal, keyed_digest(self._key, principal.encode(), key.encode()), key)
+        claim = IdempotencyClaim(principal, keyed_digest(self._key, principal.encode(), key.encode()), key)
         wanted = keyed_digest(self._key, request)
         now_us = self._clock.utc_us()
         values = {"owner": self._owner, "begun_us": now_us, "finished": False, "sealed": None}
@@ -66,7 +66,7 @@ class Answers:
         except IntegrityError:
             return self._known(claim, wanted, now_us)
 
-    def _known(self, claim: Claim, wanted: str, now_us: int) -> Claim | bytes:
+    def _known(self, claim: IdempotencyClaim, wanted: str, now_us: int) -> IdempotencyClaim | bytes:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             row = connection.execute(select(service_answers).where(self._where(claim))).first()
             if row is None:  # its first run failed a moment ago
@@ -82,7 +82,7 @@ class Answers:
                 return claim
         return self._open(claim, row.sealed)
 
-    def settle(self, claim: Claim, answer: bytes) -> None:
+    def settle(self, claim: IdempotencyClaim, answer: bytes) -> None:
         """Keep the answer."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + AESGCM(self._cipher_key(claim)).encrypt(nonce, answer, claim.digest.encode())
@@ -90,7 +90,7 @@ class Answers:
             values = {"finished": True, "sealed": sealed}
             connection.execute(update(service_answers).where(self._where(claim)).values(**values))
 
-    def give_up(self, claim: Claim) -> None:
+    def give_up(self, claim: IdempotencyClaim) -> None:
         """The request failed on our side: its key is free again."""
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             connection.execute(delete(service_answers).where(self._where(claim)))
@@ -101,15 +101,15 @@ class Answers:
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             return connection.execute(delete(service_answers).where(where)).rowcount
 
-    def _open(self, claim: Claim, sealed: bytes) -> bytes:
+    def _open(self, claim: IdempotencyClaim, sealed: bytes) -> bytes:
         nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         return AESGCM(self._cipher_key(claim)).decrypt(nonce, data, claim.digest.encode())
 
-    def _cipher_key(self, claim: Claim) -> bytes:
+    def _cipher_key(self, claim: IdempotencyClaim) -> bytes:
         return bytes.fromhex(keyed_digest(self._seal_key, claim.principal.encode(), claim.key.encode()))
 
     @staticmethod
-    def _where(claim: Claim) -> ColumnElement[bool]:
+    def _where(claim: IdempotencyClaim) -> ColumnElement[bool]:
         return (service_answers.c.principal == claim.principal) & (service_answers.c.key == claim.digest)
 
 

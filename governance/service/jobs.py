@@ -50,7 +50,7 @@ class CancelledError(Exception):
     """The job was told to stop."""
 
 
-class Progress:
+class JobProgress:
     """What a job's work is given: a folder of its own, and where to say how far it is."""
 
     def __init__(self, folder: Path, report: Callable[[int, int | None], None]) -> None:
@@ -65,10 +65,10 @@ class Progress:
         self._report(done, total)
 
 
-Work = Callable[[Progress], dict[str, Any]]
+Work = Callable[[JobProgress], dict[str, Any]]
 
 
-class Jobs:
+class JobRunner:
     """Runs jobs on one thread; `owner` names this process. Close it at the end."""
 
     def __init__(self, engine: Engine, clock: Clock, folder: Path, *, owner: str) -> None:
@@ -77,7 +77,7 @@ class Jobs:
         self._folder = folder
         self._owner = owner
         self._queue: queue.Queue[tuple[str, Work] | None] = queue.Queue(_WAITING_MAX)
-        self._running: dict[str, Progress] = {}
+        self._running: dict[str, JobProgress] = {}
         self._cancelled: set[str] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lose()
@@ -161,7 +161,7 @@ class Jobs:
 
     def _work(self, job: str, work: Work) -> None:
         folder = self._folder / job
-        progress = Progress(folder, lambda done, total: self._set(job, done=done, total=total))
+        progress = JobProgress(folder, lambda done, total: self._set(job, done=done, total=total))
         self._running[job] = progress
         ended: dict[str, Any]
         try:

@@ -22,7 +22,7 @@ _TAG_BYTES = 32
 _CHARACTERS_MAX = 1024
 
 
-class Question(NamedTuple):
+class CursorBinding(NamedTuple):
     """What a cursor is bound to: the operation, who asks, and every filter by name."""
 
     operation: str
@@ -36,12 +36,12 @@ class Cursors:
     def __init__(self, secret: ServiceSecret) -> None:
         self._key = secret.key("cursor")
 
-    def write(self, question: Question, position: list[Any]) -> str:
+    def write(self, question: CursorBinding, position: list[Any]) -> str:
         """The cursor of a position: a list of JSON values."""
         data = orjson.dumps(position)
         return base64.urlsafe_b64encode(self._tag(question, data) + data).rstrip(b"=").decode()
 
-    def read(self, question: Question, cursor: str | None) -> list[Any] | None:
+    def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
         """The position in a cursor, None where there is none; raises `cursor-invalid` unless it fits (U1)."""
         if cursor is None:
             return None
@@ -59,7 +59,7 @@ class Cursors:
         assert isinstance(position, list)
         return position
 
-    def _tag(self, question: Question, data: bytes) -> bytes:
+    def _tag(self, question: CursorBinding, data: bytes) -> bytes:
         bound = orjson.dumps(
             [question.operation, question.principal, question.filters], option=orjson.OPT_SORT_KEYS
         )

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
-from kvcustody.audit.report.model import Asked
+from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
-from kvcustody.governance.service.jobs import Job, Progress
+from kvcustody.governance.service.jobs import Job, JobProgress
 from kvcustody.governance.service.problem_details import not_found
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def asked_of(
     until_us: int | None = None,
     as_of: int | None = None,
     **more: Any,
-) -> Asked:
+) -> ReportParameters:
     """What is asked for, its checkpoint and period fixed (J2); raises `not-found` where none is signed."""
     with service.reading() as connection:
         try:
@@ -44,15 +44,20 @@ def asked_of(
             bounds = period(connection, size, since_us, until_us)
         except ProofError:
             raise not_found() from None
-    return Asked(framework, size, *bounds, tenant=tenant, **more)
+    return ReportParameters(framework, size, *bounds, tenant=tenant, **more)
 
 
 def start_report(
-    service: Service, principal: str, asked: Asked, formats: Sequence[str], *, expects: str | None = None
+    service: Service,
+    principal: str,
+    asked: ReportParameters,
+    formats: Sequence[str],
+    *,
+    expects: str | None = None,
 ) -> Job:
     """Begin the job; `expects` is the SHA-256 that report.json should have: whether it does is in the result."""
 
-    def work(progress: Progress) -> dict[str, Any]:
+    def work(progress: JobProgress) -> dict[str, Any]:
         done = 0
 
         def tell(part: str) -> None:

@@ -28,8 +28,8 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.service.access.api_key import KeyHasher
-from kvcustody.governance.service.access.authenticator import Authenticator
-from kvcustody.governance.service.access.oidc_token import WebTokens
+from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
+from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limit import Rates
 from kvcustody.governance.service.access.service_secret import open_secret
@@ -43,7 +43,7 @@ from kvcustody.governance.service.idempotency import Answers
 from kvcustody.governance.service.ingest.ingest import Ingest
 from kvcustody.governance.service.ingest.sqlite_write_queue import take_turns
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
-from kvcustody.governance.service.jobs import Jobs
+from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.render_protocol import Documents, PlainDocuments
@@ -104,8 +104,8 @@ class Service:
             idle_seconds=settings.session_idle_minutes * _MINUTE,
         )
         failures = Rates(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
-        tokens = WebTokens(settings.issuers, clock)
-        self.authenticator = Authenticator(self.principals, tokens, self.sessions, failures)
+        tokens = OidcTokens(settings.issuers, clock)
+        self.authenticator = ServiceAuthenticator(self.principals, tokens, self.sessions, failures)
         self.tracing = open_tracing(settings, stack)
         self.rates = Rates(settings.requests_per_second, settings.requests_burst)
         self.cursors = Cursors(self.secret)
@@ -119,7 +119,7 @@ class Service:
         stack.callback(self.ingest.close)
         self.policies = PolicyDesk(self.engine, settings.policy_trust, clock, self.writer)
         self.measuring = Measuring(self)
-        self.jobs = Jobs(self.engine, clock, folder / "jobs", owner=settings.name)
+        self.jobs = JobRunner(self.engine, clock, folder / "jobs", owner=settings.name)
         stack.callback(self.jobs.close)
         self.scans = LedgerScans(self)
         self.sinks = Sinks(self.reader, settings.webhooks, folder / "sinks", clock, self.record)

@@ -66,7 +66,7 @@ Reason: TypeAlias = Literal[
 ]
 
 
-class Verified(NamedTuple):
+class VerifiedToken(NamedTuple):
     """An authentic token, one use of which is now spent; `uses_left` remain."""
 
     principal: Principal
@@ -156,7 +156,7 @@ class ScopeTokens:
         assert data is not None, "`carry` is for what `issue` wrote"
         return Carried(encoded(_REFERENCE + self._key_id + data[-_TAG_BYTES:]), token)
 
-    def verify(self, cache_salt: object, transfer: object = None) -> Verified | Rejected:
+    def verify(self, cache_salt: object, transfer: object = None) -> VerifiedToken | Rejected:
         """Who a request is from, and one use spent; call it once for each engine request.
 
         `cache_salt` is the request's, `transfer` what its `kv_transfer_params` hold under `kvcustody`, if anything.
@@ -179,7 +179,7 @@ class ScopeTokens:
             return Rejected("malformed")
         return self._verify(data)
 
-    def _verify(self, data: bytes) -> Verified | Rejected:
+    def _verify(self, data: bytes) -> VerifiedToken | Rejected:
         if len(data) < _HEAD.size + _TAG_BYTES or data[:1] != _WHOLE:
             return Rejected("malformed")
         if data[1:3] != self._key_id:
@@ -203,7 +203,7 @@ class ScopeTokens:
             left = self._spent.spend(tag, uses, (principal.issuer, principal.tenant), expires_ms, now_ms)
         if not isinstance(left, int):
             return Rejected(left)
-        return Verified(principal, hints, left, 1000 * issued_ms, 1000 * expires_ms)
+        return VerifiedToken(principal, hints, left, 1000 * issued_ms, 1000 * expires_ms)
 
     def _identity(self, flags: int, signed: bytes) -> tuple[Principal, Hints]:
         """The principal and hints of an authentic record; those of recent ones are kept."""

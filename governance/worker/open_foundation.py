@@ -24,7 +24,7 @@ from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
 from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_standing
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
@@ -34,7 +34,7 @@ from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.release.startup_policy import Standing, activations, open_standing
+from kvcustody.governance.release.startup_policy import StartupPolicy, activations, open_standing
 from kvcustody.governance.settings import Settings
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -43,12 +43,12 @@ from kvcustody.policies.table.decision_table import DecisionTable
 class Foundation(NamedTuple):
     """What a worker stands on, open; `signer` is None where another process signs the checkpoints."""
 
-    standing: Standing
+    standing: StartupPolicy
     keyring: Keyring
     writer: EventWriter | RemoteLedger
     signer: CheckpointSigner | None
     inbox: ErasureInbox
-    connection: Connection | None = None  # to the control plane, where there is one
+    connection: ControlPlaneConnection | None = None  # to the control plane, where there is one
 
 
 def open_foundation(
@@ -120,7 +120,7 @@ def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
 
 
 def _started(
-    settings: Settings, standing: Standing, clock: Clock, memory: tuple[int, int, int, str]
+    settings: Settings, standing: StartupPolicy, clock: Clock, memory: tuple[int, int, int, str]
 ) -> WorkerStarted:
     software = f"kvcustody {kvcustody.__version__}"
     now_us = clock.now_us()

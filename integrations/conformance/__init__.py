@@ -14,14 +14,14 @@ from kvcustody.integrations.conformance.engine_protocol import (
     EngineFactory,
     EngineUnderTest,
     FirstWrite,
-    Outcome,
+    RequestOutcome,
     Setup,
     TierObject,
 )
 from kvcustody.integrations.conformance.kit import check, conformance_cases, run
 from kvcustody.integrations.conformance.mutants.catalogue import FAULTS, Fault
 from kvcustody.integrations.conformance.mutants.runner import Death, Mutant, kill, kill_all, unaccounted
-from kvcustody.integrations.conformance.report import Report, Verdict
+from kvcustody.integrations.conformance.report import CaseVerdict, ConformanceReport
 
 __all__ = [
     "ALL",
@@ -31,6 +31,8 @@ __all__ = [
     "Ask",
     "Capabilities",
     "Case",
+    "CaseVerdict",
+    "ConformanceReport",
     "Death",
     "EngineFactory",
     "EngineUnderTest",
@@ -38,11 +40,9 @@ __all__ = [
     "Fault",
     "FirstWrite",
     "Mutant",
-    "Outcome",
-    "Report",
+    "RequestOutcome",
     "Setup",
     "TierObject",
-    "Verdict",
     "check",
     "conformance_cases",
     "kill",

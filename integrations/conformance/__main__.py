@@ -14,7 +14,7 @@ from kvcustody.integrations.conformance.engine_protocol import EngineFactory
 from kvcustody.integrations.conformance.kit import SEED, run
 from kvcustody.integrations.conformance.mutants.runner import kill, unaccounted
 from kvcustody.integrations.conformance.record import digest_of, load_subject, record, subject_of
-from kvcustody.integrations.conformance.report import Verdict
+from kvcustody.integrations.conformance.report import CaseVerdict
 
 
 def load(name: str) -> EngineFactory:
@@ -26,7 +26,7 @@ def load(name: str) -> EngineFactory:
         raise ConfigError(f"engine `{name}` is no `module:factory` here: {error}", engine=name) from error
 
 
-def _progress(verdict: Verdict) -> None:
+def _progress(verdict: CaseVerdict) -> None:
     reason = f": {verdict.reason}" if verdict.reason else ""
     print(
         f"{verdict.verdict:4} {verdict.case} ({verdict.seconds:.2f} s){reason}", file=sys.stderr, flush=True

@@ -28,7 +28,7 @@ from kvcustody.integrations.conformance.engine_protocol import (
     EngineFactory,
     EngineUnderTest,
     FirstWrite,
-    Outcome,
+    RequestOutcome,
     Setup,
 )
 from kvcustody.integrations.conformance.policy import SECOND_US
@@ -78,7 +78,7 @@ class Rig:
 
     def ask(
         self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """One request from its arrival to its end."""
         request = self.submit(who, tokens, max_tokens, **more)
         self.finish(request)
@@ -99,7 +99,7 @@ class Rig:
         """Their states, for people."""
         return [self.engine.outcome(one).state for one in requests]
 
-    def until_running(self, request: object) -> Outcome:
+    def until_running(self, request: object) -> RequestOutcome:
         """Step until it runs and has blocks."""
         for _ in range(STEPS_MAX):
             outcome = self.engine.outcome(request)
@@ -149,7 +149,7 @@ class Rig:
 
     def hit(
         self, who: Principal | None, tokens: Sequence[int], blocks: int, what: str, **more: Any
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """A whole request must finish and reuse exactly so many whole blocks."""
         outcome = self.ask(who, tokens, **more)
         expect_equal(outcome.state, FINISHED, f"{what}: state ({outcome.reason})")
@@ -174,7 +174,7 @@ class Rig:
             time.sleep(0.005)
         raise Failed("the grant never served its reader (control)")
 
-    def same_as_cold(self, who: Principal, tokens: Sequence[int], outcome: Outcome) -> None:
+    def same_as_cold(self, who: Principal, tokens: Sequence[int], outcome: RequestOutcome) -> None:
         """The output is what an engine says that has nothing to reuse."""
         if self.has("exact"):
             cold = self._bench.cold(self.setup, who, tuple(tokens), len(outcome.output))

@@ -44,7 +44,8 @@ class Capabilities(NamedTuple):
 
     block_tokens: tokens a block. blocks: blocks that can be handed out, of all groups, after what the engine
     reserves for itself.
-    groups: layer groups with block tables of their own (more than one: a hybrid model); `Outcome.blocks` lists all.
+    groups: layer groups with block tables of their own (more than one: a hybrid model); `RequestOutcome.blocks`
+            lists all.
     vocabulary: prompts have token ids from 3 to below this; at least 200.
     """
 
@@ -95,7 +96,7 @@ WAITING, RUNNING, FINISHED, ABORTED, REFUSED = "waiting", "running", "finished",
 OVER = frozenset({FINISHED, ABORTED, REFUSED})
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     """What is known of a request now; the first four fields are what its client can see.
 
     cached_tokens: prompt tokens that needed no prefill, at its last start. blocks: its block table in the engine, every
@@ -148,12 +149,12 @@ class EngineUnderTest(Protocol):
         """A valid raw token of `principal` for one request (`tokens`)."""
 
     def submit(self, ask: Ask) -> object:
-        """Queue a request; it starts in a later `step`. Never raises for what a client can cause: see `Outcome`."""
+        """Queue a request; it starts in a later `step`. Never raises for what a client can cause: `RequestOutcome`."""
 
     def step(self) -> bool:
         """One engine step, deferred requests included; False where no request is waiting or running."""
 
-    def outcome(self, request: object) -> Outcome:
+    def outcome(self, request: object) -> RequestOutcome:
         """What is known of a request, whatever its state."""
 
     def abort(self, request: object) -> None:

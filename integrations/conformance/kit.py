@@ -18,7 +18,7 @@ from kvcustody.integrations.conformance.case import Case
 from kvcustody.integrations.conformance.cases import ALL
 from kvcustody.integrations.conformance.engine_protocol import Capabilities, EngineFactory, Setup
 from kvcustody.integrations.conformance.policy import policy
-from kvcustody.integrations.conformance.report import FAIL, PASS, SKIP, Report, Verdict
+from kvcustody.integrations.conformance.report import FAIL, PASS, SKIP, CaseVerdict, ConformanceReport
 
 SEED = 20_260_301
 
@@ -26,10 +26,10 @@ SEED = 20_260_301
 def run(
     engine_factory: EngineFactory,
     cases: Iterable[Case] = ALL,
-    on_progress: Callable[[Verdict], None] | None = None,
+    on_progress: Callable[[CaseVerdict], None] | None = None,
     *,
     seed: int = SEED,
-) -> Report:
+) -> ConformanceReport:
     """Every case over a fresh engine each; a case fails on what it sees and on whatever the engine raises."""
     capabilities = capabilities_of(engine_factory)
     verdicts = []
@@ -38,14 +38,14 @@ def run(
         verdicts.append(verdict)
         if on_progress is not None:
             on_progress(verdict)
-    return Report(capabilities.engine, tuple(verdicts))
+    return ConformanceReport(capabilities.engine, tuple(verdicts))
 
 
-def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: int = SEED) -> Verdict:
+def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: int = SEED) -> CaseVerdict:
     """One case's verdict."""
     skipped = why_skipped(case, capabilities)
     if skipped:
-        return Verdict(case.name, SKIP, skipped, 0.0, seed)
+        return CaseVerdict(case.name, SKIP, skipped, 0.0, seed)
     started = time.perf_counter()
     bench = Bench(factory, seed)
     verdict, reason = PASS, ""
@@ -55,7 +55,7 @@ def judge(factory: EngineFactory, case: Case, capabilities: Capabilities, seed: 
     except Exception as error:
         verdict, reason = FAIL, f"{type(error).__name__}: {error}"
         bench.abandon()
-    return Verdict(case.name, verdict, reason, round(time.perf_counter() - started, 3), seed)
+    return CaseVerdict(case.name, verdict, reason, round(time.perf_counter() - started, 3), seed)
 
 
 def why_skipped(case: Case, capabilities: Capabilities) -> str:

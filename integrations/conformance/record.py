@@ -22,7 +22,7 @@ from typing import Any
 
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.conformance.cases import ALL
-from kvcustody.integrations.conformance.report import FAIL, PASS, Report
+from kvcustody.integrations.conformance.report import FAIL, PASS, ConformanceReport
 
 SCHEMA = "kvcustody/conformance-record@1"
 TIER = "tier"
@@ -68,7 +68,7 @@ def load_subject(name: str) -> type:
     return found
 
 
-def record(report: Report, subject: Subject) -> bytes:
+def record(report: ConformanceReport, subject: Subject) -> bytes:
     """The record of a run, as the bytes whose digest a setting names."""
     verdicts = {one.case: one.verdict for one in report.verdicts}
     body = {

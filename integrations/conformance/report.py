@@ -9,7 +9,7 @@ PASS, FAIL, SKIP = "pass", "fail", "skip"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CaseVerdict:
     """One case: pass; fail, with what was seen; or skip, with the reason that the engine stated."""
 
     case: str
@@ -20,18 +20,18 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConformanceReport:
     """A whole run over one engine."""
 
     engine: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CaseVerdict, ...]
 
     @property
     def passed(self) -> bool:
         """No case failed, and at least one passed."""
         return bool(self.of(PASS)) and not self.of(FAIL)
 
-    def of(self, verdict: str) -> list[Verdict]:
+    def of(self, verdict: str) -> list[CaseVerdict]:
         """The cases with one verdict."""
         return [one for one in self.verdicts if one.verdict == verdict]
 

@@ -22,7 +22,7 @@ Salts = tuple[str | None, str | None]
 NO_SALTS: Salts = (None, None)
 
 
-class Outcome(NamedTuple):
+class AttackOutcome(NamedTuple):
     """What one engine gave away. `words`: secret words recovered; `text`: everything that could be read."""
 
     words: tuple[str, ...] = ()
@@ -45,8 +45,8 @@ class Attack(NamedTuple):
 
     name: str
     reads: str
-    plain: Outcome
-    governed: Outcome
+    plain: AttackOutcome
+    governed: AttackOutcome
 
     @property
     def verdict(self) -> str:
@@ -63,8 +63,8 @@ class Attack(NamedTuple):
 class Probed(NamedTuple):
     """What a prefix probe finds by each of two measures."""
 
-    by_metadata: Outcome
-    by_cost: Outcome
+    by_metadata: AttackOutcome
+    by_cost: AttackOutcome
 
 
 def probe(engine: Engine, secret: tuple[str, ...], seed: int, salts: Salts = NO_SALTS) -> Probed:
@@ -92,14 +92,14 @@ def _odd_one(measures: Sequence[int], words: Sequence[str]) -> str | None:
     return words[measures.index(best)] if measures.count(best) == 1 else None
 
 
-def _recovered(found: Sequence[str | None], secret: tuple[str, ...]) -> Outcome:
+def _recovered(found: Sequence[str | None], secret: tuple[str, ...]) -> AttackOutcome:
     words = tuple(word for word, true in zip(found, secret, strict=True) if word == true)
-    return Outcome(words, " ".join(words))
+    return AttackOutcome(words, " ".join(words))
 
 
 def residual_read(
     engine: Engine, secret: tuple[str, ...], book: Codebook, salts: Salts = NO_SALTS
-) -> Outcome:
+) -> AttackOutcome:
     """Read the block of the victim's last message when the next tenant is handed it, before that one writes.
 
     The other tenant asks until it gets that very block. An engine that never hands it out again is not shown to clear
@@ -112,23 +112,23 @@ def residual_read(
         for one in engine.serve(ATTACKER, greetings(), salts[1]):
             if one.block == victim.block:
                 return _read(one.found, said, secret, book)._replace(residue_bytes=one.nonzero_bytes)
-    return Outcome()
+    return AttackOutcome()
 
 
-def read_blocks(blocks: Sequence[Values], secret: tuple[str, ...], book: Codebook) -> Outcome:
+def read_blocks(blocks: Sequence[Values], secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
     """The most that any of `blocks` says of the victim's last message."""
     said = note(secret)
     return max((_read(block, said, secret, book) for block in blocks), key=lambda one: len(one.text))
 
 
-def _read(block: Values, said: tuple[str, ...], secret: tuple[str, ...], book: Codebook) -> Outcome:
+def _read(block: Values, said: tuple[str, ...], secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
     if not len(block):
-        return Outcome()
+        return AttackOutcome()
     read = book.read(block)
     true = [word for word, expected in zip(read, said, strict=False) if word == expected]
     if len(true) < 2:  # one word may be anybody's
-        return Outcome()
-    return Outcome(tuple(word for word in true if word in secret), " ".join(true))
+        return AttackOutcome()
+    return AttackOutcome(tuple(word for word in true if word in secret), " ".join(true))
 
 
 def own_reuse(engine: Engine, secret: tuple[str, ...]) -> tuple[int, int]:

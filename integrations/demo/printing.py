@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvcustody.integrations.demo.attacks import Outcome
-from kvcustody.integrations.demo.run import Report
+from kvcustody.integrations.demo.attacks import AttackOutcome
+from kvcustody.integrations.demo.run import AttackReport
 from kvcustody.integrations.demo.vocabulary import CANDIDATES
 
 _STYLE = {"held": "green", "leaked": "bold red", "void": "yellow"}
@@ -18,7 +18,7 @@ _MEANS = {
 }
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: AttackReport, console: Console) -> None:
     """What each attack recovered from each engine, then the controls and the verdict."""
     versions = ", ".join(f"{name} {found}" for name, found in report.versions.items() if found)
     console.print(f"[bold]{report.engine} under attack[/]  [dim]{escape(versions)}; seed {report.seed}[/]")
@@ -45,7 +45,7 @@ def print_report(report: Report, console: Console) -> None:
     console.print(f"[{style}]{report.verdict}[/]: {_MEANS[report.verdict]}  [dim]({report.seconds:.0f} s)[/]")
 
 
-def _print_controls(report: Report, console: Console) -> None:
+def _print_controls(report: AttackReport, console: Console) -> None:
     cached, cacheable = report.own_reuse
     console.print(
         f"The governed engine still serves its own tenant: {cached} of {cacheable} tokens of a repeated prompt."
@@ -57,7 +57,7 @@ def _print_controls(report: Report, console: Console) -> None:
         )
 
 
-def _cell(outcome: Outcome, report: Report) -> str:
+def _cell(outcome: AttackOutcome, report: AttackReport) -> str:
     if outcome.refused is not None:
         return f"does not start: {outcome.refused}"
     if outcome.residue_bytes is not None:
@@ -66,5 +66,5 @@ def _cell(outcome: Outcome, report: Report) -> str:
     return f'"{outcome.text}", {_words(outcome, report)}' if outcome.text else _words(outcome, report)
 
 
-def _words(outcome: Outcome, report: Report) -> str:
+def _words(outcome: AttackOutcome, report: AttackReport) -> str:
     return f"{len(outcome.words)} of {len(report.secret)} words"

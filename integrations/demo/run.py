@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.demo.attacks import Attack, Outcome, Probed, own_reuse, probe, residual_read
+from kvcustody.integrations.demo.attacks import Attack, AttackOutcome, Probed, own_reuse, probe, residual_read
 from kvcustody.integrations.demo.codebook import Codebook
 from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.vocabulary import CANDIDATES, draw_secret
@@ -32,7 +32,7 @@ TIER = ("salt-blind tier: vLLM's ExampleConnector", "cached tokens, each tenant 
 HOST = ("host memory tier: cpu_offload_space", "host memory after all requests have ended")
 
 
-class Report(NamedTuple):
+class AttackReport(NamedTuple):
     """What was tried and what it gave. `own_reuse`: tokens found, and that could be, of the governed tenant's own."""
 
     engine: str
@@ -42,7 +42,7 @@ class Report(NamedTuple):
     block_tokens: int
     attacks: tuple[Attack, ...]
     own_reuse: tuple[int, int]
-    own_salts: Outcome | None  # the plain engine where a gateway gives every tenant a salt of its own
+    own_salts: AttackOutcome | None  # the plain engine where a gateway gives every tenant a salt of its own
     seconds: float
 
     @property
@@ -75,7 +75,7 @@ class Report(NamedTuple):
         }
 
 
-def demonstrate(engine: str, seed: int, say: Say) -> Report:
+def demonstrate(engine: str, seed: int, say: Say) -> AttackReport:
     """Attack `engine` (`transformers` or `vllm`), with and without governance; `ConfigError` if it is not installed."""
     began = time.monotonic()
     secret = draw_secret(Random(seed))  # noqa: S311 - a demonstration must repeat
@@ -86,41 +86,41 @@ def demonstrate(engine: str, seed: int, say: Say) -> Report:
     return report._replace(versions=_versions(engine), seconds=round(time.monotonic() - began, 1))
 
 
-def _transformers(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> Report:
+def _transformers(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> AttackReport:
     say("starting transformers' continuous batching as it is")
     from transformers.utils import logging
 
     from kvcustody.integrations.demo.transformers_engine import (
-        TransformersEngine,
+        TransformersDemoEngine,
         host_tier,
         host_tier_governed,
     )
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
-    with closing(TransformersEngine()) as plain:
+    with closing(TransformersDemoEngine()) as plain:
         say("attacking it")
         probed = probe(plain, secret, seed)
         book = Codebook.learn(plain)
         residue = residual_read(plain, secret, book)
     hosted = host_tier(secret, book)
     say("starting it under governance, attacking it")
-    with closing(TransformersEngine(Deployment(folder / "governed"))) as governed:
+    with closing(TransformersDemoEngine(Deployment(folder / "governed"))) as governed:
         attacks = _compared(RECORD, probed, probe(governed, secret, seed))
         own = own_reuse(governed, secret)
         left = residual_read(governed, secret, book)
     refused = host_tier_governed(Deployment(folder / "hosted"))
     attacks += [Attack(*RESIDUE, residue, left), Attack(*HOST, hosted, refused)]
-    return Report("transformers", {}, seed, secret, plain.block_tokens, tuple(attacks), own, None, 0.0)
+    return AttackReport("transformers", {}, seed, secret, plain.block_tokens, tuple(attacks), own, None, 0.0)
 
 
-def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> Report:
-    from kvcustody.integrations.demo.vllm_engine import VllmEngine
+def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> AttackReport:
+    from kvcustody.integrations.demo.vllm_engine import VllmDemoEngine
 
     with ExitStack() as stack:
 
-        def start(name: str, *settings: Any) -> VllmEngine:
-            engine = VllmEngine(folder / name, *settings)
+        def start(name: str, *settings: Any) -> VllmDemoEngine:
+            engine = VllmDemoEngine(folder / name, *settings)
             stack.callback(engine.close)
             engine.launch()
             return engine
@@ -146,7 +146,7 @@ def _vllm(folder: Path, secret: tuple[str, ...], seed: int, say: Say) -> Report:
         attacks.append(Attack(*RESIDUE, residue, left))
         governed.stop()
         attacks.append(_tiered(folder, start, secret, seed, say))
-    return Report("vllm", {}, seed, secret, plain.block_tokens, tuple(attacks), own, own_salts, 0.0)
+    return AttackReport("vllm", {}, seed, secret, plain.block_tokens, tuple(attacks), own, own_salts, 0.0)
 
 
 def _tiered(folder: Path, start: Callable[..., Any], secret: tuple[str, ...], seed: int, say: Say) -> Attack:
@@ -174,7 +174,7 @@ def _tiered(folder: Path, start: Callable[..., Any], secret: tuple[str, ...], se
     try:
         kept = probe(governed.ready(), secret, seed, _OWN_SALTS).by_metadata
     except EngineRefusedError as refusal:
-        kept = Outcome(refused=str(refusal))
+        kept = AttackOutcome(refused=str(refusal))
     return Attack(*TIER, found, kept)
 
 

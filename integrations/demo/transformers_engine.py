@@ -18,7 +18,7 @@ from transformers.generation.continuous_batching import offloading_manager
 from kvcustody.errors import ConfigError
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
-from kvcustody.integrations.demo.attacks import Outcome, read_blocks
+from kvcustody.integrations.demo.attacks import AttackOutcome, read_blocks
 from kvcustody.integrations.demo.codebook import Codebook
 from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM, Served, Values
@@ -35,7 +35,7 @@ _HOST_GIB = 0.001
 _NOTHING = np.empty(0, np.float32)
 
 
-class TransformersEngine:
+class TransformersDemoEngine:
     """One engine. With a `deployment` it is governed, and raises `ConfigError` where it cannot be."""
 
     block_tokens = PAGE_TOKENS
@@ -157,9 +157,9 @@ class TransformersEngine:
         return finished
 
 
-def host_tier(secret: tuple[str, ...], book: Codebook) -> Outcome:
+def host_tier(secret: tuple[str, ...], book: Codebook) -> AttackOutcome:
     """A crowded engine moves the victim's blocks to host memory and back; what is left there when all have finished."""
-    engine = TransformersEngine(blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
+    engine = TransformersDemoEngine(blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
     try:
         # The neighbour leaves one block, and keeps within its own while the victim's message outgrows that one.
         crowd = ["hello"] * ((SMALL_POOL_BLOCKS - 1) * PAGE_TOKENS - PAGE_TOKENS // 2)
@@ -174,14 +174,14 @@ def host_tier(secret: tuple[str, ...], book: Codebook) -> Outcome:
         engine.close()
 
 
-def host_tier_governed(deployment: Deployment) -> Outcome:
+def host_tier_governed(deployment: Deployment) -> AttackOutcome:
     """The same engine under governance: it does not start."""
     try:
-        engine = TransformersEngine(deployment, blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
+        engine = TransformersDemoEngine(deployment, blocks=SMALL_POOL_BLOCKS, host_gib=_HOST_GIB)
     except ConfigError as error:
-        return Outcome(refused=error.message)
+        return AttackOutcome(refused=error.message)
     engine.close()
-    return Outcome(text="the engine started with a tier that nobody governs")
+    return AttackOutcome(text="the engine started with a tier that nobody governs")
 
 
 class _PageableTorch:

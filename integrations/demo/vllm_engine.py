@@ -50,7 +50,7 @@ class EngineRefusedError(Exception):
     """The engine did not start because governance refused it; the message says why."""
 
 
-class VllmEngine:
+class VllmDemoEngine:
     """One engine: `launch` starts it and `ready` waits for it, so that several can start together."""
 
     block_tokens: int
@@ -88,7 +88,7 @@ class VllmEngine:
             )
             os.close(writing)
 
-    def ready(self) -> VllmEngine:
+    def ready(self) -> VllmDemoEngine:
         """Wait until the engine serves. Raises `EngineRefusedError`, or `ConfigError` with the end of its log."""
         self.block_tokens = int(self._answer(START_SECONDS)["block_tokens"])
         self._is_ready = True

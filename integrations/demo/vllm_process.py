@@ -26,7 +26,7 @@ _ENGINE = {
     "skip_tokenizer_init": True,
     "seed": 0,
     "gpu_memory_utilization": 0.3,
-    "worker_extension_cls": "kvcustody.integrations.demo.vllm_worker.Watch",
+    "worker_extension_cls": "kvcustody.integrations.demo.vllm_worker.WatchedWorker",
 }
 
 

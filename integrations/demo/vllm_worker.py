@@ -15,7 +15,7 @@ import torch
 from kvcustody.integrations.vllm.worker.kv_layout import block_tensors
 
 
-class Watch:
+class WatchedWorker:
     """Mixed into vLLM's worker."""
 
     model_runner: Any

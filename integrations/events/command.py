@@ -75,12 +75,12 @@ def observe(
     the block left its index, not that its memory was overwritten. Stop with Ctrl-C.
     """
     try:
-        from kvcustody.integrations.events.observer import Watch, open_observer
+        from kvcustody.integrations.events.observer import WatchOptions, open_observer
     except ImportError as error:
         raise ConfigError(
             f"`observe` needs `{error.name}`: pip install 'kvcustody[events]'", module=error.name
         ) from None
-    watch = Watch(
+    watch = WatchOptions(
         endpoint,
         _table(policy),
         name,

@@ -17,7 +17,7 @@ SHORT_KEY_BYTES = 8
 assert SHORT_KEY_BYTES < KEY_BYTES
 
 
-class Custody(msgspec.Struct, omit_defaults=True, gc=False):
+class CustodyField(msgspec.Struct, omit_defaults=True, gc=False):
     """The typed scope of one event, as it is on the wire; fields at their default are left out.
 
     `residency` and `incarnation` find the leaf in the ledger; `keys` are full block keys where the format's own
@@ -35,10 +35,10 @@ class Custody(msgspec.Struct, omit_defaults=True, gc=False):
     keys: list[bytes] | None = None
 
 
-def custody_of(event: BlockEvent, incarnation: str, *, with_keys: bool = False) -> Custody:
+def custody_of(event: BlockEvent, incarnation: str, *, with_keys: bool = False) -> CustodyField:
     """The wire form of an event's scope."""
     scope = event.scope
-    return Custody(
+    return CustodyField(
         scope.tenant,
         scope.scope,
         scope.classification,

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcustody.integrations.events.custody_field import Custody
+from kvcustody.integrations.events.custody_field import CustodyField
 
 HASH_BYTES_MAX = 64
 SALTS_MAX = 8
 Hash = bytes | int
 
 
-class Stored(NamedTuple):
+class StoredBlocks(NamedTuple):
     """Blocks of one chain entered an engine's cache. `salts`: strings among which its salt is, if it has one."""
 
     hashes: list[Hash]
@@ -29,7 +29,7 @@ class Stored(NamedTuple):
     medium: str
     group: int
     salts: tuple[str, ...]
-    custody: Custody | None
+    custody: CustodyField | None
 
 
 class Removed(NamedTuple):
@@ -44,7 +44,7 @@ class Cleared(NamedTuple):
     """An engine's cache was emptied."""
 
 
-Incoming = Stored | Removed | Cleared
+Incoming = StoredBlocks | Removed | Cleared
 
 
 class Payload(NamedTuple):
@@ -64,7 +64,7 @@ class _StoredMap(msgspec.Struct, gc=False, tag="BlockStored"):
     extra_keys: list[Any] | None = None
     group_idx: int | None = None
     cache_salt: str | None = None
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
 class _RemovedMap(msgspec.Struct, gc=False, tag="BlockRemoved"):
@@ -187,7 +187,7 @@ def _plain(event: _Map | _Array) -> Incoming | None:
     if isinstance(event, _RemovedMap | _RemovedArray):
         return Removed(event.block_hashes, medium, group)
     custody = event.kvcustody if isinstance(event, _StoredMap) else None
-    return Stored(event.block_hashes, event.parent_block_hash, medium, group, _salts(event), custody)
+    return StoredBlocks(event.block_hashes, event.parent_block_hash, medium, group, _salts(event), custody)
 
 
 def _salts(event: _StoredMap | _StoredArray) -> tuple[str, ...]:

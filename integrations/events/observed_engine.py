@@ -24,7 +24,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.identity.principal import check_identifier
-from kvcustody.integrations.events.incoming import Hash, Payload, Removed, Stored, read
+from kvcustody.integrations.events.incoming import Hash, Payload, Removed, StoredBlocks, read
 from kvcustody.integrations.events.observed_residency import ObservedResidency, TenantShare, shares_of
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -121,7 +121,7 @@ class ObservedEngine:
     def _apply(self, arrival: Delivered, payload: Payload, now_us: int) -> None:
         at_us = self._boot_us(payload.utc_us, now_us)
         for event in payload.events:
-            if isinstance(event, Stored):
+            if isinstance(event, StoredBlocks):
                 self._store(event, arrival.sequence, at_us, now_us)
             elif isinstance(event, Removed):
                 self._remove(event, now_us)
@@ -137,7 +137,7 @@ class ObservedEngine:
         age_us = self._clock.utc_us() - utc_us if utc_us else 0
         return max(1, now_us - max(0, age_us))
 
-    def _store(self, event: Stored, sequence: int, at_us: int, now_us: int) -> None:
+    def _store(self, event: StoredBlocks, sequence: int, at_us: int, now_us: int) -> None:
         if not event.hashes:
             return
         room = self._blocks_max - len(self._held)
@@ -163,7 +163,7 @@ class ObservedEngine:
             self._live[residency.number] = residency
         self._touched[residency.number] = residency
 
-    def _residency_of(self, event: Stored) -> ObservedResidency | None:
+    def _residency_of(self, event: StoredBlocks) -> ObservedResidency | None:
         """The chain that these blocks are known in, or continue; a copy in another tier is of the same chain."""
         held = self._held
         for one in (event.hashes[0], event.parent):
@@ -174,7 +174,7 @@ class ObservedEngine:
                 return found
         return None
 
-    def _open(self, event: Stored, at_us: int) -> ObservedResidency:
+    def _open(self, event: StoredBlocks, at_us: int) -> ObservedResidency:
         tenant, attribution = self._attribute(event)
         table = self._table
         if tenant is None:
@@ -199,7 +199,7 @@ class ObservedEngine:
         heapq.heappush(self._deadlines, (residency.deadline_us, residency.number))
         return residency
 
-    def _attribute(self, event: Stored) -> tuple[str | None, str]:
+    def _attribute(self, event: StoredBlocks) -> tuple[str | None, str]:
         """The tenant of a new chain, and how it is known (W3)."""
         for salt in event.salts:
             tenant = self._tenants.get(salt)

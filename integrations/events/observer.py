@@ -29,7 +29,7 @@ _OVERDUE_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchOptions:
     """What to observe and how. `ledger` None: nothing is recorded."""
 
     endpoint: str
@@ -46,12 +46,12 @@ class Watch:
     reading: Reading | None = None
 
 
-class Observer:
+class EngineObserver:
     """An open observer: call `step` until it is enough."""
 
     def __init__(
         self,
-        watch: Watch,
+        watch: WatchOptions,
         subscriber: Subscriber,
         engine: ObservedEngine,
         ledger: Ledger | None,
@@ -107,7 +107,7 @@ class Observer:
 
 
 @contextmanager
-def open_observer(watch: Watch, *, clock: Clock | None = None) -> Iterator[Observer]:
+def open_observer(watch: WatchOptions, *, clock: Clock | None = None) -> Iterator[EngineObserver]:
     """Open an observer; at the end, what it saw last is recorded. Raises a `CustodyError` that names what cannot be."""
     clock = clock or SystemClock()
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def open_observer(watch: Watch, *, clock: Clock | None = None) -> Iterator[Obser
         writer = _open_ledger(watch, stack, clock) if watch.ledger is not None else None
         reading = (watch.endpoint, watch.replay_endpoint)
         subscriber = stack.enter_context(Subscriber(*reading, topic=watch.topic, reading=watch.reading))
-        observer = Observer(watch, subscriber, engine, writer, clock)
+        observer = EngineObserver(watch, subscriber, engine, writer, clock)
         try:
             yield observer
         finally:
@@ -132,7 +132,7 @@ def open_observer(watch: Watch, *, clock: Clock | None = None) -> Iterator[Obser
                 writer.submit([WorkerStopped(clock.now_us(), watch.name, "observer closed", 0, ())])
 
 
-def _open_ledger(watch: Watch, stack: ExitStack, clock: Clock) -> EventWriter:
+def _open_ledger(watch: WatchOptions, stack: ExitStack, clock: Clock) -> EventWriter:
     assert watch.ledger is not None
     store = open_store(watch.ledger)
     stack.callback(store.dispose)

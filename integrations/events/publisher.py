@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 _FORMATS = {"vllm": vllm_wire, "sglang": sglang_wire}
 
 
-class Limits(NamedTuple):
+class PublisherLimits(NamedTuple):
     """Sizes of a publisher (P3)."""
 
     waiting_batches: int = 10_000
@@ -48,7 +48,7 @@ class Limits(NamedTuple):
     close_seconds: float = 1.0
 
 
-class Published(NamedTuple):
+class PublisherStats(NamedTuple):
     """Counters of a publisher; `lost_batches` never reached a subscriber (P2)."""
 
     batches: int
@@ -82,7 +82,7 @@ class EventPublisher:
         incarnation: str = "",
         rank: int = 0,
         topic: str = "",
-        limits: Limits | None = None,
+        limits: PublisherLimits | None = None,
     ) -> None:
         self._wire = _FORMATS[form]
         self._tokens_published = tokens_published
@@ -90,7 +90,7 @@ class EventPublisher:
         self._revision = revision
         self._rank = rank
         self._topic = topic.encode()
-        self._limits = limits or Limits()
+        self._limits = limits or PublisherLimits()
         self._lock = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._queued_blocks = 0
@@ -154,10 +154,10 @@ class EventPublisher:
             self._wake()
         return sequence
 
-    def stats(self) -> Published:
+    def stats(self) -> PublisherStats:
         """A snapshot of the counters."""
         with self._lock:
-            return Published(**self._counts, waiting=len(self._queue), next_sequence=self._sequence)
+            return PublisherStats(**self._counts, waiting=len(self._queue), next_sequence=self._sequence)
 
     def close(self) -> None:
         """Send what waits, within a second, and stop; a second time changes nothing."""

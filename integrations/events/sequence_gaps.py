@@ -42,7 +42,7 @@ class Restarted(NamedTuple):
 Arrival = Delivered | Missed | Restarted
 
 
-class Replayed(NamedTuple):
+class ReplayedBatches(NamedTuple):
     """The answer to a replay request, in order, up to its end marker."""
 
     batches: list[tuple[int, bytes]]
@@ -51,7 +51,7 @@ class Replayed(NamedTuple):
 class Continuity:
     """The bookkeeping of one stream. `expected` is the next number; `replay(first)` gives None when it failed."""
 
-    def __init__(self, replay: Callable[[int], Replayed | None] | None = None) -> None:
+    def __init__(self, replay: Callable[[int], ReplayedBatches | None] | None = None) -> None:
         self.expected = 0
         self.duplicates = 0
         self.failed_replays = 0
@@ -116,7 +116,7 @@ class Continuity:
                 self._miss(sequence, out)
             self._deliver(sequence, had[sequence], True, out)
 
-    def _continues(self, got: Replayed) -> bool:
+    def _continues(self, got: ReplayedBatches) -> bool:
         """Whether an answer from the number before the expected one is from the same life (C2).
 
         An empty one proves nothing, because a publisher may keep no batch: then all that it has is asked for. The

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 import msgspec
 
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
-from kvcustody.integrations.events.custody_field import SHORT_KEY_BYTES, Custody, custody_of
+from kvcustody.integrations.events.custody_field import SHORT_KEY_BYTES, CustodyField, custody_of
 
 SALT_LABEL = b"sglang-cache-salt-v1\0"
 _MEDIUM = {"GPU": "GPU", "CPU": "CPU_PINNED", "STORAGE": "DISK"}
 _OTHER_MEDIUM = "EXTERNAL"
 
 
-class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class SglangBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
     """Pages of one chain entered the radix cache."""
 
     block_hashes: list[int]
@@ -34,27 +34,27 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     cache_salt: str | None = None
     session_id: str | None = None
     lora_name: str | None = None
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
-class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class SglangBlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
     """Pages left the radix cache, or one of its tiers."""
 
     block_hashes: list[int]
     medium: str | None = None
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class SglangAllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
     """The radix cache was flushed."""
 
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
-Event = BlockStored | BlockRemoved | AllBlocksCleared
+Event = SglangBlockStored | SglangBlockRemoved | SglangAllBlocksCleared
 
 
-class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class SglangEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The events of one step. `ts`: UTC seconds."""
 
     ts: float
@@ -63,15 +63,15 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Batch)
+_decoder = msgspec.msgpack.Decoder(SglangEventBatch)
 
 
-def encode(batch: Batch) -> bytes:
+def encode(batch: SglangEventBatch) -> bytes:
     """The payload of one batch."""
     return _encoder.encode(batch)
 
 
-def decode(payload: bytes) -> Batch:
+def decode(payload: bytes) -> SglangEventBatch:
     """A batch in the present form, typed. Raises `msgspec.MsgspecError`."""
     return _decoder.decode(payload)
 
@@ -81,7 +81,7 @@ def payload_of(
 ) -> bytes:
     """Governed block events as one payload."""
     made = [_event(event, incarnation, tokens_published) for event in events]
-    return _encoder.encode(Batch(ts_seconds, made, rank))
+    return _encoder.encode(SglangEventBatch(ts_seconds, made, rank))
 
 
 def replay_frames(topic: bytes, sequence: bytes, payload: bytes) -> tuple[bytes, ...]:
@@ -110,14 +110,14 @@ def chain(tokens: Sequence[int], page_tokens: int, salt: str | None = None) -> l
 
 def _event(event: BlockEvent, incarnation: str, tokens_published: bool) -> Event:
     if event.kind == CLEARED:
-        return AllBlocksCleared(custody_of(event, incarnation))
+        return SglangAllBlocksCleared(custody_of(event, incarnation))
     custody = custody_of(event, incarnation, with_keys=True)
     hashes = [short_hash(key) for key in split_keys(event.keys)]
     medium = _MEDIUM.get(event.medium, _OTHER_MEDIUM)
     if event.kind != STORED:
-        return BlockRemoved(hashes, medium, custody)
+        return SglangBlockRemoved(hashes, medium, custody)
     tokens = [int(token) for token in event.tokens] if tokens_published else []
-    return BlockStored(
+    return SglangBlockStored(
         hashes,
         short_hash(event.parent) if event.parent else None,
         tokens,

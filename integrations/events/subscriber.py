@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.events.endpoint import check_endpoint
 from kvcustody.integrations.events.publisher import END
-from kvcustody.integrations.events.sequence_gaps import Arrival, Continuity, Replayed
+from kvcustody.integrations.events.sequence_gaps import Arrival, Continuity, ReplayedBatches
 
 _AT_ONCE = 1000
 _SEQUENCE_BYTES = 8
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
     renew_seconds: float = 5.0
 
 
-class Connection(NamedTuple):
+class SubscriberStats(NamedTuple):
     """Counters of a subscriber."""
 
     connected: bool
@@ -101,9 +101,9 @@ class Subscriber:
         self._postpone_check()
         return out
 
-    def stats(self) -> Connection:
+    def stats(self) -> SubscriberStats:
         """A snapshot of the counters."""
-        return Connection(
+        return SubscriberStats(
             self._connected,
             self._disconnects,
             self._messages,
@@ -160,7 +160,7 @@ class Subscriber:
     def _postpone_check(self) -> None:
         self._check_at = time.monotonic() + self._reading.check_seconds
 
-    def _ask(self, first: int) -> Replayed | None:
+    def _ask(self, first: int) -> ReplayedBatches | None:
         """Every batch that the publisher still has from a number on; None where it did not answer in time."""
         assert self._replay_endpoint is not None
         if self._dealer is None:
@@ -178,7 +178,7 @@ class Subscriber:
                 if len(frames) not in (3, 4) or frames[0] or len(frames[-2]) != _SEQUENCE_BYTES:
                     self._malformed += 1
                 elif frames[-2] == END:
-                    return Replayed(_in_order(batches, first))
+                    return ReplayedBatches(_in_order(batches, first))
                 else:
                     size += len(frames[-1])
                     batches.append((int.from_bytes(frames[-2], "big"), frames[-1]))
@@ -187,7 +187,7 @@ class Subscriber:
         # No end marker in time: what came is kept, and a late answer must not be taken for the next one.
         self._dealer.close(linger=0)
         self._dealer = None
-        return Replayed(_in_order(batches, first)) if batches else None
+        return ReplayedBatches(_in_order(batches, first)) if batches else None
 
     def _socket(self, kind: int, waiting_messages: int) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)

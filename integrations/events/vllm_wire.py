@@ -2,7 +2,7 @@
 
 V1  A batch is an array [time, events, data-parallel rank]; an event is a map with its class name under `type`.
     Fields keep vLLM's order, and those at their default are left out.
-V2  `BlockStored`, `BlockRemoved` and `AllBlocksCleared` have the bytes that vLLM's encoder gives; a test compares them.
+V2  The events (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) have the bytes that vLLM's encoder: tested.
     The governed ones add one field at the end. They are classes of their own because the encoder sizes a map's header
     by the fields that a class has: one more would change the bytes of an event that does not use it.
 V3  Frames: (topic, sequence as 8 bytes big-endian, payload). A replay request is (empty, first sequence) to the
@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, split_keys
-from kvcustody.integrations.events.custody_field import Custody, custody_of
+from kvcustody.integrations.events.custody_field import CustodyField, custody_of
 
 Hash = bytes | int
 
 
-class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class VllmBlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
     """Full blocks of one chain entered the prefix cache; `extra_keys` has an entry per block, the salt in the first."""
 
     block_hashes: list[Hash]
@@ -41,7 +41,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     session_id: str | None = None
 
 
-class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class VllmBlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
     """Blocks left the prefix cache."""
 
     block_hashes: list[Hash]
@@ -51,36 +51,36 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     ownership: str | None = None
 
 
-class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+class VllmAllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
     """The prefix cache was reset."""
 
 
-class GovernedStored(BlockStored, omit_defaults=True, gc=False, tag="BlockStored"):
+class GovernedStored(VllmBlockStored, omit_defaults=True, gc=False, tag="BlockStored"):
     """Blocks that entered, and whose they are."""
 
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
-class GovernedRemoved(BlockRemoved, omit_defaults=True, gc=False, tag="BlockRemoved"):
+class GovernedRemoved(VllmBlockRemoved, omit_defaults=True, gc=False, tag="BlockRemoved"):
     """Blocks that left, and whose they were."""
 
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
-class GovernedCleared(AllBlocksCleared, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
+class GovernedCleared(VllmAllBlocksCleared, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
     """All blocks left, and who says so."""
 
-    kvcustody: Custody | None = None
+    kvcustody: CustodyField | None = None
 
 
 Event = GovernedStored | GovernedRemoved | GovernedCleared
 
 
-class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+class VllmEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The events of one step. `ts`: UTC seconds."""
 
     ts: float
-    events: Sequence[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: Sequence[VllmBlockStored | VllmBlockRemoved | VllmAllBlocksCleared]
     data_parallel_rank: int | None = None
 
 
@@ -96,7 +96,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(GovernedBatch)
 
 
-def encode(batch: Batch | GovernedBatch) -> bytes:
+def encode(batch: VllmEventBatch | GovernedBatch) -> bytes:
     """The payload of one batch."""
     return _encoder.encode(batch)
 

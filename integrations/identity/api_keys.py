@@ -29,8 +29,8 @@ from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.integrations.identity.authentication import Authenticated, refused
 from kvcustody.integrations.identity.watched_file import WatchedFile
 from kvcustody.integrations.identity.yaml_models import (
-    Document,
     Identifier,
+    IdentityDocumentPart,
     RouteName,
     parse_document,
     read_document,
@@ -44,7 +44,7 @@ CHARACTERS_MIN, CHARACTERS_MAX = 20, 512
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class KeyEntry(Document):
+class KeyEntry(IdentityDocumentPart):
     """One key: its digest and whom it speaks for. `until` is a UTC date, exclusive."""
 
     name: Identifier
@@ -58,7 +58,7 @@ class KeyEntry(Document):
     until: datetime.date | None = None
 
 
-class KeyFile(Document):
+class KeyFile(IdentityDocumentPart):
     """The file of API keys."""
 
     form: Literal["kvcustody/api-keys@1"] = Field(alias="schema")

@@ -190,9 +190,9 @@ def _principal(proven: Authenticated, route: str | None, headers: RequestHeaders
 def _authenticators(document: IdentityDocument, directory: Path, clock: Clock) -> list[Authenticator]:
     found: list[Authenticator] = []
     if document.issuers:
-        from kvcustody.integrations.identity.web_tokens import WebTokens
+        from kvcustody.integrations.identity.web_tokens import TokenAuthenticator
 
-        found.append(WebTokens(document.issuers, directory, clock))
+        found.append(TokenAuthenticator(document.issuers, directory, clock))
     if document.api_keys is not None:
         asserted = document.api_keys.asserted
         found.append(

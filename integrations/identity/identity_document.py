@@ -16,7 +16,12 @@ from pydantic import AfterValidator, Field, model_validator
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.integrations.identity.routes import SCOPED
-from kvcustody.integrations.identity.yaml_models import Document, Identifier, RouteName, read_document
+from kvcustody.integrations.identity.yaml_models import (
+    Identifier,
+    IdentityDocumentPart,
+    RouteName,
+    read_document,
+)
 
 OWN_HEADERS = "x-kvcustody-"  # every header that begins so is ours: read here, and never passed on
 
@@ -36,14 +41,14 @@ RelativePath = Annotated[str, Field(min_length=1)]
 Algorithm = Literal["RS256", "ES256", "EdDSA"]
 
 
-class Asserted(Document):
+class Asserted(IdentityDocumentPart):
     """Headers in which an authenticated tenant may say who its user is; absent: it may not."""
 
     subject: HeaderName | None = None
     session: HeaderName | None = None
 
 
-class Claims(Document):
+class ClaimNames(IdentityDocumentPart):
     """The names of the claims that hold each part of a principal."""
 
     tenant: ClaimName
@@ -60,13 +65,13 @@ class Claims(Document):
                 yield field, claim
 
 
-class IssuerEntry(Document):
+class IssuerEntry(IdentityDocumentPart):
     """One issuer of JSON Web Tokens. `name` is what the ledger calls it; a short one keeps tokens short."""
 
     issuer: Annotated[str, Field(min_length=1, max_length=512)]
     keys: RelativePath
     audience: Annotated[str, Field(min_length=1)]
-    claims: Claims
+    claims: ClaimNames
     name: Identifier | None = None
     tenants: tuple[Identifier, ...] | None = None
     algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
@@ -87,14 +92,14 @@ class IssuerEntry(Document):
         return self
 
 
-class ApiKeysEntry(Document):
+class ApiKeysEntry(IdentityDocumentPart):
     """The file of API keys, and what their holders may assert."""
 
     path: RelativePath
     asserted: Asserted = Asserted()
 
 
-class IdentityDocument(Document):
+class IdentityDocument(IdentityDocumentPart):
     """Who may ask, and for what paths. Paths in it are relative to the document."""
 
     form: Literal["kvcustody/identity@1"] = Field(alias="schema")

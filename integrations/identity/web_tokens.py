@@ -42,7 +42,7 @@ class VerificationKey(NamedTuple):
     key: RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
 
-class WebTokens:
+class TokenAuthenticator:
     """The authenticator over the issuers of an identity document."""
 
     def __init__(self, issuers: tuple[IssuerEntry, ...], directory: Path, clock: Clock) -> None:

@@ -14,16 +14,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.identity.principal import check_identifier
-from kvcustody.policies.document.problems import Mark, PolicyRejected, Problems
-from kvcustody.policies.document.yaml_nodes import Broken, Mapping, Node, Scalar, Sequence, parse
+from kvcustody.policies.document.problems import PolicyRejected, Problems, SourceMark
+from kvcustody.policies.document.yaml_nodes import Broken, MappingNode, Node, Scalar, SequenceNode, parse
 
 BYTES_MAX = 1 << 20
 
-Model = TypeVar("Model", bound="Document")
+Model = TypeVar("Model", bound="IdentityDocumentPart")
 _Place = tuple[str | int, ...]
 
 
-class Document(BaseModel):
+class IdentityDocumentPart(BaseModel):
     """Base of every part of a document."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,7 +65,7 @@ def parse_document(model: type[Model], content: bytes, name: str) -> Model:
     except PolicyRejected as error:
         raise ConfigError(error.message.replace("the policy", "the document")) from None
     assert root is not None
-    marks: dict[_Place, Mark] = {}
+    marks: dict[_Place, SourceMark] = {}
     data = _plain(root, (), marks)
     try:
         return model.model_validate_json(json.dumps(data), strict=True)
@@ -75,13 +75,13 @@ def parse_document(model: type[Model], content: bytes, name: str) -> Model:
         raise ConfigError("\n".join(lines)) from None
 
 
-def _plain(node: Node, place: _Place, marks: dict[_Place, Mark]) -> Any:
+def _plain(node: Node, place: _Place, marks: dict[_Place, SourceMark]) -> Any:
     """The node as JSON values, the mark of each place noted."""
     marks[place] = node.mark
     assert not isinstance(node, Broken), "a document with a broken place has a problem"
-    if isinstance(node, Sequence):
+    if isinstance(node, SequenceNode):
         return [_plain(item, (*place, index), marks) for index, item in enumerate(node.items)]
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         found = {}
         for key, value in node.entries:
             found[key.text] = _plain(value, (*place, key.text), marks)
@@ -98,7 +98,7 @@ def _value(scalar: Scalar) -> str | int | bool | None:
     return None if scalar.kind == "null" else scalar.text
 
 
-def _mark(place: _Place, marks: dict[_Place, Mark]) -> Mark:
+def _mark(place: _Place, marks: dict[_Place, SourceMark]) -> SourceMark:
     """The nearest place that was written: a missing field is reported where its mapping begins."""
     while place not in marks:
         place = place[:-1]

@@ -29,7 +29,7 @@ NAME = "KVCustody"
 _MULTI = "MultiConnector"
 
 
-class Opened(NamedTuple):
+class OpenedCustody(NamedTuple):
     """What the scheduler's side stands on. `worker` is None where a test built the port itself."""
 
     port: EnginePort
@@ -38,15 +38,15 @@ class Opened(NamedTuple):
     worker: EngineWorker | None = None
 
 
-Opener = Callable[[Settings, EnginePlan, EngineControl], Opened]
+Opener = Callable[[Settings, EnginePlan, EngineControl], OpenedCustody]
 
 
-def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> Opened:
+def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
     """Open ledger, keys, policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
     clock = SystemClock()
     worker = open_engine_worker(settings, plan, control, clock=clock)
     try:
-        return Opened(worker.port, open_verifier(settings, clock), clock, worker)
+        return OpenedCustody(worker.port, open_verifier(settings, clock), clock, worker)
     except BaseException:
         worker.close()
         raise

@@ -47,7 +47,7 @@ def _with_scrubs(step: int, number: int, batches: list[tuple[float, bytes]], is_
 
 
 @dataclass(slots=True)
-class Answer:
+class ScrubReply:
     """One shard's answer to one scrub order. `device_blocks`: scrubbed so far, as the device counted them."""
 
     order: int
@@ -64,7 +64,7 @@ class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """
 
     step: int
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ScrubReply] = field(default_factory=list)
     owed: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:

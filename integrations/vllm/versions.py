@@ -19,7 +19,7 @@ OLDEST = (0, 28)
 BELOW = (0, 34)
 
 
-class Version(NamedTuple):
+class VllmVersion(NamedTuple):
     """A vLLM release as far as the adapter is concerned."""
 
     major: int
@@ -78,7 +78,7 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_version(installed: str | None = None) -> Version:
+def check_version(installed: str | None = None) -> VllmVersion:
     """The running vLLM's version. Raises `ConfigError` outside the range (V1) and where a method differs (V2)."""
     version = read_version(installed if installed is not None else _installed())
     if not OLDEST <= (version.major, version.minor) < BELOW:
@@ -92,12 +92,12 @@ def check_version(installed: str | None = None) -> Version:
     return version
 
 
-def read_version(text: str) -> Version:
+def read_version(text: str) -> VllmVersion:
     """`0.32.0+cpu` as numbers. Raises `ConfigError` for what is not a version, as a build from a bare checkout says."""
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
         raise ConfigError(f"vllm says that its version is `{text}`; install a released vllm", version=text)
-    return Version(int(match[1]), int(match[2]), text)
+    return VllmVersion(int(match[1]), int(match[2]), text)
 
 
 def check_signatures(expected: dict[str, tuple[str, ...]] | None = None) -> None:

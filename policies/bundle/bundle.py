@@ -17,8 +17,8 @@ from itertools import permutations
 
 from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
 from kvcustody.policies.bundle.manifest import (
-    Manifest,
-    Signature,
+    BundleManifest,
+    BundleSignature,
     read_manifest,
     read_signature,
     signature_form,
@@ -40,13 +40,13 @@ SKEW_US = 300 * 1_000_000
 class Bundle:
     """A manifest, the document's text, and the signatures on the manifest."""
 
-    manifest: Manifest
+    manifest: BundleManifest
     document: str
-    signatures: tuple[Signature, ...]
+    signatures: tuple[BundleSignature, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedBundle:
     """A bundle that the trust configuration accepts, and the policy in it. Only `verify` makes one."""
 
     bundle: Bundle
@@ -63,10 +63,10 @@ def manifest_of(
     expires_us: int,
     revoked: Iterable[str] = (),
     file: str = "policy",
-) -> tuple[Manifest, Policy]:
+) -> tuple[BundleManifest, Policy]:
     """The manifest of a document, and its policy. Raises `PolicyRejected` where the document is none."""
     policy = load_policy(document, name=file)
-    made = Manifest(
+    made = BundleManifest(
         audience,
         policy.name,
         revision,
@@ -79,9 +79,9 @@ def manifest_of(
     return read_manifest(made.form()), policy
 
 
-def sign_manifest(manifest: Manifest, signer: Signer) -> Signature:
+def sign_manifest(manifest: BundleManifest, signer: Signer) -> BundleSignature:
     """A signature on a manifest."""
-    return Signature(signer.name, signer.sign(signed_bytes(SCHEMA, manifest.form())))
+    return BundleSignature(signer.name, signer.sign(signed_bytes(SCHEMA, manifest.form())))
 
 
 def write_bundle(bundle: Bundle) -> bytes:
@@ -112,7 +112,7 @@ def read_bundle(data: bytes) -> Bundle:
     return Bundle(read_manifest(form["manifest"]), form["document"], signatures)
 
 
-def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0) -> Verified:
+def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0) -> VerifiedBundle:
     """The policy of a bundle that `trust` accepts now; raises `BundleRejected` with the reason.
 
     `revision_min`: the highest revision that was in effect here, restarts included (`governance.release.mark`).
@@ -121,7 +121,7 @@ def verify(data: bytes, trust: Trust, *, now_utc_us: int, revision_min: int = 0)
     signers = check_signatures(bundle, trust)
     policy = check_document(bundle.manifest, bundle.document)
     check_current(bundle.manifest, trust, now_utc_us=now_utc_us, revision_min=revision_min)
-    return Verified(bundle, policy, signers)
+    return VerifiedBundle(bundle, policy, signers)
 
 
 def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def check_signatures(bundle: Bundle, trust: Trust) -> tuple[str, ...]:
     return tuple(key.name for key in keys)
 
 
-def check_document(manifest: Manifest, document: str) -> Policy:
+def check_document(manifest: BundleManifest, document: str) -> Policy:
     """The policy in the document that the manifest binds; raises `BundleRejected` or `PolicyRejected`."""
     try:
         found = _sha256(document.encode())
@@ -164,7 +164,7 @@ def check_document(manifest: Manifest, document: str) -> Policy:
     return policy
 
 
-def check_current(manifest: Manifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:
+def check_current(manifest: BundleManifest, trust: Trust, *, now_utc_us: int, revision_min: int) -> None:
     """Raise `BundleRejected` unless the manifest is for us, in force now, and not older than what was in effect."""
     if manifest.audience != trust.audience:
         raise BundleRejected(

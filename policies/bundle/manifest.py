@@ -20,7 +20,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[!-*,-~]{1,128}")  # printable ASCII without `+`, which separates the parts of a key
 
 
-class Signature(NamedTuple):
+class BundleSignature(NamedTuple):
     """Who signed, and the 64 bytes."""
 
     key: str
@@ -28,7 +28,7 @@ class Signature(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class BundleManifest:
     """What is signed. Times are UTC microseconds; digests are `sha256:` and 64 hex digits; `revoked` is sorted."""
 
     audience: str
@@ -58,9 +58,9 @@ def signed_bytes(schema: str, form: Mapping[str, Any]) -> bytes:
     return schema.encode() + b"\n" + encode(form)
 
 
-def read_manifest(form: Any) -> Manifest:
+def read_manifest(form: Any) -> BundleManifest:
     """A manifest from its JSON form, every field checked; raises `BundleRejected`."""
-    if not isinstance(form, dict) or set(form) != set(Manifest.__dataclass_fields__):
+    if not isinstance(form, dict) or set(form) != set(BundleManifest.__dataclass_fields__):
         raise BundleRejected("manifest does not have the fields of one")
     for field in ("audience", "name"):
         if not isinstance(form[field], str) or not _NAME.fullmatch(form[field]):
@@ -78,15 +78,15 @@ def read_manifest(form: Any) -> Manifest:
         raise BundleRejected("manifest: `revoked` is not a list of ids")
     if revoked != sorted(set(revoked)):
         raise BundleRejected("manifest: `revoked` is not sorted")
-    return Manifest(**{**form, "revoked": tuple(revoked)})
+    return BundleManifest(**{**form, "revoked": tuple(revoked)})
 
 
-def signature_form(signature: Signature) -> dict[str, str]:
+def signature_form(signature: BundleSignature) -> dict[str, str]:
     """A signature as JSON."""
     return {"key": signature.key, "signature": base64.b64encode(signature.data).decode()}
 
 
-def read_signature(form: Any) -> Signature:
+def read_signature(form: Any) -> BundleSignature:
     """A signature from its JSON form: one spelling only. Raises `BundleRejected`."""
     if not isinstance(form, dict) or set(form) != {"key", "signature"}:
         raise BundleRejected("a signature is not `key` and `signature`")
@@ -99,4 +99,4 @@ def read_signature(form: Any) -> Signature:
         data = b""
     if len(data) != 64 or base64.b64encode(data).decode() != text:
         raise BundleRejected(f"the signature of `{key}` is not 64 bytes in base64")
-    return Signature(key, data)
+    return BundleSignature(key, data)

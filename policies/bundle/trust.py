@@ -15,10 +15,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from kvcustody.policies.bundle.canonical_json import BundleRejected
-from kvcustody.policies.bundle.manifest import Signature
+from kvcustody.policies.bundle.manifest import BundleSignature
 
 
-class Role(StrEnum):
+class KeyRole(StrEnum):
     """What a key may sign."""
 
     AUTHOR = "author"
@@ -34,7 +34,7 @@ class TrustedKey:
 
     name: str
     public: bytes
-    roles: frozenset[Role]
+    roles: frozenset[KeyRole]
     tenant: str | None = None
 
 
@@ -45,7 +45,7 @@ class Trust:
     audience: str
     keys: Mapping[str, TrustedKey]
     break_glass_seconds_max: int = 4 * 3600
-    needs: tuple[Role, ...] = (Role.AUTHOR, Role.APPROVER)
+    needs: tuple[KeyRole, ...] = (KeyRole.AUTHOR, KeyRole.APPROVER)
     """Every bundle carries one signature in each of these roles, each by another key."""
 
 
@@ -60,7 +60,7 @@ class Signer(Protocol):
         """The Ed25519 signature, 64 bytes."""
 
 
-def check_signature(trust: Trust, signature: Signature, message: bytes, what: str) -> TrustedKey:
+def check_signature(trust: Trust, signature: BundleSignature, message: bytes, what: str) -> TrustedKey:
     """The trusted key that made this signature of `message`; raises `BundleRejected`."""
     key = trust.keys.get(signature.key)
     if key is None:

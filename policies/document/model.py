@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
 from fractions import Fraction
 
-from kvcustody.policies.document.problems import Mark
+from kvcustody.policies.document.problems import SourceMark
 
 SCHEMA = "kvcustody/policy@1"
 EVERY_TENANT = "*"
 DEFAULT_TENANT = "default"
-NO_MARK = Mark(0, 0)
+NO_MARK = SourceMark(0, 0)
 
 Labels = tuple[tuple[str, str], ...]
 """Domain labels as sorted (name, value) pairs."""
@@ -128,16 +128,16 @@ class Retention:
     idle_us: int
     absolute_us: int
     active_max_us: int
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Scrub:
+class ScrubPolicy:
     """How soon memory is overwritten, and the share of it that is read back (1 = all)."""
 
     within_us: int
     verify: Fraction
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +146,17 @@ class Offload:
 
     tiers: tuple[Tier, ...]
     encrypt: bool
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class OutagePolicy:
     """What happens to decisions, lifecycle events and own-scope hits while the ledger is away."""
 
     decisions: OnOutage
     lifecycle: OnOutage
     own_hits: OnOutage
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class ErasureDuty:
 
     within_us: int = 3_600_000_000
     running: OnRunning = OnRunning.ABORT
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class TokenRange:
     until: int | None
     priority: int
     for_us: int | None
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Eviction:
     ranges: tuple[TokenRange, ...] = ()
     protected: Fraction | None = None
     hits: int | None = None
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class ClassifyRule:
     route: str | None
     level: int | None
     labels: Labels
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,13 +216,13 @@ class TenantPolicy:
     residencies: int | None = None
     tenants_max: int | None = None
     retention: tuple[tuple[int, Retention], ...] = ()
-    scrub: tuple[tuple[int, Scrub], ...] = ()
+    scrub: tuple[tuple[int, ScrubPolicy], ...] = ()
     offload: tuple[tuple[int, Offload], ...] = ()
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TenantGroup:
     """A family of tenants; with `at_most`, each member may read each other's domains up to that level."""
 
     id: str
@@ -230,7 +230,7 @@ class Group:
     from_us: int | None
     until_us: int | None
     reason: str
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class SegmentRule:
     level: int
     model: str | None
     expires_us: int | None
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     @property
     def scope(self) -> Scope:
@@ -267,7 +267,7 @@ class Grant:
     until_us: int | None
     reason: str
     group: str | None = None
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,7 @@ class Rule:
     levels: tuple[int, ...] | None
     via: tuple[Via, ...] | None
     reason: str
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,18 +299,18 @@ class Policy:
     classify: tuple[ClassifyRule, ...]
     tenants: tuple[TenantPolicy, ...]
     default: TenantPolicy | None
-    groups: tuple[Group, ...]
+    groups: tuple[TenantGroup, ...]
     segments: tuple[SegmentRule, ...]
     grants: tuple[Grant, ...]
     rules: tuple[Rule, ...]
     retention: tuple[Retention, ...]
-    scrub: tuple[Scrub, ...]
+    scrub: tuple[ScrubPolicy, ...]
     offload: tuple[Offload, ...]
-    outage: tuple[Outage, ...]
+    outage: tuple[OutagePolicy, ...]
     eviction: Eviction
     erasure: ErasureDuty = ErasureDuty()
     file: str = field(default="", compare=False)
-    mark: Mark = field(default=NO_MARK, compare=False, repr=False)
+    mark: SourceMark = field(default=NO_MARK, compare=False, repr=False)
 
     def group_grants(self) -> tuple[Grant, ...]:
         """The grants that sharing groups stand for: one per ordered pair of members.

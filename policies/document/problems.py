@@ -20,7 +20,7 @@ QUOTE_MAX = 60
 CANDIDATES_MAX = 1_000
 
 
-class Mark(NamedTuple):
+class SourceMark(NamedTuple):
     """A place in a document; line and column count from 1."""
 
     line: int
@@ -64,7 +64,7 @@ class Problems:
         self.count = 0
         self._kept: list[Problem] = []
 
-    def add(self, mark: Mark, code: str, message: str, hint: str | None = None) -> None:
+    def add(self, mark: SourceMark, code: str, message: str, hint: str | None = None) -> None:
         """Record a problem; without a hint, the code's own advice is given."""
         self.count += 1
         if len(self._kept) < PROBLEMS_MAX:

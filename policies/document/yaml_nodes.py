@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from kvcustody.policies.document.problems import Mark, Problems, quote
+from kvcustody.policies.document.problems import Problems, SourceMark, quote
 
 BYTES_MAX = 1 << 20
 NODES_MAX = 200_000
@@ -52,33 +52,33 @@ class Scalar:
 
     text: str
     kind: str
-    mark: Mark
+    mark: SourceMark
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class SequenceNode:
     """A list of nodes."""
 
     items: tuple[Node, ...]
-    mark: Mark
+    mark: SourceMark
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class MappingNode:
     """Fields in document order; keys are strings and unique."""
 
     entries: tuple[tuple[Scalar, Node], ...]
-    mark: Mark
+    mark: SourceMark
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A place whose problem is already on record."""
 
-    mark: Mark
+    mark: SourceMark
 
 
-Node = Scalar | Sequence | Mapping | Broken
+Node = Scalar | SequenceNode | MappingNode | Broken
 
 
 class _AbandonError(Exception):
@@ -100,7 +100,7 @@ def _decode(source: str | bytes, problems: Problems) -> str | None:
     try:
         raw = source.encode() if isinstance(source, str) else source
         if len(raw) > BYTES_MAX:
-            problems.add(Mark(1, 1), "KVP102", f"the document has `{len(raw)}` bytes, over {BYTES_MAX}")
+            problems.add(SourceMark(1, 1), "KVP102", f"the document has `{len(raw)}` bytes, over {BYTES_MAX}")
             return None
         return raw.decode().removeprefix("\ufeff")
     except UnicodeEncodeError as error:
@@ -123,8 +123,8 @@ def _visible(text: str, problems: Problems) -> bool:
     return not found
 
 
-def _place(before: str) -> Mark:
-    return Mark(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+def _place(before: str) -> SourceMark:
+    return SourceMark(before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
 
 
 class _Builder:
@@ -140,7 +140,7 @@ class _Builder:
         while isinstance(event, yaml.StreamStartEvent):
             event = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._problems.add(Mark(1, 1), "KVP106", "the document is empty")
+            self._problems.add(SourceMark(1, 1), "KVP106", "the document is empty")
             return None
         if event.tags:
             self._problems.add(_mark(event), "KVP109", "directive `%TAG` is not allowed")
@@ -150,7 +150,7 @@ class _Builder:
         if not isinstance(after, yaml.StreamEndEvent):
             self._problems.add(_mark(after), "KVP105", "a second document starts here")
         elif isinstance(node, Scalar) and node.kind == "null":
-            self._problems.add(Mark(1, 1), "KVP106", "the document is empty")
+            self._problems.add(SourceMark(1, 1), "KVP106", "the document is empty")
             return None
         return node
 
@@ -159,12 +159,12 @@ class _Builder:
             yield from yaml.parse(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as error:
             at = error.problem_mark or error.context_mark
-            mark = Mark(at.line + 1, at.column + 1) if at else Mark(1, 1)
+            mark = SourceMark(at.line + 1, at.column + 1) if at else SourceMark(1, 1)
             detail = (error.problem or "cannot be parsed").lower()
             self._problems.add(mark, "KVP103", f"the YAML is not well-formed: {detail}")
             raise _AbandonError from error
         except yaml.YAMLError as error:
-            self._problems.add(Mark(1, 1), "KVP103", "the YAML is not well-formed")
+            self._problems.add(SourceMark(1, 1), "KVP103", "the YAML is not well-formed")
             raise _AbandonError from error
 
     def _node(self, event: Any, depth: int) -> Node:
@@ -191,14 +191,14 @@ class _Builder:
             )
         return node if sound else Broken(mark)
 
-    def _undecorated(self, event: Any, mark: Mark) -> bool:
+    def _undecorated(self, event: Any, mark: SourceMark) -> bool:
         if event.anchor is not None:
             self._problems.add(mark, "KVP107", f"anchor {quote(f'&{event.anchor}')} is not allowed")
         if event.tag is not None:
             self._problems.add(mark, "KVP109", f"tag {quote(event.tag)} is not allowed")
         return event.anchor is None and event.tag is None
 
-    def _scalar(self, event: Any, mark: Mark) -> Node:
+    def _scalar(self, event: Any, mark: SourceMark) -> Node:
         text: str = event.value
         if event.style not in (None, ""):
             return Scalar(text, "string", mark)
@@ -215,13 +215,13 @@ class _Builder:
                 return Broken(mark)
         return Scalar(text, "string", mark)
 
-    def _list(self, mark: Mark, depth: int) -> Node:
+    def _list(self, mark: SourceMark, depth: int) -> Node:
         items = []
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
             items.append(self._node(event, depth + 1))
-        return Sequence(tuple(items), mark)
+        return SequenceNode(tuple(items), mark)
 
-    def _map(self, mark: Mark, depth: int) -> Node:
+    def _map(self, mark: SourceMark, depth: int) -> Node:
         entries: dict[str, tuple[Scalar, Node]] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._key(event, depth)
@@ -233,7 +233,7 @@ class _Builder:
                 self._problems.add(key.mark, "KVP111", f"key {quote(key.text)} is already on line {first}")
                 continue
             entries[key.text] = (key, value)
-        return Mapping(tuple(entries.values()), mark)
+        return MappingNode(tuple(entries.values()), mark)
 
     def _key(self, event: Any, depth: int) -> Scalar | None:
         if isinstance(event, yaml.ScalarEvent) and event.value == "<<" and not event.style:
@@ -259,8 +259,8 @@ def describe(node: Node) -> str:
     """What a node is, for a message: "a list", "integer `7`"."""
     if isinstance(node, Scalar):
         return "null" if node.kind == "null" else f"{node.kind} {quote(node.text)}"
-    return "a list" if isinstance(node, Sequence) else "a mapping"
+    return "a list" if isinstance(node, SequenceNode) else "a mapping"
 
 
-def _mark(event: Any) -> Mark:
-    return Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+def _mark(event: Any) -> SourceMark:
+    return SourceMark(event.start_mark.line + 1, event.start_mark.column + 1)

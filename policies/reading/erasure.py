@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from kvcustody.policies.document.model import ErasureDuty, OnRunning
 from kvcustody.policies.document.yaml_nodes import Node
-from kvcustody.policies.reading.fields import Fields
+from kvcustody.policies.reading.fields import FieldReader
 
 _RUNNING = {running.value: running for running in OnRunning}
 
 
-def read_erasure(fields: Fields, node: Node) -> ErasureDuty:
+def read_erasure(fields: FieldReader, node: Node) -> ErasureDuty:
     """The deadline and what happens to running requests; each has its default."""
     found = fields.mapping(node, "`erasure`", (), ("within", "running"))
     duty = ErasureDuty()

@@ -10,7 +10,7 @@ from fractions import Fraction
 from kvcustody.policies.document.model import Eviction, EvictionKind, TokenRange
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.document.yaml_nodes import Node
-from kvcustody.policies.reading.fields import Fields
+from kvcustody.policies.reading.fields import FieldReader
 
 _KINDS = {kind.value: kind for kind in EvictionKind}
 _PARAMETERS = {EvictionKind.PRIORITY: ("priority", "ranges"), EvictionKind.SLRU: ("protected", "hits")}
@@ -21,7 +21,7 @@ PROTECTED_DEFAULT = Fraction(4, 5)
 HITS_DEFAULT = 2
 
 
-def read_eviction(fields: Fields, node: Node) -> Eviction:
+def read_eviction(fields: FieldReader, node: Node) -> Eviction:
     """The eviction policy with the parameters of its kind."""
     names = tuple(name for parameters in _PARAMETERS.values() for name in parameters)
     found = fields.mapping(node, "`eviction`", ("policy",), names)
@@ -50,7 +50,7 @@ def read_eviction(fields: Fields, node: Node) -> Eviction:
     return Eviction(kind, mark=node.mark)
 
 
-def _range(fields: Fields, node: Node) -> TokenRange:
+def _range(fields: FieldReader, node: Node) -> TokenRange:
     found = fields.mapping(node, "token range", ("from", "priority"), ("to", "for"))
     start = fields.integer(found["from"], "`from`", 0, _TOKENS_MAX) if "from" in found else 0
     end = fields.integer(found["to"], "`to`", start + 1, _TOKENS_MAX + 1) if "to" in found else None
@@ -59,5 +59,5 @@ def _range(fields: Fields, node: Node) -> TokenRange:
     return TokenRange(start, end, priority, for_us, node.mark)
 
 
-def _priority(fields: Fields, node: Node) -> int:
+def _priority(fields: FieldReader, node: Node) -> int:
     return fields.integer(node, "`priority`", 0, _PRIORITY_MAX)

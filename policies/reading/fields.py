@@ -15,7 +15,15 @@ from fractions import Fraction
 from typing import TypeVar
 
 from kvcustody.policies.document.problems import Problems, quote
-from kvcustody.policies.document.yaml_nodes import HIDDEN, Broken, Mapping, Node, Scalar, Sequence, describe
+from kvcustody.policies.document.yaml_nodes import (
+    HIDDEN,
+    Broken,
+    MappingNode,
+    Node,
+    Scalar,
+    SequenceNode,
+    describe,
+)
 
 T = TypeVar("T")
 
@@ -32,7 +40,7 @@ _ROUTE = re.compile(r"(/[A-Za-z0-9._~@:{}-]+|/\*)+\Z")
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
 
-class Fields:
+class FieldReader:
     """Reads nodes as typed values, adding to one list of problems."""
 
     def __init__(self, problems: Problems) -> None:
@@ -42,7 +50,7 @@ class Fields:
         self, node: Node, what: str, required: Iterable[str], optional: Iterable[str] = ()
     ) -> dict[str, Node]:
         """The fields of a mapping; complains of unknown and missing ones."""
-        if not isinstance(node, Mapping):
+        if not isinstance(node, MappingNode):
             self._wrong(node, f"{what} must be a mapping")
             return {}
         required = tuple(required)
@@ -61,14 +69,14 @@ class Fields:
 
     def entries(self, node: Node, what: str) -> tuple[tuple[Scalar, Node], ...]:
         """The entries of a mapping whose keys are names chosen by the author."""
-        if isinstance(node, Mapping):
+        if isinstance(node, MappingNode):
             return node.entries
         self._wrong(node, f"{what} must be a mapping")
         return ()
 
     def items(self, node: Node, what: str, count_max: int) -> tuple[Node, ...]:
         """The items of a list."""
-        if not isinstance(node, Sequence):
+        if not isinstance(node, SequenceNode):
             self._wrong(node, f"{what} must be a list")
             return ()
         if len(node.items) > count_max:
@@ -82,7 +90,7 @@ class Fields:
         self, node: Node, what: str, read: Callable[[Node], T], count_max: int = 10_000
     ) -> tuple[T, ...]:
         """One value or a list of different ones."""
-        nodes = node.items if isinstance(node, Sequence) else (node,)
+        nodes = node.items if isinstance(node, SequenceNode) else (node,)
         if not nodes:
             self.problems.add(node.mark, "KVP305", f"{what} is empty")
         if len(nodes) > count_max:

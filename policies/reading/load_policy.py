@@ -16,12 +16,12 @@ from kvcustody.policies.document.model import (
     Profile,
     Scope,
 )
-from kvcustody.policies.document.problems import Mark, Problems, quote
+from kvcustody.policies.document.problems import Problems, SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import Node, parse
 from kvcustody.policies.reading.erasure import read_erasure
 from kvcustody.policies.reading.eviction import read_eviction
-from kvcustody.policies.reading.fields import Fields
-from kvcustody.policies.reading.names import Names
+from kvcustody.policies.reading.fields import FieldReader
+from kvcustody.policies.reading.names import DeclaredNames
 from kvcustody.policies.reading.obligations import read_audit, read_offload, read_retention, read_scrub
 from kvcustody.policies.reading.sharing import read_grants, read_rules, read_segments
 from kvcustody.policies.reading.tenants import PRIVATE_SCOPES, Owed, read_classify, read_groups, read_tenants
@@ -56,17 +56,17 @@ def load_policy(text: str | bytes, *, name: str) -> Policy:
     """The policy that `text` holds; `name` is how problems call the document. Raises `PolicyRejected`."""
     problems = Problems(name)
     root = parse(text, problems)
-    policy = None if root is None else _policy(Fields(problems), root, name)
+    policy = None if root is None else _policy(FieldReader(problems), root, name)
     problems.raise_if_any()
     assert policy is not None, "a document without a root has a problem"
     return policy
 
 
-def _policy(fields: Fields, root: Node, file: str) -> Policy:
+def _policy(fields: FieldReader, root: Node, file: str) -> Policy:
     found = fields.mapping(root, "the policy", _REQUIRED, _OPTIONAL)
     if "schema" in found:
         _check_schema(fields, found["schema"])
-    names = Names(fields)
+    names = DeclaredNames(fields)
     names.declare(found)
     profile = (
         fields.choice(found["profile"], "`profile`", _PROFILES) if "profile" in found else Profile.SHARED
@@ -102,11 +102,11 @@ def _policy(fields: Fields, root: Node, file: str) -> Policy:
         else Eviction(EvictionKind.LRU),
         erasure=read_erasure(fields, found["erasure"]) if "erasure" in found else ErasureDuty(),
         file=file,
-        mark=Mark(1, 1),
+        mark=SourceMark(1, 1),
     )
 
 
-def _check_schema(fields: Fields, node: Node) -> None:
+def _check_schema(fields: FieldReader, node: Node) -> None:
     text = fields.string(node, "`schema`")
     if text is not None and text != SCHEMA:
         fields.problems.add(node.mark, "KVP303", f"schema {quote(text)} is not `{SCHEMA}`")

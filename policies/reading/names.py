@@ -8,35 +8,35 @@
 from __future__ import annotations
 
 from kvcustody.policies.document.model import DEFAULT_TENANT, Labels
-from kvcustody.policies.document.problems import Mark, quote
-from kvcustody.policies.document.yaml_nodes import Mapping, Node, Scalar, Sequence
-from kvcustody.policies.reading.fields import Fields
+from kvcustody.policies.document.problems import SourceMark, quote
+from kvcustody.policies.document.yaml_nodes import MappingNode, Node, Scalar, SequenceNode
+from kvcustody.policies.reading.fields import FieldReader
 
 CLASSIFICATIONS_MAX = 16
 LABELS_MAX = 8
 
 
-class Names:
+class DeclaredNames:
     """Declared classifications, tenants and labels, and the identifiers already used."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: FieldReader) -> None:
         self.fields = fields
         self.levels: dict[str, int] = {}
         self.tenants: dict[str, None] = {}
         self.labels: dict[str, tuple[str, ...]] = {}
-        self._used: dict[str, Mark] = {}
+        self._used: dict[str, SourceMark] = {}
 
     def declare(self, sections: dict[str, Node]) -> None:
         """Gather what the document declares."""
         if (node := sections.get("classifications")) is not None:
             self._declare_levels(node)
-        if isinstance(node := sections.get("tenants"), Mapping):
+        if isinstance(node := sections.get("tenants"), MappingNode):
             self.tenants = {key.text: None for key, _ in node.entries if key.text != DEFAULT_TENANT}
         if (node := sections.get("labels")) is not None:
             self._declare_labels(node)
 
     def _declare_levels(self, node: Node) -> None:
-        if not isinstance(node, Sequence):
+        if not isinstance(node, SequenceNode):
             self.fields.items(node, "`classifications`", CLASSIFICATIONS_MAX)
             return
         words = self.fields.words(
@@ -105,7 +105,7 @@ class Names:
 
 
 def by_classification(
-    names: Names, node: Node, what: str, also: tuple[str, ...] = ()
+    names: DeclaredNames, node: Node, what: str, also: tuple[str, ...] = ()
 ) -> dict[str, tuple[Scalar, Node]]:
     """The entries of a mapping keyed by classification name (or one of `also`)."""
     known = (*names.levels, *also)

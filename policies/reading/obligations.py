@@ -11,11 +11,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TypeVar
 
-from kvcustody.policies.document.model import Offload, OnOutage, Outage, Retention, Scrub, Tier
+from kvcustody.policies.document.model import Offload, OnOutage, OutagePolicy, Retention, ScrubPolicy, Tier
 from kvcustody.policies.document.problems import quote
-from kvcustody.policies.document.yaml_nodes import Mapping, Node, Scalar
-from kvcustody.policies.reading.fields import Fields
-from kvcustody.policies.reading.names import Names, by_classification
+from kvcustody.policies.document.yaml_nodes import MappingNode, Node, Scalar
+from kvcustody.policies.reading.fields import FieldReader
+from kvcustody.policies.reading.names import DeclaredNames, by_classification
 
 T = TypeVar("T")
 
@@ -24,23 +24,23 @@ _ON_OUTAGE = {action.name.lower(): action for action in reversed(OnOutage)}
 _TIERS = {tier.value: tier for tier in Tier}
 
 
-def read_retention(names: Names, node: Node) -> tuple[Retention, ...]:
+def read_retention(names: DeclaredNames, node: Node) -> tuple[Retention, ...]:
     """One `Retention` a classification."""
     return _complete(names, node, "`retention`", "KVP501", _retention)
 
 
-def read_scrub(names: Names, node: Node) -> tuple[Scrub, ...]:
-    """One `Scrub` a classification; `default` serves those without an entry."""
+def read_scrub(names: DeclaredNames, node: Node) -> tuple[ScrubPolicy, ...]:
+    """One `ScrubPolicy` a classification; `default` serves those without an entry."""
     return _complete(names, node, "`scrub`", "KVP502", _scrub, default=True)
 
 
-def read_offload(names: Names, node: Node) -> tuple[Offload, ...]:
+def read_offload(names: DeclaredNames, node: Node) -> tuple[Offload, ...]:
     """One `Offload` a classification."""
     return _complete(names, node, "`offload`", "KVP503", _offload)
 
 
-def read_audit(names: Names, node: Node) -> tuple[Outage, ...]:
-    """One `Outage` a classification: the policy's, made stricter where `by_classification` says so."""
+def read_audit(names: DeclaredNames, node: Node) -> tuple[OutagePolicy, ...]:
+    """One `OutagePolicy` a classification: the policy's, made stricter where `by_classification` says so."""
     found = names.fields.mapping(node, "`audit`", ("on_outage",), ("by_classification",))
     base = dict(_FLOOR)
     if "on_outage" in found:
@@ -51,17 +51,19 @@ def read_audit(names: Names, node: Node) -> tuple[Outage, ...]:
         for name, (_, value) in by_classification(names, found["by_classification"], what).items():
             own[name] = _outage(names.fields, value, f"`audit.by_classification.{name}`", (), base)
     return tuple(
-        Outage(**{field: max(base[field], own.get(name, base)[field]) for field in _FLOOR}, mark=node.mark)
+        OutagePolicy(
+            **{field: max(base[field], own.get(name, base)[field]) for field in _FLOOR}, mark=node.mark
+        )
         for name in names.levels
     )
 
 
 def read_overrides(
-    names: Names,
+    names: DeclaredNames,
     node: Node,
     what: str,
     *,
-    read: Callable[[Fields, Node, str], T],
+    read: Callable[[FieldReader, Node, str], T],
     stricter: Callable[[T, T], bool],
     policy: tuple[T, ...],
 ) -> tuple[tuple[int, T], ...]:
@@ -80,7 +82,7 @@ def read_overrides(
 
 
 def read_tenant_retention(
-    names: Names, node: Node, policy: tuple[Retention, ...]
+    names: DeclaredNames, node: Node, policy: tuple[Retention, ...]
 ) -> tuple[tuple[int, Retention], ...]:
     """A tenant's shorter retention."""
     return read_overrides(
@@ -88,13 +90,15 @@ def read_tenant_retention(
     )
 
 
-def read_tenant_scrub(names: Names, node: Node, policy: tuple[Scrub, ...]) -> tuple[tuple[int, Scrub], ...]:
+def read_tenant_scrub(
+    names: DeclaredNames, node: Node, policy: tuple[ScrubPolicy, ...]
+) -> tuple[tuple[int, ScrubPolicy], ...]:
     """A tenant's stricter scrub."""
     return read_overrides(names, node, "tenant `scrub`", read=_scrub, stricter=_sooner, policy=policy)
 
 
 def read_tenant_offload(
-    names: Names, node: Node, policy: tuple[Offload, ...]
+    names: DeclaredNames, node: Node, policy: tuple[Offload, ...]
 ) -> tuple[tuple[int, Offload], ...]:
     """A tenant's fewer tiers."""
     return read_overrides(names, node, "tenant `offload`", read=_offload, stricter=_fewer, policy=policy)
@@ -108,7 +112,7 @@ def _shorter(own: Retention, policy: Retention) -> bool:
     )
 
 
-def _sooner(own: Scrub, policy: Scrub) -> bool:
+def _sooner(own: ScrubPolicy, policy: ScrubPolicy) -> bool:
     return own.within_us <= policy.within_us and own.verify >= policy.verify
 
 
@@ -117,11 +121,11 @@ def _fewer(own: Offload, policy: Offload) -> bool:
 
 
 def _complete(
-    names: Names,
+    names: DeclaredNames,
     node: Node,
     what: str,
     code: str,
-    read: Callable[[Fields, Node, str], T],
+    read: Callable[[FieldReader, Node, str], T],
     *,
     default: bool = False,
 ) -> tuple[T, ...]:
@@ -131,13 +135,13 @@ def _complete(
     }
     fallback = read_values.get("default")
     missing = [name for name in names.levels if name not in read_values and fallback is None]
-    for name in missing if isinstance(node, Mapping) else ():
+    for name in missing if isinstance(node, MappingNode) else ():
         names.fields.problems.add(node.mark, code, f"{what} has no entry for classification {quote(name)}")
     values = [read_values.get(name, fallback) for name in names.levels]
     return tuple(value for value in values if value is not None)
 
 
-def _retention(fields: Fields, node: Node, what: str) -> Retention:
+def _retention(fields: FieldReader, node: Node, what: str) -> Retention:
     before = fields.problems.count
     found = fields.mapping(node, what, ("idle", "absolute", "active_max"))
     times = {
@@ -152,14 +156,14 @@ def _retention(fields: Fields, node: Node, what: str) -> Retention:
     return retention
 
 
-def _scrub(fields: Fields, node: Node, what: str) -> Scrub:
+def _scrub(fields: FieldReader, node: Node, what: str) -> ScrubPolicy:
     found = fields.mapping(node, what, ("within", "verify"))
     within = fields.duration_us(found["within"], "`within`", positive=True) if "within" in found else 1
     verify = fields.share(found["verify"], "`verify`") if "verify" in found else Fraction(0)
-    return Scrub(within, verify, node.mark)
+    return ScrubPolicy(within, verify, node.mark)
 
 
-def _offload(fields: Fields, node: Node, what: str) -> Offload:
+def _offload(fields: FieldReader, node: Node, what: str) -> Offload:
     if isinstance(node, Scalar):
         fields.choice(node, what, {"never": None})
         return Offload((), True, node.mark)
@@ -177,7 +181,7 @@ def _offload(fields: Fields, node: Node, what: str) -> Offload:
 
 
 def _outage(
-    fields: Fields, node: Node, what: str, required: tuple[str, ...], base: dict[str, OnOutage]
+    fields: FieldReader, node: Node, what: str, required: tuple[str, ...], base: dict[str, OnOutage]
 ) -> dict[str, OnOutage]:
     found = fields.mapping(node, what, required, () if required else tuple(_FLOOR))
     result = dict(base)

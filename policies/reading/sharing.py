@@ -23,8 +23,8 @@ from kvcustody.policies.document.model import (
     Via,
 )
 from kvcustody.policies.document.problems import quote
-from kvcustody.policies.document.yaml_nodes import Mapping, Node, Scalar, Sequence
-from kvcustody.policies.reading.names import Names
+from kvcustody.policies.document.yaml_nodes import MappingNode, Node, Scalar, SequenceNode
+from kvcustody.policies.reading.names import DeclaredNames
 from kvcustody.policies.reading.tenants import read_period
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _EFFECTS = {effect.value: effect for effect in RuleEffect}
 _RELATIONS = {relation.value: relation for relation in Relation}
 
 
-def read_segments(names: Names, node: Node, profile: Profile) -> tuple[SegmentRule, ...]:
+def read_segments(names: DeclaredNames, node: Node, profile: Profile) -> tuple[SegmentRule, ...]:
     """The declared segments; a tenant matches at most sixteen."""
     items = names.fields.items(node, "`segments`", ENTRIES_MAX)
     segments = [(item, _segment(names, item, profile)) for item in items]
@@ -55,7 +55,7 @@ def read_segments(names: Names, node: Node, profile: Profile) -> tuple[SegmentRu
     return tuple(segment for _, segment in segments)
 
 
-def _segment(names: Names, node: Node, profile: Profile) -> SegmentRule:
+def _segment(names: DeclaredNames, node: Node, profile: Profile) -> SegmentRule:
     fields = names.fields
     required = ("id", "owner", "tenants", "digest", "tokens", "classification")
     found = fields.mapping(node, "segment", required, ("model", "expires"))
@@ -85,21 +85,21 @@ def _segment(names: Names, node: Node, profile: Profile) -> SegmentRule:
     return segment
 
 
-def _segment_tenants(names: Names, node: Node) -> tuple[str, ...] | None:
+def _segment_tenants(names: DeclaredNames, node: Node) -> tuple[str, ...] | None:
     if isinstance(node, Scalar) and node.text == EVERY_TENANT:
         return None
-    if not isinstance(node, Sequence):
+    if not isinstance(node, SequenceNode):
         names.fields.items(node, '`tenants` (a list, or `"*"` for all)', ENTRIES_MAX)
         return ()
     return names.fields.words(node, "`tenants`", lambda item: names.tenant(item, "tenant"))
 
 
-def read_grants(names: Names, node: Node, profile: Profile) -> tuple[Grant, ...]:
+def read_grants(names: DeclaredNames, node: Node, profile: Profile) -> tuple[Grant, ...]:
     """The named grants."""
     return tuple(_grant(names, item, profile) for item in names.fields.items(node, "`grants`", ENTRIES_MAX))
 
 
-def _grant(names: Names, node: Node, profile: Profile) -> Grant:
+def _grant(names: DeclaredNames, node: Node, profile: Profile) -> Grant:
     fields = names.fields
     found = fields.mapping(node, "grant", ("id", "owner", "reader", "at_most", "until", "reason"), ("from",))
     name = names.claim(found["id"], "grant") if "id" in found else ""
@@ -134,12 +134,12 @@ def _grant(names: Names, node: Node, profile: Profile) -> Grant:
     )
 
 
-def read_rules(names: Names, node: Node) -> tuple[Rule, ...]:
+def read_rules(names: DeclaredNames, node: Node) -> tuple[Rule, ...]:
     """The permit and forbid rules."""
     return tuple(_rule(names, item) for item in names.fields.items(node, "`rules`", ENTRIES_MAX))
 
 
-def _rule(names: Names, node: Node) -> Rule:
+def _rule(names: DeclaredNames, node: Node) -> Rule:
     fields = names.fields
     before = fields.problems.count
     found = fields.mapping(node, "rule", ("id", "effect", "action"), ("when", "reason"))
@@ -172,7 +172,7 @@ def _rule(names: Names, node: Node) -> Rule:
     return rule
 
 
-def _check_permit(names: Names, rule: Rule, found: dict[str, Node], when: dict[str, Node]) -> None:
+def _check_permit(names: DeclaredNames, rule: Rule, found: dict[str, Node], when: dict[str, Node]) -> None:
     for action in rule.actions:
         if action not in PERMITTED:
             message = (
@@ -192,19 +192,19 @@ def _check_permit(names: Names, rule: Rule, found: dict[str, Node], when: dict[s
         names.fields.problems.add(when["owner"].mark, "KVP409", message)
 
 
-def _readers(names: Names, node: Node) -> tuple[Relation | None, tuple[str, ...] | None]:
+def _readers(names: DeclaredNames, node: Node) -> tuple[Relation | None, tuple[str, ...] | None]:
     if isinstance(node, Scalar) and node.text in _RELATIONS:
         return _RELATIONS[node.text], None
     return None, names.fields.words(node, "`reader`", lambda item: names.tenant(item, "reader"))
 
 
-def _levels(names: Names, node: Node) -> tuple[int, ...]:
+def _levels(names: DeclaredNames, node: Node) -> tuple[int, ...]:
     """Exact, list, `at_most` or `at_least`, lowered to the set of levels."""
-    if not isinstance(node, Mapping):
+    if not isinstance(node, MappingNode):
         words = names.fields.words(node, "`classification`", lambda item: names.level(item, "classification"))
         return tuple(sorted(set(words)))
     found = names.fields.mapping(node, "`classification`", (), ("at_most", "at_least"))
-    if isinstance(node, Mapping) and not node.entries:
+    if isinstance(node, MappingNode) and not node.entries:
         names.fields.problems.add(node.mark, "KVP305", "`classification` is empty")
     low = names.level(found["at_least"], "`at_least`") if "at_least" in found else 0
     high = names.level(found["at_most"], "`at_most`") if "at_most" in found else len(names.levels) - 1
@@ -215,7 +215,9 @@ def _levels(names: Names, node: Node) -> tuple[int, ...]:
     return tuple(range(low, high + 1))
 
 
-def _choices(names: Names, node: Node | None, what: str, choices: dict[str, T]) -> tuple[T, ...] | None:
+def _choices(
+    names: DeclaredNames, node: Node | None, what: str, choices: dict[str, T]
+) -> tuple[T, ...] | None:
     if node is None:
         return None
     return names.fields.words(node, what, lambda item: names.fields.choice(item, what, choices))

@@ -14,17 +14,17 @@ from kvcustody.policies.document.model import (
     DEFAULT_TENANT,
     EVERY_TENANT,
     ClassifyRule,
-    Group,
     Offload,
     Profile,
     Retention,
     Scope,
-    Scrub,
+    ScrubPolicy,
+    TenantGroup,
     TenantPolicy,
 )
-from kvcustody.policies.document.problems import Mark, quote
-from kvcustody.policies.document.yaml_nodes import Broken, Mapping, Node, Scalar
-from kvcustody.policies.reading.names import Names
+from kvcustody.policies.document.problems import SourceMark, quote
+from kvcustody.policies.document.yaml_nodes import Broken, MappingNode, Node, Scalar
+from kvcustody.policies.reading.names import DeclaredNames
 from kvcustody.policies.reading.obligations import (
     read_tenant_offload,
     read_tenant_retention,
@@ -42,16 +42,16 @@ class Owed(NamedTuple):
     profile: Profile
     scope: Scope
     retention: tuple[Retention, ...]
-    scrub: tuple[Scrub, ...]
+    scrub: tuple[ScrubPolicy, ...]
     offload: tuple[Offload, ...]
 
 
 def read_tenants(
-    names: Names, node: Node, owed: Owed
+    names: DeclaredNames, node: Node, owed: Owed
 ) -> tuple[tuple[TenantPolicy, ...], TenantPolicy | None]:
     """The listed tenants in document order, and the entry for unlisted ones."""
     entries = names.fields.entries(node, "`tenants`")
-    if isinstance(node, Mapping) and not entries:
+    if isinstance(node, MappingNode) and not entries:
         names.fields.problems.add(node.mark, "KVP305", "`tenants` is empty")
     if len(entries) > TENANTS_MAX:
         names.fields.problems.add(
@@ -63,7 +63,7 @@ def read_tenants(
     return tuple(tenant for tenant in tenants if tenant is not default), default
 
 
-def _tenant(names: Names, key: Scalar, node: Node, owed: Owed) -> TenantPolicy:
+def _tenant(names: DeclaredNames, key: Scalar, node: Node, owed: Owed) -> TenantPolicy:
     fields = names.fields
     unlisted = key.text == DEFAULT_TENANT
     name = DEFAULT_TENANT if unlisted else fields.tenant(key, "tenant")
@@ -111,12 +111,12 @@ def _tenant(names: Names, key: Scalar, node: Node, owed: Owed) -> TenantPolicy:
     )
 
 
-def _residencies(names: Names, node: Node | None) -> int | None:
+def _residencies(names: DeclaredNames, node: Node | None) -> int | None:
     return None if node is None else names.fields.integer(node, "`residencies`", 1, 10_000_000)
 
 
 def _quota(
-    names: Names, node: Node | None, what: str, mark: Mark, profile: Profile
+    names: DeclaredNames, node: Node | None, what: str, mark: SourceMark, profile: Profile
 ) -> tuple[Fraction, Fraction, bool]:
     """(guaranteed, cap, borrow); without a quota: nothing guaranteed, no cap, no borrowing."""
     fields = names.fields
@@ -144,7 +144,7 @@ def _quota(
     return guaranteed, cap, borrow
 
 
-def _check_sum(names: Names, mark: Mark, tenants: list[TenantPolicy]) -> None:
+def _check_sum(names: DeclaredNames, mark: SourceMark, tenants: list[TenantPolicy]) -> None:
     total = sum((tenant.guaranteed * (tenant.tenants_max or 1) for tenant in tenants), Fraction(0))
     if total > 1:
         names.fields.problems.add(mark, "KVP601", f"guaranteed shares add up to `{percent(total)}`")
@@ -157,8 +157,8 @@ def percent(share: Fraction) -> str:
 
 
 def read_groups(
-    names: Names, node: Node, tenants: tuple[TenantPolicy, ...], profile: Profile
-) -> tuple[Group, ...]:
+    names: DeclaredNames, node: Node, tenants: tuple[TenantPolicy, ...], profile: Profile
+) -> tuple[TenantGroup, ...]:
     """The declared groups; each has a member, and no tenant is in an undeclared one."""
     fields = names.fields
     members = {tenant.group for tenant in tenants if tenant.group}
@@ -185,7 +185,7 @@ def read_groups(
         at_most = names.level(found["at_most"], "`at_most`") if "at_most" in found else None
         start, end = read_period(names, found, what)
         reason = fields.text(found["reason"], "`reason`") if "reason" in found else ""
-        groups.append(Group(name, at_most if share else None, start, end, reason, key.mark))
+        groups.append(TenantGroup(name, at_most if share else None, start, end, reason, key.mark))
     declared = {group.id for group in groups}
     for tenant in tenants:
         if tenant.group and tenant.group not in declared:
@@ -194,7 +194,7 @@ def read_groups(
     return tuple(groups)
 
 
-def read_period(names: Names, found: dict[str, Node], what: str) -> tuple[int | None, int | None]:
+def read_period(names: DeclaredNames, found: dict[str, Node], what: str) -> tuple[int | None, int | None]:
     """`from` and `until` as instants; the end is exclusive and must come later."""
     before = names.fields.problems.count
     start = names.fields.date_us(found["from"], "`from`") if "from" in found else None
@@ -204,11 +204,11 @@ def read_period(names: Names, found: dict[str, Node], what: str) -> tuple[int | 
     return start, end
 
 
-def read_classify(names: Names, node: Node) -> tuple[ClassifyRule, ...]:
+def read_classify(names: DeclaredNames, node: Node) -> tuple[ClassifyRule, ...]:
     """Default levels of tenants, levels that routes raise to, and labels."""
     fields = names.fields
     rules = []
-    defaults: dict[str, Mark] = {}
+    defaults: dict[str, SourceMark] = {}
     for item in fields.items(node, "`classify`", CLASSIFY_MAX):
         found = fields.mapping(item, "classify rule", ("tenant",), ("route", "as", "labels"))
         tenant = ""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from kvcustody.policies.document.model import (
     Offload,
     OnOutage,
-    Outage,
+    OutagePolicy,
     Policy,
     Retention,
-    Scrub,
+    ScrubPolicy,
     TenantPolicy,
     Tier,
 )
@@ -83,7 +83,9 @@ def ended(policy_wide: tuple[Obligations, ...]) -> Obligations:
     return strictest._replace(idle_us=0, absolute_us=0, verify_share=1.0, tiers=(), encrypt=True)
 
 
-def _from_parts(retention: Retention, scrub: Scrub, offload: Offload, outage: Outage) -> Obligations:
+def _from_parts(
+    retention: Retention, scrub: ScrubPolicy, offload: Offload, outage: OutagePolicy
+) -> Obligations:
     return Obligations(
         idle_us=retention.idle_us,
         absolute_us=retention.absolute_us,

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, SegmentRule, Via
-from kvcustody.policies.document.problems import Mark
+from kvcustody.policies.document.problems import SourceMark
 from kvcustody.policies.table.decision_table import Decision, DecisionTable
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
@@ -29,7 +29,7 @@ class Considered(NamedTuple):
     id: str
     effect: str
     failing: tuple[str, ...]
-    mark: Mark
+    mark: SourceMark
 
     @property
     def fits(self) -> bool:

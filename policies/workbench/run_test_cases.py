@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvcustody.policies.document.model import Action, Scope, Via
-from kvcustody.policies.document.problems import Mark
+from kvcustody.policies.document.problems import SourceMark
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.prove.prove import prove
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, SHARED
-from kvcustody.policies.workbench.test_case_model import Asked, Cases, Classified
+from kvcustody.policies.workbench.test_case_model import Cases, Classified, PolicyCase
 
 Cell = tuple[Via, Action, str, str, int, Scope]
 
@@ -28,7 +28,7 @@ class CaseResult:
     passed: bool
     got: str
     expected: str
-    mark: Mark
+    mark: SourceMark
 
     def __str__(self) -> str:
         return f"{self.name}: {self.asked}: {self.got}" + (
@@ -37,7 +37,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
+class CaseCoverage:
     """What the cases reached: ids that decided something, and cells of the table that were asked."""
 
     named: int
@@ -65,7 +65,7 @@ class CasesReport:
     policy: str
     digest: str
     results: tuple[CaseResult, ...]
-    coverage: Coverage
+    coverage: CaseCoverage
 
     @property
     def passed(self) -> bool:
@@ -118,7 +118,7 @@ def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
     )
 
 
-def _ask(table: DecisionTable, case: Asked, named: set[str], cells: set[Cell]) -> CaseResult:
+def _ask(table: DecisionTable, case: PolicyCase, named: set[str], cells: set[Cell]) -> CaseResult:
     request = case.request
     decision = request.ask(table)
     named.update(decision.reasons)
@@ -138,14 +138,14 @@ def _classify(table: DecisionTable, case: Classified) -> CaseResult:
     return CaseResult(case.name, asked, got == case.expect, got, case.expect, case.mark)
 
 
-def _coverage(table: DecisionTable, named: set[str], cells: set[Cell]) -> Coverage:
+def _coverage(table: DecisionTable, named: set[str], cells: set[Cell]) -> CaseCoverage:
     policy = table.policy
     ids = [entry.id for section in (policy.rules, policy.grants, policy.segments) for entry in section]
     ids += [group.id for group in policy.groups if group.at_most is not None]
     reached = {name for reason in named for name in (reason, reason.split("~", 1)[0])}
     missing = tuple(sorted(set(ids) - reached))
     known = _cells(table)
-    return Coverage(len(ids) - len(missing), len(ids), missing, len(cells & known), len(known))
+    return CaseCoverage(len(ids) - len(missing), len(ids), missing, len(cells & known), len(known))
 
 
 def _cells(table: DecisionTable) -> set[Cell]:

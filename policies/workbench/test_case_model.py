@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any
 
 from kvcustody.policies.document.model import Action, Effect, Policy, Scope, Via
-from kvcustody.policies.document.problems import Mark, Problems, quote
-from kvcustody.policies.document.yaml_nodes import Node, Sequence, parse
-from kvcustody.policies.reading.fields import Fields
+from kvcustody.policies.document.problems import Problems, SourceMark, quote
+from kvcustody.policies.document.yaml_nodes import Node, SequenceNode, parse
+from kvcustody.policies.reading.fields import FieldReader
 from kvcustody.policies.workbench.prove.prove import Never
 from kvcustody.policies.workbench.request import Request
 
@@ -28,14 +28,14 @@ _ANY: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PolicyCase:
     """One request with the effect expected of it, and the ids expected to have determined it (None: any)."""
 
     name: str
     request: Request
     expect: Effect
     because: tuple[str, ...] | None
-    mark: Mark
+    mark: SourceMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Classified:
     claim: str | None
     hint: str | None
     expect: str
-    mark: Mark
+    mark: SourceMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Cases:
     """Everything that a cases file says, lists expanded."""
 
     file: str
-    asked: tuple[Asked, ...]
+    asked: tuple[PolicyCase, ...]
     classified: tuple[Classified, ...]
-    never: tuple[tuple[Never, Mark], ...]
+    never: tuple[tuple[Never, SourceMark], ...]
 
     @property
     def count(self) -> int:
@@ -70,7 +70,7 @@ def load_cases(text: str | bytes, *, name: str, policy: Policy) -> Cases:
     """The cases that `text` holds for `policy`. Raises `PolicyRejected`."""
     problems = Problems(name)
     root = parse(text, problems)
-    reader = _Reader(Fields(problems), policy)
+    reader = _Reader(FieldReader(problems), policy)
     cases = None if root is None else reader.cases(root, name)
     problems.raise_if_any()
     assert cases is not None, "a document without a root has a problem"
@@ -80,7 +80,7 @@ def load_cases(text: str | bytes, *, name: str, policy: Policy) -> Cases:
 class _Reader:
     """Reads cases against one policy's names."""
 
-    def __init__(self, fields: Fields, policy: Policy) -> None:
+    def __init__(self, fields: FieldReader, policy: Policy) -> None:
         self._fields = fields
         self._policy = policy
         self._levels = {name: level for level, name in enumerate(policy.classifications)}
@@ -92,7 +92,7 @@ class _Reader:
         if "schema" in found and (text := fields.string(found["schema"], "`schema`")) not in (None, SCHEMA):
             fields.problems.add(found["schema"].mark, "KVP303", f"schema {quote(str(text))} is not `{SCHEMA}`",
                                 f"write `schema: {SCHEMA}`")  # fmt: skip
-        asked: list[Asked] = []
+        asked: list[PolicyCase] = []
         classified: list[Classified] = []
         for item in fields.items(found["cases"], "`cases`", _COMBINATIONS_MAX) if "cases" in found else ():
             self._case(item, asked, classified)
@@ -104,7 +104,7 @@ class _Reader:
         ]
         return Cases(file, tuple(asked), tuple(classified), tuple(never))
 
-    def _case(self, item: Node, asked: list[Asked], classified: list[Classified]) -> None:
+    def _case(self, item: Node, asked: list[PolicyCase], classified: list[Classified]) -> None:
         fields = self._fields
         found = fields.mapping(item, "case", ("name", "expect"), ("ask", "classify", "because"))
         name = fields.text(found["name"], "`name`") if "name" in found else ""
@@ -132,7 +132,7 @@ class _Reader:
             else None
         )
         asked += [
-            Asked(name, request, effect, because, item.mark) for request in self._requests(found["ask"])
+            PolicyCase(name, request, effect, because, item.mark) for request in self._requests(found["ask"])
         ]
 
     def _requests(self, node: Node) -> Iterator[Request]:
@@ -227,4 +227,4 @@ class _Reader:
 
 
 def _each(node: Node) -> tuple[Node, ...]:
-    return node.items if isinstance(node, Sequence) else (node,)
+    return node.items if isinstance(node, SequenceNode) else (node,)

@@ -1,4 +1,4 @@
-"""The product's modules and who imports whom, read from the sources: also imports under TYPE_CHECKING and in functions."""
+"""The modules and who imports whom, read from the sources: also under TYPE_CHECKING and inside functions."""
 
 from __future__ import annotations
 

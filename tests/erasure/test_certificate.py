@@ -13,7 +13,7 @@ import pytest
 from custody_world import CustodyWorld
 from sqlalchemy import Engine
 
-from kvcustody.audit.erasure.certificate import Opening, canonical, issue, new_opening, statement_text
+from kvcustody.audit.erasure.certificate import SelectorOpening, canonical, issue, new_opening, statement_text
 from kvcustody.audit.events import ReceiptRecorded
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
@@ -78,7 +78,9 @@ def test_it_verifies_offline_and_its_figures_are_those_of_the_process(case: Case
     assert figures.reread_blocks > 0 and figures.reread_nonzero == 0
     assert case.document["body"]["population"]["residencies"] > 0
     assert b"alpha-user-1" not in case.data, "the subject is a pseudonym"
-    assert not verify(case.data, VKEYS, Opening(case.opening.salt, Selector("alpha", "bob").text())).ok
+    assert not verify(
+        case.data, VKEYS, SelectorOpening(case.opening.salt, Selector("alpha", "bob").text())
+    ).ok
     assert not verify(case.data, [str(SigningKey.generate("example.com/ledger").verifier)]).ok
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kvcustody.errors import DeviceError
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.segment import SegmentTable
-from kvcustody.kernels.staging import Staging
+from kvcustody.kernels.staging import WorkListStaging
 from kvcustody.kernels.strategy import Strategy
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "device"))
@@ -158,7 +158,7 @@ def test_a_list_in_flight_is_never_overwritten(seed):
 
 
 def test_a_list_that_is_too_long_is_refused():
-    staging = Staging(torch.device("cpu"), capacity=4, event=SimulatedStreams().event)
+    staging = WorkListStaging(torch.device("cpu"), capacity=4, event=SimulatedStreams().event)
     with pytest.raises(DeviceError, match="`5` entries does not fit in `4`"):
         staging.take(np.arange(5))
 

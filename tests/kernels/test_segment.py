@@ -9,7 +9,7 @@ import torch
 
 from kvcustody.errors import ConfigError, DeviceError
 from kvcustody.kernels.scrub import scrub
-from kvcustody.kernels.segment import Layout, Segment, SegmentTable, alignment_of
+from kvcustody.kernels.segment import Layout, MemorySegment, SegmentTable, alignment_of
 
 from_tensors = SegmentTable.from_tensors
 
@@ -44,16 +44,16 @@ def test_one_block_is_a_cache_too():
 @pytest.mark.parametrize(
     ("segment", "alignment"),
     [
-        (Segment(64, 32, 16, 0), 16),
-        (Segment(64, 24, 16, 0), 8),
-        (Segment(68, 32, 16, 0), 4),
-        (Segment(64, 32, 6, 0), 2),
-        (Segment(65, 32, 16, 0), 1),
+        (MemorySegment(64, 32, 16, 0), 16),
+        (MemorySegment(64, 24, 16, 0), 8),
+        (MemorySegment(68, 32, 16, 0), 4),
+        (MemorySegment(64, 32, 6, 0), 2),
+        (MemorySegment(65, 32, 16, 0), 1),
     ],
 )
 def test_alignment_is_the_least_of_address_stride_and_piece(segment, alignment):
     assert alignment_of([segment]) == alignment
-    assert alignment_of([Segment(0, 4096, 4096, 0), segment]) == alignment
+    assert alignment_of([MemorySegment(0, 4096, 4096, 0), segment]) == alignment
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from two_worlds import AUC_GATE, BLOCK, MODEL, World, auc, compare, table, tokens
 
 from kvcustody.errors import HandleError
-from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.reuse_decision import Reuse
 from kvcustody.governance.governor.erase_in_pools import Selector
 from kvcustody.governance.governor.governor import Governor
@@ -48,7 +48,7 @@ def _collide(world: World, random: Random, at: int, unique: str = "") -> None:
     answer = world.admit(
         "victim", prompt, request_id=name, session=f"s{at // 3 % 9}", salt=f"x{at // 3 % 4}", extras=image
     )
-    assert isinstance(answer, Admission | Refused)
+    assert isinstance(answer, Admission | AdmissionRefused)
     for call in (governor.abort, governor.preempt):
         call(("victim", f"{unique}request-{at % IDS}"))
 
@@ -175,7 +175,7 @@ class _EarlyDeny(Governor):
         answer = super().admit(principal, model, prompt, **request)
         if self.denied_early and principal.tenant == "attacker" and isinstance(answer, Admission):
             self.abort(answer.request_id)
-            return Refused(answer.request_id[1], "not yours")  # type: ignore[index]
+            return AdmissionRefused(answer.request_id[1], "not yours")  # type: ignore[index]
         return answer
 
 

@@ -17,11 +17,11 @@ from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import CustodyError, LedgerUnavailable, PolicyError
 from kvcustody.governance.decisions.staged_table import Stage
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.release.record import ReleaseError, Step, digest_of, make_record
+from kvcustody.governance.release.record import ReleaseAction, ReleaseError, digest_of, make_record
 from kvcustody.governance.release.replay_records import fold
 from kvcustody.governance.release.store import FolderStore, SqlStore
 from kvcustody.policies.bundle.bundle import verify
-from kvcustody.policies.bundle.trust import Role
+from kvcustody.policies.bundle.trust import KeyRole
 
 HOUR = 3600 * MICROSECONDS
 
@@ -85,7 +85,7 @@ def test_without_the_ledger_nothing_widens_and_everything_narrows(files: Release
 
 def test_nobody_approves_what_they_proposed(files: Release) -> None:
     people = files.people
-    both = replace(people.trust.keys["ada"], roles=frozenset({Role.AUTHOR, Role.APPROVER}))
+    both = replace(people.trust.keys["ada"], roles=frozenset({KeyRole.AUTHOR, KeyRole.APPROVER}))
     careless = replace(people.trust, keys={**people.trust.keys, "ada": both})
     desk = type(files.desk)(files.store, careless, clock=files.clock, ledger=files.ledger)
     desk.propose(policy(), people.ada, note="mine")
@@ -350,10 +350,12 @@ def test_a_record_of_another_deployment_is_refused(files: Release) -> None:
     state = files.desk.state()
     body = {"ids": ["reads"], "reason": "x"}
     chain = {"number": len(state.records) + 1, "previous": state.head, "at_us": files.clock.utc_us()}
-    foreign = make_record(files.people.grace, Step.REVOKED, body, audience="staging", **chain)  # type: ignore[arg-type]
+    foreign = make_record(files.people.grace, ReleaseAction.REVOKED, body, audience="staging", **chain)  # type: ignore[arg-type]
     with pytest.raises(ReleaseError, match="of `staging`"):
         state.apply(foreign.to_bytes())
-    state.apply(make_record(files.people.grace, Step.REVOKED, body, audience="prod", **chain).to_bytes())  # type: ignore[arg-type]
+    state.apply(
+        make_record(files.people.grace, ReleaseAction.REVOKED, body, audience="prod", **chain).to_bytes()
+    )  # type: ignore[arg-type]
 
 
 def test_two_desks_do_not_both_take_the_next_step(release: Release) -> None:
@@ -361,7 +363,7 @@ def test_two_desks_do_not_both_take_the_next_step(release: Release) -> None:
     release.desk.propose(policy(), release.people.ada, note="first")
     record = make_record(
         release.people.brock,
-        Step.REVOKED,
+        ReleaseAction.REVOKED,
         {"ids": ["x"], "reason": ""},
         number=1,
         previous=stale.head,

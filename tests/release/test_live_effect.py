@@ -13,7 +13,7 @@ from release_world import FORBID, MODEL, PROMPT, READS, THIRD, Follower, Release
 
 from kvcustody.audit.events import CustodyEnded, PolicyActivated, PolicyStaged, ReceiptRecorded
 from kvcustody.clock import MICROSECONDS
-from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.segment_matcher import declare
 from kvcustody.governance.decisions.staged_table import Stage, StagedTable
 from kvcustody.governance.identity.domain_spec import tenant_owner
@@ -317,7 +317,7 @@ def test_while_staged_quotas_are_those_of_the_revision_beside(release: Release) 
         assert accounts["holder"].guaranteed_blocks == 0 and accounts["reader"].guaranteed_blocks == 307
         assert worker.ask("first") in (0, HIT)
         second = worker.governor.admit(identify(issuer="idp", tenant="second"), MODEL, PROMPT)
-        assert isinstance(second, Refused), "one unlisted tenant is there already"
+        assert isinstance(second, AdmissionRefused), "one unlisted tenant is there already"
     release.desk.activate(revision, release.people.grace)
     worker.follow()
     assert accounts["holder"].guaranteed_blocks == 307 and accounts["reader"].guaranteed_blocks == 0

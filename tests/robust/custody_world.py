@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.pool.tensor_memory import TensorMemory, TensorSpec
-from kvcustody.audit.coverage.conservation import Identity, conservation
+from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
@@ -290,7 +290,7 @@ class CustodyWorld:
 
     # -- what is checked -------------------------------------------------------------------------------------
 
-    def identities(self) -> tuple[Identity, ...]:
+    def identities(self) -> tuple[ConservationIdentity, ...]:
         """Every conservation identity, now."""
         counts = self.governor.counts()
         assert self.writer.flush()

@@ -21,7 +21,7 @@ from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
-from kvcustody.audit.coverage.conservation import Identity, conservation
+from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
 from kvcustody.audit.events import Event, WorkerStarted
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, VirtualClock
@@ -366,7 +366,7 @@ class PortWorld:
         while self.device:
             self.retire()
 
-    def identities(self) -> tuple[Identity, ...]:
+    def identities(self) -> tuple[ConservationIdentity, ...]:
         counts = self.port.counts()
         assert self.writer.flush()
         with self.store.connect() as connection:

@@ -17,7 +17,7 @@ from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import events
 from kvcustody.errors import CapacityError, CustodyError, IdentityError
-from kvcustody.governance.admission_outcome import Deferred, Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import Principal, identify
 from kvcustody.ids import TenantId
@@ -73,7 +73,7 @@ def test_a_refused_request_changes_nothing(make: Make) -> None:
     world = make(seed=4).run(60)
     before, running = world.governor.counts(), dict(world.governor.running)
     stranger = Principal("idp", TenantId("alpha"))
-    assert isinstance(world.governor.admit(stranger, MODEL, []), Refused)
+    assert isinstance(world.governor.admit(stranger, MODEL, []), AdmissionRefused)
     with pytest.raises(CustodyError, match="KVC100: token ids must be integers of 31 bits"):
         world.governor.admit(stranger, MODEL, [-5])
     with pytest.raises(CustodyError, match="KVC400: request `unknown` is not running here"):

@@ -21,7 +21,7 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.api.http.server import serve
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.identity.model_identity import ModelIdentity
@@ -130,8 +130,8 @@ class ControlPlane:
     def signing_file(self, name: str) -> Path:
         return self.folder / f"{name}.signing"
 
-    def connect(self, name: str) -> Connection:
-        return Connection(self.address, self.keys[name])
+    def connect(self, name: str) -> ControlPlaneConnection:
+        return ControlPlaneConnection(self.address, self.keys[name])
 
     def start(self) -> None:
         """Serve by a thread; returns when requests are answered."""

@@ -1,6 +1,6 @@
 """Columns: facts of one kind laid side by side, a number each, so that a million leaves are not a million objects.
 
-K1 Texts are numbers, too: each has one in `Names`, the same in every column.
+K1 Texts are numbers, too: each has one in `TextNumbers`, the same in every column.
 K2 A run list is kept as it is written, `[generation, deltas, counts, pool]`, and laid out at the end: its i-th block
 has the generation `generation + i`. A run at generation 0 is memory that never was in custody and is left out.
 """
@@ -21,7 +21,7 @@ Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class Names(dict[Any, int]):
+class TextNumbers(dict[Any, int]):
     """A number for every text (K1), given on first mention; None has one, too."""
 
     def __missing__(self, text: Any) -> int:

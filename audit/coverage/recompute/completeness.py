@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvcustody.audit.coverage.recompute.columns import Directory, distinct
-from kvcustody.audit.coverage.recompute.history import History, Life
+from kvcustody.audit.coverage.recompute.history import History, RecomputedLife
 
 
 class Unaccounted(NamedTuple):
@@ -34,7 +34,7 @@ def unaccounted(history: History) -> Unaccounted:
     return Unaccounted(*(sum(column) for column in zip(*found, strict=True))) if found else Unaccounted()
 
 
-def _of(life: Life) -> Unaccounted:
+def _of(life: RecomputedLife) -> Unaccounted:
     named = life.named
     uses, gone = life.uses["residency"], life.gone["residency"]
     lists = [life.released["residency"], uses[distinct(named.uses.row)], gone[distinct(named.gone.row)]]

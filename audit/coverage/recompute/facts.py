@@ -18,7 +18,7 @@ class Person(NamedTuple):
     opened: int
 
 
-class Erasure(NamedTuple):
+class ErasureFact(NamedTuple):
     """Who was erased, and when by UTC."""
 
     erasure: str

@@ -16,7 +16,7 @@ from kvcustody.audit.coverage.recompute.facts import LEVELS
 from kvcustody.audit.coverage.recompute.verdicts import VERDICTS
 
 
-class Custody(NamedTuple):
+class JudgedCustody(NamedTuple):
     """One custody with its verdict; `due` is boot time."""
 
     incarnation: str
@@ -57,13 +57,13 @@ class Judged(NamedTuple):
     size: Numbers
     fence: Numbers
 
-    def custodies(self) -> Iterator[Custody]:
+    def custodies(self) -> Iterator[JudgedCustody]:
         """Every row by itself."""
         columns = (self.pool, self.generation, self.block, self.tenant, self.classification, self.verdict)
         rows = zip(*(column.tolist() for column in (*columns, self.covered, self.due)), strict=True)
         for pool, generation, block, tenant, classification, verdict, covered, due in rows:
             who = self.names[tenant], self.names[classification]
-            yield Custody(
+            yield JudgedCustody(
                 *(self.incarnation, pool, generation, block, self.shards, *who),
                 VERDICTS[verdict],
                 covered,
@@ -72,7 +72,7 @@ class Judged(NamedTuple):
 
 
 @dataclass(slots=True)
-class Figures:
+class CoverageFigures:
     """Counts of units (block, generation, shard) of one tenant's custody of one classification."""
 
     due: int = 0
@@ -92,7 +92,7 @@ class Figures:
     reread_blocks: int = 0
     fence_us_max: int = 0
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: CoverageFigures) -> None:
         """Add another's counts; of fence times keep the longer."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
@@ -104,23 +104,23 @@ class Figures:
 class Recount:
     """Figures by (tenant, classification), and lags with how many custodies had each."""
 
-    rows: dict[tuple[str, str], Figures] = field(default_factory=dict)
+    rows: dict[tuple[str, str], CoverageFigures] = field(default_factory=dict)
     lags: dict[int, int] = field(default_factory=dict)
     leaves: int = 0
     as_of_us: int = 0
 
-    def row(self, tenant: str, classification: str) -> Figures:
+    def row(self, tenant: str, classification: str) -> CoverageFigures:
         """The figures of one tenant and classification, made on first use."""
         key = tenant, classification
         found = self.rows.get(key)
         if found is None:
-            found = self.rows[key] = Figures()
+            found = self.rows[key] = CoverageFigures()
         return found
 
     @property
-    def total(self) -> Figures:
+    def total(self) -> CoverageFigures:
         """All rows added up."""
-        total = Figures()
+        total = CoverageFigures()
         for row in self.rows.values():
             total.add(row)
         return total
@@ -146,7 +146,7 @@ def count_up(every: Iterable[Judged]) -> Recount:
         columns["fence_us_max"] = groups.most(judged.fence).tolist()
         for number, code in enumerate(who.tolist()):
             row = found.row(judged.names[code // width], judged.names[code % width])
-            row.add(Figures(**{name: column[number] for name, column in columns.items()}))
+            row.add(CoverageFigures(**{name: column[number] for name, column in columns.items()}))
         lags, counts = np.unique(judged.lag[judged.lag >= 0], return_counts=True)
         for lag, count in zip(lags.tolist(), counts.tolist(), strict=True):
             found.lags[lag] = found.lags.get(lag, 0) + count

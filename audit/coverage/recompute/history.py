@@ -11,14 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvcustody.audit.coverage.recompute.columns import Columns, Entries, Names, Numbers, Statements, distinct
-from kvcustody.audit.coverage.recompute.facts import Erasure, Narrowing, Person
+from kvcustody.audit.coverage.recompute.columns import (
+    Columns,
+    Entries,
+    Numbers,
+    Statements,
+    TextNumbers,
+    distinct,
+)
+from kvcustody.audit.coverage.recompute.facts import ErasureFact, Narrowing, Person
 from kvcustody.errors import LedgerError
 
 _TOP = 1 << 62
 
 
-class Places(NamedTuple):
+class StatementPlaces(NamedTuple):
     """Statements laid out: of each entry the row of its leaf, the place of what it names (`Named`), and the block."""
 
     row: Numbers
@@ -31,17 +38,17 @@ class Named(NamedTuple):
 
     pool: Numbers
     generation: Numbers
-    uses: Places
-    gone: Places
-    ends: Places
-    proofs: Places
-    covered: Places
+    uses: StatementPlaces
+    gone: StatementPlaces
+    ends: StatementPlaces
+    proofs: StatementPlaces
+    covered: StatementPlaces
 
 
-class Life:
+class RecomputedLife:
     """One incarnation; times are its boot time, tenants and other texts numbers of `History.names`."""
 
-    def __init__(self, uuid: str, names: Names) -> None:
+    def __init__(self, uuid: str, names: TextNumbers) -> None:
         self.uuid = uuid
         self.names = names
         self.offset_us = 0
@@ -101,23 +108,23 @@ class Life:
         )
 
 
-def _placed(part: Entries, place: Numbers) -> Places:
-    return Places(part.row, place, part.block)
+def _placed(part: Entries, place: Numbers) -> StatementPlaces:
+    return StatementPlaces(part.row, place, part.block)
 
 
 class History:
     """What was read: incarnations by id, erasures, and when the last leaf was written."""
 
     def __init__(self) -> None:
-        self.lives: dict[str, Life] = {}
-        self.erasures: list[Erasure] = []
-        self.names = Names()
+        self.lives: dict[str, RecomputedLife] = {}
+        self.erasures: list[ErasureFact] = []
+        self.names = TextNumbers()
         self.last_us = 0
         self.leaves = 0
 
-    def life(self, uuid: str) -> Life:
+    def life(self, uuid: str) -> RecomputedLife:
         """The incarnation of this id, made on first mention."""
         found = self.lives.get(uuid)
         if found is None:
-            found = self.lives[uuid] = Life(uuid, self.names)
+            found = self.lives[uuid] = RecomputedLife(uuid, self.names)
         return found

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcustody.audit.coverage.recompute.facts import OPEN, Erasure, Person
-from kvcustody.audit.coverage.recompute.history import Life
+from kvcustody.audit.coverage.recompute.facts import OPEN, ErasureFact, Person
+from kvcustody.audit.coverage.recompute.history import RecomputedLife
 
 
-def ended_by_erasures(life: Life, erasures: Sequence[Erasure]) -> dict[int, int]:
+def ended_by_erasures(life: RecomputedLife, erasures: Sequence[ErasureFact]) -> dict[int, int]:
     """For each residency that an erasure selects, when its hold ended at the latest."""
     made: dict[int, int] = {}
     people = life.persons() if erasures else {}
@@ -23,7 +23,7 @@ def ended_by_erasures(life: Life, erasures: Sequence[Erasure]) -> dict[int, int]
     return made
 
 
-def ended_by_narrowing(life: Life) -> dict[int, int]:
+def ended_by_narrowing(life: RecomputedLife) -> dict[int, int]:
     """For each residency that was released before a narrowing of its tenant's holds, when its hold ended at the latest.
 
     One walk over releases and acts in the order of their process; a hold leaves it with the first act that misses it.
@@ -48,7 +48,7 @@ def ended_by_narrowing(life: Life) -> dict[int, int]:
     return made
 
 
-def _covers(erasure: Erasure, person: Person) -> bool:
+def _covers(erasure: ErasureFact, person: Person) -> bool:
     if erasure.tenant not in (None, person.tenant):
         return False
     if erasure.selector == "tenant":

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 
 from kvcustody.audit.coverage.recompute.columns import Numbers, numbers
-from kvcustody.audit.coverage.recompute.facts import LEVELS, Erasure, Narrowing
-from kvcustody.audit.coverage.recompute.history import History, Life
+from kvcustody.audit.coverage.recompute.facts import LEVELS, ErasureFact, Narrowing
+from kvcustody.audit.coverage.recompute.history import History, RecomputedLife
 from kvcustody.errors import LedgerError
 
 Said = Mapping[str, Sequence[Any]]  # what some leaves of one kind say, field by field
@@ -64,7 +64,7 @@ def _sorted(history: History, leaves: Iterable[bytes]) -> dict[tuple[str, str], 
     return found
 
 
-def _read(life: Life, kind: str, said: Said, about: str, history: History) -> bool:
+def _read(life: RecomputedLife, kind: str, said: Said, about: str, history: History) -> bool:
     """Enter what some leaves say; True where it needs the clock of another, which may not have been read yet."""
     at, boot = numbers(said["at_us"]), numbers(said["boot_us"])
     life.offset_us = int(at[-1] - boot[-1])  # the same in every leaf of an incarnation
@@ -75,11 +75,11 @@ def _read(life: Life, kind: str, said: Said, about: str, history: History) -> bo
     return kind in _READERS and about != life.uuid
 
 
-def _found(history: History, life: Life, body: dict[str, Any]) -> None:
+def _found(history: History, life: RecomputedLife, body: dict[str, Any]) -> None:
     """What is of no block: an erasure that was asked for, and the start of an incarnation."""
     if body["kind"] == "erasure-requested":
         names = ("selector", "tenant", "subject", "session")
-        made = Erasure(body["erasure"], int(body["at_us"]), *(body[name] for name in names))
+        made = ErasureFact(body["erasure"], int(body["at_us"]), *(body[name] for name in names))
         history.erasures.append(made)
         return
     order = int(body["sequence"]), int(body["part"])
@@ -91,7 +91,7 @@ def _found(history: History, life: Life, body: dict[str, Any]) -> None:
 # Readers: of leaves of one kind, all about one incarnation. `boot + shift` is when each was written, on its clock.
 
 
-def _opened(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _opened(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     residency, begun, first = numbers(said["residency"]), boot + shift, numbers(said["part"]) == 1
     names = ("tenant", "classification", "subject", "session", "model")
     texts = {name: _texts(life, said[name])[first] for name in names}
@@ -101,12 +101,12 @@ def _opened(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
         life.uses.say(lists, residency=residency, begun=begun, written=written, over=0, until=0, hold=0)
 
 
-def _attached(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _attached(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     who, begun = numbers(said["residency"]), boot + shift
     life.uses.say(said["runs"], residency=who, begun=begun, written=0, over=0, until=0, hold=0)
 
 
-def _released(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _released(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     residency, at, hold = numbers(said["residency"]), boot + shift, numbers(said["hold_boot_us"])
     first = numbers(said["part"]) == 1
     life.released.add(
@@ -121,7 +121,7 @@ def _released(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
     life.uses.say(said["runs"], residency=residency, begun=0, written=1, over=1, until=at, hold=hold)
 
 
-def _let_go(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _let_go(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     residency, at, hold = numbers(said["residency"]), boot + shift, numbers(said["hold_boot_us"])
     own = numbers(said["own"]) != 0
     life.uses.say(said["runs"], residency=residency, begun=0, written=own, over=1, until=at, hold=hold)
@@ -129,7 +129,7 @@ def _let_go(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
     life.gone.say(lists, residency=residency, at=at, hold=hold)
 
 
-def _narrowed(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _narrowed(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     fields = (said[name] for name in ("sequence", "tenant", "holds", "until_boot_us"))
     for sequence, tenant, holds, untils, at, moved in zip(
         *fields, (boot + shift).tolist(), shift.tolist(), strict=True
@@ -139,7 +139,7 @@ def _narrowed(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
             act.standing[int(residency)] = int(until) + moved
 
 
-def _ended(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _ended(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     life.ends.say(
         said["runs"],
         foreign=said["incarnation"][0] != life.uuid,
@@ -153,11 +153,11 @@ def _ended(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
     )
 
 
-def _covered(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _covered(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     life.covered.say(said["runs"], erasure=_texts(life, said["erasure"]))
 
 
-def _receipt(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _receipt(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     level = numbers([_RANK.get(level, -1) for level in said["level"]])
     life.proofs.say(
         said["runs"],
@@ -171,7 +171,7 @@ def _receipt(life: Life, said: Said, boot: Numbers, shift: Numbers) -> None:
     )
 
 
-def _texts(life: Life, column: Iterable[Any]) -> Numbers:
+def _texts(life: RecomputedLife, column: Iterable[Any]) -> Numbers:
     return numbers(list(map(life.names.__getitem__, column)))
 
 
@@ -209,7 +209,7 @@ _PICK: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
     **{kind: itemgetter(*fields) for kind, fields in _FIELDS.items()},
     "residency-opened": _opening,
 }
-_READERS: dict[str, Callable[[Life, Said, Numbers, Numbers], None]] = {
+_READERS: dict[str, Callable[[RecomputedLife, Said, Numbers, Numbers], None]] = {
     "residency-opened": _opened,
     "blocks-attached": _attached,
     "residency-released": _released,

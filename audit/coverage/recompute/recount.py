@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcustody.audit.coverage.recompute.columns import Directory, Flags, Groups, Numbers, Statements
-from kvcustody.audit.coverage.recompute.facts import DEVICE_TIER, OPEN, Erasure
+from kvcustody.audit.coverage.recompute.facts import DEVICE_TIER, OPEN, ErasureFact
 from kvcustody.audit.coverage.recompute.figures import Judged, Recount, count_up
-from kvcustody.audit.coverage.recompute.history import History, Life, Places
+from kvcustody.audit.coverage.recompute.history import History, RecomputedLife, StatementPlaces
 from kvcustody.audit.coverage.recompute.holds import ended_by_erasures, ended_by_narrowing
 from kvcustody.audit.coverage.recompute.verdicts import (
     IN_TIME,
     OVERDUE,
-    Asked,
     Ends,
+    ErasedCustodies,
     Receipts,
-    Uses,
+    UseTotals,
     verdicts_on,
 )
 from kvcustody.errors import LedgerError
@@ -64,13 +64,13 @@ def judge(history: History, chosen: Chosen = EVERYTHING, *, as_of_us: int | None
 
 
 class _Custodies(NamedTuple):
-    """Custodies: of each the place of its generation in `Life.named`, its block, and its owner."""
+    """Custodies: of each the place of its generation in `RecomputedLife.named`, its block, and its owner."""
 
     place: Numbers
     block: Numbers
     owner: Numbers
 
-    def of(self, said: Places, places: int) -> tuple[Numbers, Numbers, Flags]:
+    def of(self, said: StatementPlaces, places: int) -> tuple[Numbers, Numbers, Flags]:
         """The entries that are about these generations: which, about which custody, and whether of its very block."""
         number = np.full(places, -1)
         number[self.place] = np.arange(len(self.place))
@@ -80,7 +80,7 @@ class _Custodies(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Every entry of `Life.uses`: when the use ended, and until when it held, without erasures and with them."""
+    """Every entry of `RecomputedLife.uses`: its end, and until when it held, without erasures and with them."""
 
     released: Numbers
     unasked: Numbers
@@ -90,7 +90,7 @@ class _Held(NamedTuple):
 class _Judge:
     """One pass over the custodies of one incarnation."""
 
-    def __init__(self, life: Life, erasures: Sequence[Erasure], chosen: Chosen) -> None:
+    def __init__(self, life: RecomputedLife, erasures: Sequence[ErasureFact], chosen: Chosen) -> None:
         self._life = life
         self._chosen = chosen
         self._places = len(life.named.pool)
@@ -132,16 +132,16 @@ class _Judge:
         )
         return [column[kept] for column in columns]
 
-    def _first_ends(self) -> tuple[Places, Numbers]:
+    def _first_ends(self) -> tuple[StatementPlaces, Numbers]:
         """Of each generation the end that counts (H2), among those of the chosen tenant and classification."""
         ends, said = self._life.ends, self._life.named.ends
         kept = self._selects(ends["tenant"], ends["classification"])[said.row]
-        said = Places(*(column[kept] for column in said))
+        said = StatementPlaces(*(column[kept] for column in said))
         rank = np.empty(ends.rows, np.int64)
         rank[np.lexsort((ends["part"], ends["sequence"], ends["foreign"]))] = np.arange(ends.rows)
         order = np.lexsort((rank[said.row], said.place))
         order = order[np.diff(said.place[order], prepend=-1) > 0]
-        said = Places(*(column[order] for column in said))
+        said = StatementPlaces(*(column[order] for column in said))
         return said, said.row
 
     def _overdue(self, now: int) -> list[Any]:
@@ -206,7 +206,7 @@ class _Judge:
         for times, name in ((released, "at"), (hold, "hold")):
             times[groups.named] = groups.most(life.gone[name][row], -OPEN)[groups.named]
 
-    def _uses(self, owned: _Custodies) -> Uses:
+    def _uses(self, owned: _Custodies) -> UseTotals:
         """What every use of each custody's very block adds up to."""
         uses, held, said = self._life.uses, self._held, self._life.named.uses
         which, custody, is_this = owned.of(said, self._places)
@@ -217,7 +217,7 @@ class _Judge:
         is_own = user[row] == owned.owner[custody]
         every, own = Groups(custody, len(owned.place)), Groups(custody[is_own], len(owned.place))
         writers = Groups(custody[written], len(owned.place))
-        return Uses(
+        return UseTotals(
             every.most(held.released[which]),
             own.most(held.until[which[is_own]]),
             every.most(held.until[which]),
@@ -226,7 +226,7 @@ class _Judge:
             writers.least(residency[written], OPEN),
         )
 
-    def _requests(self, owned: _Custodies) -> Asked:
+    def _requests(self, owned: _Custodies) -> ErasedCustodies:
         """Erasures that were asked for and whose effect lists a custody."""
         said, names = self._life.named.covered, self._life.covered["erasure"]
         which, custody, is_this = owned.of(said, self._places)
@@ -234,7 +234,7 @@ class _Judge:
         known = (
             np.array([name in self._asked for name in names.tolist()], np.bool_)[said.row[which]] & is_this
         )
-        return Asked(custody[known], at[said.row[which[known]]])
+        return ErasedCustodies(custody[known], at[said.row[which[known]]])
 
     def _receipts(self, owned: _Custodies) -> Receipts:
         said, proofs = self._life.named.proofs, self._life.proofs

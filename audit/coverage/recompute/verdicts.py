@@ -31,7 +31,7 @@ class Ends(NamedTuple):
     dead: Flags
 
 
-class Uses(NamedTuple):
+class UseTotals(NamedTuple):
     """What all uses of each custody add up to, for the tenant that owned it."""
 
     last: Numbers  # release
@@ -48,7 +48,7 @@ class Uses(NamedTuple):
         return found
 
 
-class Asked(NamedTuple):
+class ErasedCustodies(NamedTuple):
     """Erasures that list a custody (its row), and when each was asked for."""
 
     row: Numbers
@@ -79,7 +79,9 @@ class Verdicts(NamedTuple):
     disputed: Flags
 
 
-def verdicts_on(ends: Ends, uses: Uses, asked: Asked, receipts: Receipts, shards: int) -> Verdicts:
+def verdicts_on(
+    ends: Ends, uses: UseTotals, asked: ErasedCustodies, receipts: Receipts, shards: int
+) -> Verdicts:
     """A verdict for each custody; `shards` is 0 where no leaf says how many there are."""
     written = uses.written
     due = np.where(written, _due(ends, uses, asked), ends.due)
@@ -132,7 +134,7 @@ def _proved(receipts: Receipts, begun_after: Numbers, shards: int) -> tuple[Numb
     )
 
 
-def _due(ends: Ends, uses: Uses, asked: Asked) -> Numbers:
+def _due(ends: Ends, uses: UseTotals, asked: ErasedCustodies) -> Numbers:
     """By its owner's own holds; by another rule where that is what is recorded.
 
     By every reader's holds, for a segment's readers hold, too; by the request of an erasure that covers it (D3).
@@ -146,7 +148,7 @@ def _due(ends: Ends, uses: Uses, asked: Asked) -> Numbers:
     return np.where(other, ends.due, by_own)
 
 
-def _unheard(ends: Ends, uses: Uses, asked: Asked) -> Flags:
+def _unheard(ends: Ends, uses: UseTotals, asked: ErasedCustodies) -> Flags:
     """Where a process may not have heard of an erasure yet: what it records is late by the erasure, not false (D3)."""
     bound = np.minimum(ends.ceiling, ends.ended)
     unheard: Flags = ends.due == np.maximum(uses.last, np.minimum(bound, uses.unasked_own))

@@ -23,9 +23,9 @@ from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.replay.options import StandOptions, read_policy
-from kvcustody.console.replay.run.marked_tensors import CacheShape, PatternCache
+from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.console.replay.run.model_identity import replay_model
-from kvcustody.console.replay.run.observer import Observer
+from kvcustody.console.replay.run.observer import ReplayObserver
 from kvcustody.console.replay.run.throwaway_keys import TemporaryKeys
 from kvcustody.console.replay.run.virtual_clock import ReplayClock
 from kvcustody.console.replay.traces.token_ids import Tokens
@@ -59,7 +59,7 @@ class Stand:
     model: ModelIdentity
     clock: ReplayClock
     cache: PatternCache
-    observer: Observer
+    observer: ReplayObserver
     writer: EventWriter
     engine: Engine
     since_us: int | None
@@ -68,7 +68,7 @@ class Stand:
 class ObservedLedger:
     """The ledger with an observer beside it: both see every event, the ledger first."""
 
-    def __init__(self, ledger: Ledger, observer: Observer) -> None:
+    def __init__(self, ledger: Ledger, observer: ReplayObserver) -> None:
         self._ledger = ledger
         self._observer = observer
 
@@ -116,7 +116,7 @@ def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Ite
         spill = options.database.with_name(options.database.name + ".spill")
         writer = EventWriter(engine, worker=WORKER, clock=clock, spill_directory=spill)
         stack.callback(writer.close, CLOSE_SECONDS)
-        observer = Observer(options.pool_blocks)
+        observer = ReplayObserver(options.pool_blocks)
         table = compile_policy(policy, revision=1)
         _announce(writer, table, cache, clock)
         governor = Governor(
@@ -130,13 +130,13 @@ def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Ite
         yield Stand(governor, policy, model, clock, cache, observer, writer, engine, since_us)
 
 
-def shape_for(block_tokens: int) -> CacheShape:
+def shape_for(block_tokens: int) -> ReplayCacheShape:
     """The stand-in model: 2 KiB a token for serving-sized blocks, 32 bytes a token for the large blocks of
     traces.
     """
     if block_tokens <= 32:
-        return CacheShape(block_tokens=block_tokens)
-    return CacheShape(layers=1, kv_heads=1, head_dim=8, block_tokens=block_tokens)
+        return ReplayCacheShape(block_tokens=block_tokens)
+    return ReplayCacheShape(layers=1, kv_heads=1, head_dim=8, block_tokens=block_tokens)
 
 
 def pool_options(options: StandOptions) -> PoolOptions:

@@ -27,7 +27,7 @@ from kvcustody.console.replay.traces.readers import open_trace
 from kvcustody.console.replay.traces.timeline import arrivals_us, stagger
 from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.labels import Label, Labeller, Unit, load_weights
-from kvcustody.console.replay.workload.tenant_assignment import Population
+from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
@@ -234,7 +234,7 @@ class Replay:
     def _run(
         self, governor: Governor, clock: VirtualClock, labels: Sequence[Label], policy: Policy, name: str
     ) -> int:
-        population = Population(policy, 1 + max(label.tenant for label in labels))
+        population = LabelledPrincipals(policy, 1 + max(label.tenant for label in labels))
         model = replay_model(self.block_tokens)
         begin_us, found = clock.now_us(), 0
         advance = self._progress(name, len(self.requests))

@@ -15,12 +15,12 @@ from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.console.replay.options import RunnerOptions, StandOptions
-from kvcustody.console.replay.report import Coverage, Identity, ReplayReport, Spread
+from kvcustody.console.replay.report import ReplayCoverage, ReplayIdentity, ReplayReport, Spread
 from kvcustody.console.replay.run.environment import WORKER, Stand, open_stand, shape_for
 from kvcustody.console.replay.run.runner import Runner
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload.model import Workload
-from kvcustody.console.replay.workload.tenant_assignment import Population
+from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
 from kvcustody.errors import CustodyError, LedgerError
 from kvcustody.governance.observability.stats import PoolStats, Stats
 
@@ -40,7 +40,7 @@ def run_job(
     proved: _Proofs | None = None
     try:
         with open_stand(options, workload.house_prompt) as stand:
-            population = Population(stand.policy, workload.tenants)
+            population = LabelledPrincipals(stand.policy, workload.tenants)
             runner = Runner(
                 stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
             )
@@ -112,16 +112,16 @@ def _outage(writer: EventWriter) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Proofs:
-    coverage: Coverage
+    coverage: ReplayCoverage
     lag: Spread
-    identities: list[Identity]
+    identities: list[ReplayIdentity]
 
 
 def _prove(stand: Stand, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, CustodyError | None]:
     """What the ledger says of this replay, once everything is in it."""
     now_us = stand.clock.now_us()
     stand.writer.submit([WorkerStopped(now_us, WORKER, "end of the replay", pool.allocated, pool.scrubbed)])
-    nothing = _Proofs(Coverage(), Spread(0, None, None, None), [])
+    nothing = _Proofs(ReplayCoverage(), Spread(0, None, None, None), [])
     cause = _outage(stand.writer)
     if cause:
         return nothing, LedgerError(f"the ledger is incomplete: {cause}; coverage is not shown", cause=cause)
@@ -129,15 +129,15 @@ def _prove(stand: Stand, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, 
         found = coverage(connection, since_us=stand.since_us)
         equations = conservation(connection, stand.writer.incarnation, counts)
     total = found.total
-    identities = [Identity(row.name, row.left, row.right, "ledger; pool; device") for row in equations]
+    identities = [ReplayIdentity(row.name, row.left, row.right, "ledger; pool; device") for row in equations]
     lag = Spread(total.ended, found.lag_us_p50, found.lag_us_p99, found.lag_us_max)
     broken = [row.name for row in equations if row.difference]
     proofs = _Proofs(_coverage(total), lag, identities)
     return proofs, LedgerError(f"conservation does not hold: {'; '.join(broken)}") if broken else None
 
 
-def _coverage(total: CoverageRow) -> Coverage:
-    return Coverage(
+def _coverage(total: CoverageRow) -> ReplayCoverage:
+    return ReplayCoverage(
         due=total.due,
         in_time=total.in_time,
         late=total.late,
@@ -156,11 +156,11 @@ def _coverage(total: CoverageRow) -> Coverage:
     )
 
 
-def _scanned(stand: Stand) -> list[Identity]:
+def _scanned(stand: Stand) -> list[ReplayIdentity]:
     findings, problems = stand.governor.scan(), stand.governor.check()
     return [
-        Identity("orphans found by a scan = 0", len(findings), 0, "allocator; running requests; holds"),
-        Identity("broken invariants = 0", len(problems), 0, "recomputed from the state arrays"),
+        ReplayIdentity("orphans found by a scan = 0", len(findings), 0, "allocator; running requests; holds"),
+        ReplayIdentity("broken invariants = 0", len(problems), 0, "recomputed from the state arrays"),
     ]
 
 

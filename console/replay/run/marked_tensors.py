@@ -29,7 +29,7 @@ MAX_TENANTS = _VALUES
 
 
 @dataclass(frozen=True, slots=True)
-class CacheShape:
+class ReplayCacheShape:
     """The KV layout of the model that the replay stands in for."""
 
     layers: int = 4
@@ -46,7 +46,7 @@ class CacheShape:
 class PatternCache:
     """Layer tensors [2, blocks, block_tokens, kv_heads, head_dim], and the memory that the pool manages."""
 
-    def __init__(self, blocks: int, shape: CacheShape, *, device: str, clock: Clock) -> None:
+    def __init__(self, blocks: int, shape: ReplayCacheShape, *, device: str, clock: Clock) -> None:
         if device not in ("cpu", "cuda"):
             raise ConfigError(f"unknown device `{device}`; use cpu or cuda", device=device)
         if device == "cuda" and not torch.cuda.is_available():

@@ -20,7 +20,7 @@ from kvcustody.console.replay.report import Weighted
 SHUTDOWN = "shutdown"
 
 
-class Observer:
+class ReplayObserver:
     """Counts over one run's events, by tenant and classification. Times are boot-time microseconds."""
 
     def __init__(self, blocks: int) -> None:

@@ -22,8 +22,8 @@ from kvcustody.console.replay.traces.seeded_draws import draw
 from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.labels import Label
 from kvcustody.console.replay.workload.model import Job
-from kvcustody.console.replay.workload.tenant_assignment import Population
-from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.console.replay.workload.tenant_assignment import LabelledPrincipals
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 
@@ -78,7 +78,7 @@ class Runner:
         cache: PatternCache,
         clock: ReplayClock,
         model: ModelIdentity,
-        population: Population,
+        population: LabelledPrincipals,
         *,
         options: RunnerOptions,
     ) -> None:
@@ -156,7 +156,7 @@ class Runner:
         )
         if isinstance(outcome, Admission):
             self._admitted(outcome, waiting, inputs, outputs)
-        elif isinstance(outcome, Refused):
+        elif isinstance(outcome, AdmissionRefused):
             result.refused += 1
         elif waiting.tries < RETRIES_MAX:
             due_us = self._clock.now_us() + RETRY_US

@@ -83,7 +83,7 @@ def empty_blocks() -> BlockIds:
     return np.empty(0, dtype=np.int64)
 
 
-class Fields:
+class LineFields:
     """Typed access to one decoded line: every getter names the field and the value in its error."""
 
     __slots__ = ("_line", "_path", "_row", "fix")

@@ -22,8 +22,8 @@ from kvcustody.console.replay.traces.line_reader import decode_json, numbered_li
 from kvcustody.console.replay.traces.model import (
     MAX_REQUEST_TOKENS,
     BlockIds,
-    Fields,
     Key,
+    LineFields,
     Trace,
     TraceRequest,
     empty_blocks,
@@ -71,7 +71,7 @@ class Mooncake:
         guesser = SessionGuesser()
         last_us = 0
         for number, text in numbered_lines(path):
-            row = Fields(path, number, decode_json(path, number, text, self._fix), self._fix)
+            row = LineFields(path, number, decode_json(path, number, text, self._fix), self._fix)
             at_us = row.integer("timestamp") * 1000
             if at_us < last_us:
                 raise row.error(
@@ -108,12 +108,12 @@ class Agentic:
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
         """Requests in file order, `at_us` from their session's start."""
-        header: Fields | None = None
+        header: LineFields | None = None
         session: Key = ""
         chains: dict[int, BlockIds] = {}
         turn = 0
         for number, text in numbered_lines(path):
-            row = Fields(path, number, decode_json(path, number, text, self._fix), self._fix)
+            row = LineFields(path, number, decode_json(path, number, text, self._fix), self._fix)
             if "session" in row:
                 header, chains, turn = row, {}, 0
                 session = row.key("session", "")
@@ -141,7 +141,7 @@ class Agentic:
             turn += 1
 
     @staticmethod
-    def _apply(row: Fields, previous: BlockIds, count: int) -> BlockIds:
+    def _apply(row: LineFields, previous: BlockIds, count: int) -> BlockIds:
         """The chain after one delta: the first `keep` blocks of `previous`, then every new range."""
         keep = row.integer("keep")
         if keep > len(previous):
@@ -190,21 +190,21 @@ class KvCacheTester:
 
     def _session(self, path: Path, index: int) -> Iterator[TraceRequest]:
         text = b"".join(line for _, line in numbered_lines(path))
-        row = Fields(path, 1, decode_json(path, 1, text, self._fix), self._fix)
+        row = LineFields(path, 1, decode_json(path, 1, text, self._fix), self._fix)
         if "block_size" in row and row.integer("block_size") != self.block_tokens:
             raise row.error("block_size", row.raw("block_size"), f"expected {self.block_tokens}")
         session = row.key("id", path.name.split(".")[0])
         scope = row.raw("hash_id_scope") if "hash_id_scope" in row else "local"
         offset = 0 if scope == "global" else index << 40
         streams = 0
-        entries: list[tuple[int, int, Fields]] = []
+        entries: list[tuple[int, int, LineFields]] = []
         queue: list[tuple[int, Any, str]] = [(0, row.raw("requests"), "requests")]
         while queue:
             stream, requests, where = queue.pop()
             if not isinstance(requests, list):
                 raise row.error(where, requests, "expected a list of requests")
             for number, request in enumerate(requests):
-                entry = Fields(path, 1, request, f"{self._fix} (at {where}[{number}])")
+                entry = LineFields(path, 1, request, f"{self._fix} (at {where}[{number}])")
                 if "requests" in entry:  # a sub-agent: its own stream, its own chain
                     streams += 1
                     queue.append((streams, entry.raw("requests"), f"{where}[{number}].requests"))

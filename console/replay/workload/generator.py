@@ -79,7 +79,7 @@ class WorkloadSpec:
     seconds_to_first_token: float = 0.5
 
 
-class Workload(NamedTuple):
+class GeneratedWorkload(NamedTuple):
     """Generated requests in time order, their labels, and the quantities that are not visible in them."""
 
     spec: WorkloadSpec
@@ -105,7 +105,7 @@ class _Turns(NamedTuple):
     think: Floats
 
 
-def generate(spec: WorkloadSpec) -> Workload:
+def generate(spec: WorkloadSpec) -> GeneratedWorkload:
     """All requests of the workload, in time order."""
     tenant = _stream(spec, "tenant").choice(spec.tenants, spec.conversations, p=tenant_shares(spec))
     table = prompt_table(spec)
@@ -148,7 +148,9 @@ def generate(spec: WorkloadSpec) -> Workload:
         made.extend((request, label) for request in _conversation(spec, turns, plan))
     made.sort(key=lambda item: item[0].at_us)
     house_prompt = _chain(0, int(table.tokens[0, -1]), spec)
-    return Workload(spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt)
+    return GeneratedWorkload(
+        spec, [r for r, _ in made], [label for _, label in made], turns.think, house_prompt
+    )
 
 
 class _Plan(NamedTuple):

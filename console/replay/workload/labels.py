@@ -37,7 +37,7 @@ class Label(NamedTuple):
     classification: str
 
 
-class Erasure(NamedTuple):
+class ErasureLabel(NamedTuple):
     """A subject asks at `at_us` that everything of theirs ends."""
 
     at_us: int
@@ -95,7 +95,7 @@ def erasure_schedule(
     rate: float = 0.03,
     racing: float = 0.3,
     mean_delay_us: int = 120 * MICROSECONDS,
-) -> list[Erasure]:
+) -> list[ErasureLabel]:
     """Which subjects ask for erasure, and when: `racing` of them while their requests still run, the rest
     after.
     """
@@ -104,7 +104,7 @@ def erasure_schedule(
     for request, label in labelled:
         first.setdefault(label.subject, request.at_us)
         last[label.subject] = request.at_us
-    schedule: list[Erasure] = []
+    schedule: list[ErasureLabel] = []
     for subject, begin in first.items():
         if draw(seed, "er", subject) >= rate:
             continue
@@ -113,7 +113,7 @@ def erasure_schedule(
             at = begin + (end - begin) * draw(seed, "midt", subject)
         else:
             at = end - mean_delay_us * math.log(1 - draw(seed, "dl", subject))
-        schedule.append(Erasure(round(at), subject))
+        schedule.append(ErasureLabel(round(at), subject))
     return sorted(schedule)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from kvcustody.console.replay.traces.model import TraceRequest
 from kvcustody.console.replay.workload.generator import (
+    GeneratedWorkload,
     Lognormal,
-    Workload,
     WorkloadSpec,
     normal_cdf,
     prompt_table,
@@ -68,7 +68,7 @@ def expected(spec: WorkloadSpec) -> Statistics:
     )
 
 
-def measure(workload: Workload) -> Statistics:
+def measure(workload: GeneratedWorkload) -> Statistics:
     """Count a generated workload with an unbounded cache, shared in a tenant and not shared at all."""
     requests, labels, spec = workload.requests, workload.labels, workload.spec
     inputs = sum(r.input_tokens for r in requests)

@@ -18,7 +18,7 @@ def tenant_names(policy: Policy, count: int) -> list[str]:
     return listed + [f"tenant-{rank + 1:03d}" for rank in range(len(listed), count)]
 
 
-class Population:
+class LabelledPrincipals:
     """Principals by label; one object a (tenant, subject, session, classification), as an engine would cache
     them.
     """

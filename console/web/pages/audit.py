@@ -20,7 +20,7 @@ from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.keys.checkpoint_signing_key import recorded_keys
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _PAGE = 50
@@ -111,10 +111,10 @@ def _seen(visit: Visit, log: str) -> None:
     """Raise unless the caller may see this log (X2)."""
     if log == SYSTEM:
         if not sees_all(visit):
-            visit.caller.must(Action.READ_CUSTODY)
+            visit.caller.must(Permission.READ_CUSTODY)
             raise not_found()
         return
     tenant = log.removeprefix("tenant/")
     if log != log_of(tenant):
         raise not_found()
-    visit.caller.tenant_of(Action.READ_CUSTODY, tenant)
+    visit.caller.tenant_of(Permission.READ_CUSTODY, tenant)

@@ -7,12 +7,12 @@ from starlette.responses import Response
 from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.policy_status import release_of
 from kvcustody.governance.release.consents import waiting_for
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 
 
 def show(visit: Visit) -> Response:
     """Everything that waits for this tenant's consent."""
-    visit.caller.must(Action.CONSENT)
+    visit.caller.must(Permission.CONSENT)
     state = release_of(visit)
     tenant = visit.caller.tenant
     found = () if state is None or tenant is None else waiting_for(state, tenant)

@@ -11,10 +11,10 @@ from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.console.report.charts import Figure, columns
 from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.overview import sees_all
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
 
-READ = Action.READ_CUSTODY
+READ = Permission.READ_CUSTODY
 _READ_MAX, _SHOWN_MAX = 5000, 100
 _BINS = 10
 
@@ -32,7 +32,7 @@ def live(visit: Visit) -> Response:
         "Custody",
         tenant=tenant,
         all_tenants=sees_all(visit),
-        erases=visit.may(Action.ERASE),
+        erases=visit.may(Permission.ERASE),
         shown=ordered[:_SHOWN_MAX],
         held=len(found),
         more=len(found) == _READ_MAX,
@@ -57,7 +57,7 @@ def subject(visit: Visit) -> Response:
         tenant=tenant,
         name=name,
         found=found,
-        erases=visit.may(Action.ERASE),
+        erases=visit.may(Permission.ERASE),
     )
 
 

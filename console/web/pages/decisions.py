@@ -20,13 +20,13 @@ from kvcustody.governance.api.models.policies import PolicyQuestion
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import policy_workbench as workbench
 from kvcustody.governance.release.replay_records import Proposal
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
-from kvcustody.policies.document.model import Grant, Group, Rule, SegmentRule
+from kvcustody.policies.document.model import Grant, Rule, SegmentRule, TenantGroup
 
 _PAGE = 100
 _ASKED = ("reader", "owner", "classification", "action", "scope", "via", "grant")
-_Declared = Rule | Grant | SegmentRule | Group
+_Declared = Rule | Grant | SegmentRule | TenantGroup
 CHOICES = {
     "action": ("reuse", "admit", "publish", "retain", "offload", "export", "administer"),
     "scope": ("tenant", "session", "subject", "group", "public"),
@@ -37,9 +37,9 @@ DEFAULT_DENY = "default-deny"
 
 def show(visit: Visit) -> Response:
     """Denials by reader, owner and rule; and for those who test policies, an explanation of any request."""
-    reads, tests = visit.may(Action.READ_CUSTODY), visit.may(Action.WRITE_POLICY)
+    reads, tests = visit.may(Permission.READ_CUSTODY), visit.may(Permission.WRITE_POLICY)
     if not reads:
-        visit.caller.must(Action.WRITE_POLICY)
+        visit.caller.must(Permission.WRITE_POLICY)
     tenant = visit.text("tenant", 128)
     denials = None
     if reads:
@@ -53,7 +53,7 @@ def show(visit: Visit) -> Response:
         tenant=tenant,
         all_tenants=reads and sees_all(visit),
         tests=tests,
-        reads_policy=visit.may(Action.READ_POLICY),
+        reads_policy=visit.may(Permission.READ_POLICY),
         policy=policy,
         choices=CHOICES,
         explained=_explained(visit) if policy is not None and visit.text("reader") else None,
@@ -62,7 +62,7 @@ def show(visit: Visit) -> Response:
 
 def rule(visit: Visit) -> Response:
     """A rule, grant or segment where the revision that decided declares it."""
-    visit.caller.must(Action.READ_POLICY)
+    visit.caller.must(Permission.READ_POLICY)
     id_, number = visit.text("id"), visit.number("revision")
     if id_ is None or number is None:
         raise not_found()

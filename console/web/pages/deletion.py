@@ -11,7 +11,7 @@ from kvcustody.console.report.charts import Figure, columns
 from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import custody as custody_api
-from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.access.roles import Permission, Reach
 
 _HOUR_US = 3_600_000_000
 _PERIODS = {
@@ -25,14 +25,14 @@ _LEGEND = [("covered", 1), ("due and not covered", 4)]
 
 def show(visit: Visit) -> Response:
     """Coverage of a period by tenant and classification, over time, with orphan findings and gaps."""
-    tenant = visit.caller.tenant_of(Action.READ_CUSTODY, visit.text("tenant", 128))
+    tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
     visit.record("consoleDeletion", tenant)
     name = visit.text("period") or "24h"
     count, step_us, form = _PERIODS.get(name, _PERIODS["24h"])
     until_us = visit.service.clock.utc_us()
     since_us = (until_us // step_us + 1 - count) * step_us
     found = custody_api.covered(visit.caller, visit.service, tenant, since_us, until_us)
-    everything = visit.caller.reach(Action.READ_CUSTODY) is Reach.ALL
+    everything = visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL
     return visit.page(
         "deletion.html",
         "Deletion",

@@ -18,7 +18,7 @@ from kvcustody.console.web.page_request import Visit, redirect
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.api.operations import erasures as erasures_api
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.certificates import certificate, opening
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
@@ -43,14 +43,14 @@ def listed(visit: Visit) -> Response:
         found=found,
         tenant=tenant,
         all_tenants=sees_all(visit),
-        erases=visit.may(Action.ERASE),
+        erases=visit.may(Permission.ERASE),
         deadlines=_DEADLINES,
     )
 
 
 def request(visit: Visit) -> Response:
     """Ask for an erasure (Z1); its page shows how it goes."""
-    visit.caller.must(Action.ERASE)
+    visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     if visit.text("sure") != _narrowest(visit, what):
         raise ProblemError(
@@ -61,7 +61,7 @@ def request(visit: Visit) -> Response:
 
 def preview(visit: Visit) -> Response:
     """What a selector would cover now, and the form that asks for it (Z4)."""
-    visit.caller.must(Action.ERASE)
+    visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     visit.record("consoleErasurePreview", what.tenant)
     found = erasures_api.previewed(visit.caller, visit.service, what)
@@ -154,16 +154,16 @@ def _status(visit: Visit) -> dict[str, Any]:
     erasure = visit.places["erasure"]
     if not (len(erasure) <= 64 and erasure.isascii() and erasure.replace("-", "").isalnum()):
         raise not_found()
-    visit.caller.must(Action.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY)
     return erasures_api.erasure_of(visit.caller, visit.service, erasure)
 
 
 def _certifies(visit: Visit, tenant: str | None) -> bool:
     """Whether the caller may have the certificate of an erasure of this tenant."""
-    if not visit.may(Action.CERTIFY):
+    if not visit.may(Permission.CERTIFY):
         return False
     try:
-        visit.caller.tenant_of(Action.CERTIFY, tenant)
+        visit.caller.tenant_of(Permission.CERTIFY, tenant)
     except ProblemError:
         return False
     return tenant is not None or visit.caller.tenant is None

@@ -12,14 +12,14 @@ from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.policy_status import release_of
 from kvcustody.governance.release.declared_openings import OVER, Way, own_ways, ways_of
 from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 
 _MATRIX_MAX = 24
 
 
 def show(visit: Visit) -> Response:
     """The matrix of the active revision, and every way in a table."""
-    visit.caller.must(Action.READ_POLICY, Action.CONSENT)
+    visit.caller.must(Permission.READ_POLICY, Permission.CONSENT)
     state = release_of(visit)
     ways = () if state is None else _ways(visit, state)
     live = [way for way in ways if way.state not in OVER]
@@ -29,7 +29,7 @@ def show(visit: Visit) -> Response:
         "grants.html",
         "Grants",
         revision=0 if state is None else state.active_revision,
-        explains=visit.may(Action.READ_POLICY),
+        explains=visit.may(Permission.READ_POLICY),
         ways=ways,
         to_take_back=_to_take_back(visit, live),
         owners=owners,
@@ -45,12 +45,12 @@ def show(visit: Visit) -> Response:
 
 def _ways(visit: Visit, state: ReleaseState) -> tuple[Way, ...]:
     now_us = visit.service.clock.utc_us()
-    if visit.may(Action.READ_POLICY):
+    if visit.may(Permission.READ_POLICY):
         return () if state.active is None else ways_of(state.active.policy, state.revoked, now_us)
     return own_ways(state, visit.caller.tenant or "", now_us)
 
 
 def _to_take_back(visit: Visit, live: list[Way]) -> list[str]:
     """The ids that this person may revoke (G2)."""
-    may = visit.may(Action.NARROW_POLICY, Action.CONSENT)
+    may = visit.may(Permission.NARROW_POLICY, Permission.CONSENT)
     return sorted({way.id for way in live}) if may else []

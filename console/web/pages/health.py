@@ -12,7 +12,7 @@ from kvcustody.console.web.pages.overview import witnesses
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations import fleet as orders_api
 from kvcustody.governance.api.operations import health as health_api
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
 
 _WORKERS_MAX = 1000
@@ -21,10 +21,10 @@ _ORDERS_SHOWN = 20
 
 def show(visit: Visit) -> Response:
     """What is well, and what is not; workers for those who may see operations."""
-    visit.caller.must(Action.READ_HEALTH)
+    visit.caller.must(Permission.READ_HEALTH)
     visit.record("consoleHealth")
     workers, orders = None, []
-    if visit.may(Action.READ_OPERATIONS):
+    if visit.may(Permission.READ_OPERATIONS):
         workers = [worker for _, worker in visit.service.fleet.listed(limit=_WORKERS_MAX)]
         workers.sort(key=lambda worker: (worker.ended_us is not None, worker.worker, -worker.started_us))
         orders = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
@@ -36,13 +36,13 @@ def show(visit: Visit) -> Response:
         workers=workers,
         orders=orders,
         asked={order.worker for order in orders if order.is_open},
-        operates=visit.may(Action.OPERATE),
+        operates=visit.may(Permission.OPERATE),
     )
 
 
 def scan(visit: Visit) -> Response:
     """Ask a worker for a full scan (H1); the page shows what becomes of it."""
-    visit.caller.must(Action.OPERATE)
+    visit.caller.must(Permission.OPERATE)
     worker = visit.text("worker", 128)
     if worker is None:
         raise not_found()

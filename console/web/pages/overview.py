@@ -13,7 +13,7 @@ from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.policy_status import release_of, standing
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
-from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.access.roles import Permission, Reach
 
 _TENANTS_MAX = 12
 
@@ -21,8 +21,8 @@ _TENANTS_MAX = 12
 def show(visit: Visit) -> Response:
     """Everything that the caller's roles reach, each in its own part."""
     visit.record("consoleOverview")
-    sees = visit.may(Action.READ_CUSTODY)
-    policy = visit.may(Action.READ_POLICY)
+    sees = visit.may(Permission.READ_CUSTODY)
+    policy = visit.may(Permission.READ_POLICY)
     state = release_of(visit) if policy else None
     return visit.page(
         "overview.html",
@@ -34,8 +34,8 @@ def show(visit: Visit) -> Response:
         coverage=custody_api.covered(visit.caller, visit.service) if sees else None,
         held=held_by_tenant(visit) if sees else None,
         denials=_denials(visit) if sees else None,
-        health=health_api.health(visit.service) if visit.may(Action.READ_HEALTH) else None,
-        witnesses=witnesses(visit) if visit.may(Action.READ_HEALTH) else None,
+        health=health_api.health(visit.service) if visit.may(Permission.READ_HEALTH) else None,
+        witnesses=witnesses(visit) if visit.may(Permission.READ_HEALTH) else None,
     )
 
 
@@ -77,4 +77,4 @@ def _open(state: Any) -> int:
 
 def sees_all(visit: Visit) -> bool:
     """Whether the caller sees every tenant's custody."""
-    return visit.caller.reach(Action.READ_CUSTODY) is Reach.ALL
+    return visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL

@@ -16,7 +16,7 @@ from kvcustody.console.web.source_listing import Line, lines_of
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.policies import library
 from kvcustody.policies.document.problems import Problem
@@ -51,8 +51,8 @@ class Checked:
 
 def show(visit: Visit) -> Response:
     """What is in effect, and every revision; a tenant's administrator is led to what waits for consent."""
-    if not visit.may(Action.READ_POLICY):
-        visit.caller.must(Action.CONSENT)
+    if not visit.may(Permission.READ_POLICY):
+        visit.caller.must(Permission.CONSENT)
         return redirect("/policy/consents")
     state = release_of(visit)
     numbers = [] if state is None else sorted(state.proposals, reverse=True)[:_REVISIONS_SHOWN]
@@ -64,13 +64,13 @@ def show(visit: Visit) -> Response:
         revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
         if state
         else [],
-        writes=visit.may(Action.WRITE_POLICY),
+        writes=visit.may(Permission.WRITE_POLICY),
     )
 
 
 def revision(visit: Visit) -> Response:
     """One revision: where it is on its way, its proof, what it changes, its text, and the next step."""
-    visit.caller.must(Action.READ_POLICY)
+    visit.caller.must(Permission.READ_POLICY)
     state, found = _proposal(visit)
     review = gates.review(state, found)
     line = visit.number("line") or 0
@@ -84,17 +84,19 @@ def revision(visit: Visit) -> Response:
         new_access=review.change.new_access[:_CELLS_SHOWN],
         lost_access=[cell for cell in review.change.cells if not cell.opens][:_CELLS_SHOWN],
         lines=lines_of(found.document, target=line),
-        approves=visit.may(Action.APPROVE_POLICY)
+        approves=visit.may(Permission.APPROVE_POLICY)
         and not found.activated
         and found.author != visit.caller.name,
-        activates=visit.may(Action.ACTIVATE_POLICY) and found.approval is not None and not found.activated,
-        restores=visit.may(Action.WRITE_POLICY) and found.activated and found is not state.active,
+        activates=visit.may(Permission.ACTIVATE_POLICY)
+        and found.approval is not None
+        and not found.activated,
+        restores=visit.may(Permission.WRITE_POLICY) and found.activated and found is not state.active,
     )
 
 
 def draft(visit: Visit) -> Response:
     """A text to write in: the active document, a policy of the library, or what is being restored."""
-    visit.caller.must(Action.WRITE_POLICY)
+    visit.caller.must(Permission.WRITE_POLICY)
     state = release_of(visit)
     chosen = visit.text("from")
     if chosen in library.names():
@@ -106,7 +108,7 @@ def draft(visit: Visit) -> Response:
 
 def check(visit: Visit) -> Response:
     """Check the text in the form (Y1)."""
-    visit.caller.must(Action.WRITE_POLICY)
+    visit.caller.must(Permission.WRITE_POLICY)
     document = visit.document("source")
     return _draft_page(visit, document, _checked(visit, document))
 

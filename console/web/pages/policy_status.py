@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kvcustody.console.web.page_request import Visit
-from kvcustody.governance.release.record import Step
+from kvcustody.governance.release.record import ReleaseAction
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.policies.document.model import Policy
@@ -22,7 +22,7 @@ from kvcustody.policies.workbench.prove.prove import prove
 _KEPT = 32
 
 
-class Standing(NamedTuple):
+class PolicyStatus(NamedTuple):
     """The active revision, when it took effect (UTC µs), and the proof of what is in effect."""
 
     revision: Proposal
@@ -38,7 +38,7 @@ def release_of(visit: Visit) -> ReleaseState | None:
         return None
 
 
-def standing(state: ReleaseState | None) -> Standing | None:
+def standing(state: ReleaseState | None) -> PolicyStatus | None:
     """What is in effect; None where nothing is."""
     if state is None or state.active is None:
         return None
@@ -46,10 +46,10 @@ def standing(state: ReleaseState | None) -> Standing | None:
     taken = [
         record.at_us
         for record in state.records
-        if record.action in (Step.ACTIVATED, Step.BROKE_GLASS)
+        if record.action in (ReleaseAction.ACTIVATED, ReleaseAction.BROKE_GLASS)
         and record.body.get("revision") == active.revision
     ]
-    return Standing(active, taken[-1] if taken else active.manifest.issued_us, proof_of(state, active))
+    return PolicyStatus(active, taken[-1] if taken else active.manifest.issued_us, proof_of(state, active))
 
 
 def proof_of(state: ReleaseState, proposal: Proposal) -> Proof:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from kvcustody.console.web.page_request import Visit, redirect
 from kvcustody.governance.api.models.access import Ending, KeyEnding
 from kvcustody.governance.api.operations import principals as endings_api
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 _SHOWN = 200
@@ -19,7 +19,7 @@ _PREFIX_DIGITS = 12
 
 def show(visit: Visit) -> Response:
     """Principals in the order of names, and the keys of the one that was chosen."""
-    visit.caller.must(Action.MANAGE_KEYS)
+    visit.caller.must(Permission.MANAGE_KEYS)
     book, name = visit.service.principals, visit.text("name")
     found = book.listed(after=visit.text("after") or "", limit=_SHOWN + 1)
     return visit.page(
@@ -34,7 +34,7 @@ def show(visit: Visit) -> Response:
 
 def disable(visit: Visit) -> Response:
     """End a principal (A1)."""
-    visit.caller.must(Action.MANAGE_KEYS)
+    visit.caller.must(Permission.MANAGE_KEYS)
     name = _name(visit)
     if visit.text("again") != name:
         raise ProblemError("invalid", "the name that was typed is not the principal's")
@@ -45,7 +45,7 @@ def disable(visit: Visit) -> Response:
 
 def revoke(visit: Visit) -> Response:
     """Refuse one key of a principal (A1)."""
-    visit.caller.must(Action.MANAGE_KEYS)
+    visit.caller.must(Permission.MANAGE_KEYS)
     name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
     if prefix is None:
         raise not_found()

@@ -19,9 +19,9 @@ from kvcustody.console.web.page_request import Visit
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import consent_body, waiting_for
-from kvcustody.governance.release.record import SCHEMA, Step
+from kvcustody.governance.release.record import SCHEMA, ReleaseAction
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.policies.bundle.bundle import SCHEMA as BUNDLE_SCHEMA
 from kvcustody.policies.bundle.bundle import manifest_of
@@ -30,11 +30,11 @@ from kvcustody.policies.document.problems import PolicyRejected
 _DAY_US = 86_400_000_000
 _DAYS_MAX = 3660
 _ACTIONS = {
-    "proposed": (Action.WRITE_POLICY, "propose"),
-    "approved": (Action.APPROVE_POLICY, "approve"),
-    "activated": (Action.ACTIVATE_POLICY, "activate"),
-    "consented": (Action.CONSENT, "consent"),
-    "revoked": (Action.NARROW_POLICY, "revoke"),
+    "proposed": (Permission.WRITE_POLICY, "propose"),
+    "approved": (Permission.APPROVE_POLICY, "approve"),
+    "activated": (Permission.ACTIVATE_POLICY, "activate"),
+    "consented": (Permission.CONSENT, "consent"),
+    "revoked": (Permission.NARROW_POLICY, "revoke"),
 }
 
 
@@ -45,14 +45,14 @@ def prepare(visit: Visit) -> Response:
         raise ProblemError("invalid", "`step` is no step that is signed here")
     action, verb = _ACTIONS[name]
     if name == "revoked" and not visit.may(action):
-        action, verb = Action.CONSENT, "withdraw"  # an owner, of its own
+        action, verb = Permission.CONSENT, "withdraw"  # an owner, of its own
     visit.caller.must(action)
     state = visit.service.policies.state()
     last_us = state.records[-1].at_us if state.records else 0
     at_us = max(visit.service.clock.utc_us(), last_us)
     body, manifest = _body(visit, state, name, at_us)
     head = {
-        "action": Step(name).value,
+        "action": ReleaseAction(name).value,
         "at_us": at_us,
         "audience": state.trust.audience,
         "number": len(state.records) + 1,
@@ -147,7 +147,7 @@ def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
 def _revoked(visit: Visit, state: ReleaseState) -> dict[str, Any]:
     source = visit.text("id") or ""
     owners = state.owners(source)
-    if not owners or not (visit.may(Action.NARROW_POLICY) or owners == {visit.caller.tenant}):
+    if not owners or not (visit.may(Permission.NARROW_POLICY) or owners == {visit.caller.tenant}):
         raise not_found()
     return {"ids": [source], "reason": visit.text("reason") or ""}
 

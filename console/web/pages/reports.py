@@ -8,7 +8,7 @@ from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.console.web.page_request import Visit, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import asked_of, start_report
 
@@ -18,7 +18,7 @@ _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": 
 
 def listed(visit: Visit) -> Response:
     """One's own reports and other jobs, newest first, and a form for another."""
-    visit.caller.must(Action.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY)
     jobs = visit.service.jobs.listed(principal=visit.caller.name, limit=_LISTED)
     return visit.page(
         "reports.html",
@@ -32,7 +32,7 @@ def listed(visit: Visit) -> Response:
 
 def make(visit: Visit) -> Response:
     """Begin a report (J1)."""
-    tenant = visit.caller.tenant_of(Action.READ_CUSTODY, visit.text("tenant", 128))
+    tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
     framework = visit.text("framework") or ""
     if framework not in NAMES:
         raise ProblemError("invalid", f"`framework` is none of {', '.join(NAMES)}")
@@ -52,21 +52,21 @@ def make(visit: Visit) -> Response:
 
 def show(visit: Visit) -> Response:
     """One job: how far it is, and what it made."""
-    visit.caller.must(Action.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY)
     job = visit.service.jobs.get(visit.places["job"], principal=visit.caller.name)
     return visit.page("job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job)
 
 
 def cancel(visit: Visit) -> Response:
     """Ask a job to stop."""
-    visit.caller.must(Action.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY)
     job = visit.service.jobs.cancel(visit.places["job"], principal=visit.caller.name)
     return redirect(f"/reports/{job.job}")
 
 
 def download(visit: Visit) -> Response:
     """A file that one of one's own jobs made."""
-    visit.caller.must(Action.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY)
     name = visit.places["file"]
     path = visit.service.jobs.file(visit.places["job"], name, principal=visit.caller.name)
     kind = _TYPES.get(name.rpartition(".")[2], "application/octet-stream")

@@ -40,8 +40,8 @@ from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.authenticator import too_many
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action, Reach
-from kvcustody.governance.service.idempotency import Claim
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.idempotency import IdempotencyClaim
 from kvcustody.governance.service.ingest.traced_writer import CURRENT
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
@@ -220,7 +220,7 @@ class Gate:
             return
         await self._first(exchange, claim)
 
-    async def _first(self, exchange: Exchange, claim: Claim) -> None:
+    async def _first(self, exchange: Exchange, claim: IdempotencyClaim) -> None:
         kept: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -280,8 +280,8 @@ class Gate:
 
 def _for_workers(operation: Operation, caller: Caller) -> bool:
     """Whether the workers' own address answers: what workers do, and what they do with their own keys."""
-    works = caller.reach(Action.WORK) is not Reach.NONE
-    return operation.action is Action.WORK or (operation.at_workers and works)
+    works = caller.reach(Permission.WORK) is not Reach.NONE
+    return operation.action is Permission.WORK or (operation.at_workers and works)
 
 
 def _query(exchange: Exchange, known: frozenset[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Operation:
     name: str
     method: str
     path: str
-    action: Action | None
+    action: Permission | None
     tag: str
     recorded: bool = False  # a read of the ledger: an event of its own for those whose reads are recorded
     keyed: bool = False  # needs an `Idempotency-Key`
     batch: bool = False  # takes a worker's batch: the larger limit
-    also: tuple[Action, ...] = ()  # other actions that allow it as well
+    also: tuple[Permission, ...] = ()  # other actions that allow it as well
     at_workers: bool = False  # served to workers at their own address too
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 

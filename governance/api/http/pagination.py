@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
 
 
 def page(
-    service: Service, question: Question, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
+    service: Service, question: CursorBinding, items: Sequence[dict[str, Any]], cursor: str | None, limit: int
 ) -> dict[str, Any]:
     """The items from the cursor's position on, at most `limit`, and the cursor of the next page."""
     position = service.cursors.read(question, cursor)

@@ -15,7 +15,7 @@ import orjson
 
 from kvcustody.governance.api.app import create_api
 from kvcustody.governance.observability.metrics import metrics_table
-from kvcustody.governance.service.access.roles import PERMISSIONS, Action, Reach
+from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach
 from kvcustody.governance.service.problem_details import problems_table
 from kvcustody.governance.service.settings import service_settings_table
 
@@ -72,7 +72,7 @@ def roles_table() -> str:
             ", ".join(
                 f"`{action.value}`"
                 for action, reach in allowed.items()
-                if reach is wanted and action is not Action.SELF
+                if reach is wanted and action is not Permission.SELF
             )
             for wanted in (Reach.OWN, Reach.ALL)
         ]

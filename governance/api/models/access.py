@@ -66,7 +66,7 @@ class Enrolment(Model):
     certificate: Thumbprint | None = None
 
 
-class Principal(Model):
+class PrincipalModel(Model):
     """Somebody who may ask. `token`: whom an issuer of tokens keeps, known here because it was disabled here."""
 
     model_config = example(_ALICE)
@@ -81,7 +81,7 @@ class Principal(Model):
     version: int
 
 
-class IssuedKey(Model):
+class IssuedKeyModel(Model):
     """A new key: shown once, kept nowhere."""
 
     model_config = example(_KEY)
@@ -96,11 +96,11 @@ class Enrolled(Model):
 
     model_config = example({"principal": _ALICE, "key": _KEY})
 
-    principal: Principal
-    key: IssuedKey
+    principal: PrincipalModel
+    key: IssuedKeyModel
 
 
-class Key(Model):
+class ApiKeyModel(Model):
     """What may be known of a key."""
 
     model_config = example(
@@ -124,20 +124,20 @@ class Key(Model):
     certificate: str | None
 
 
-class Keys(Model):
+class ApiKeyPage(Model):
     """Keys, newest first."""
 
-    items: list[Key]
+    items: list[ApiKeyModel]
 
 
 class PrincipalPage(Model):
     """A page of principals."""
 
-    items: list[Principal]
+    items: list[PrincipalModel]
     next: str | None
 
 
-class Rotation(Model):
+class RotationModel(Model):
     """How the own key is to be replaced. `bind`: to the client certificate of this connection, for a worker."""
 
     model_config = example({"days": 90, "overlap_days": 1})
@@ -194,7 +194,7 @@ class Session(Model):
     expires_us: Utc
 
 
-class Version(Model):
+class VersionModel(Model):
     """What runs here."""
 
     model_config = example({"kvcustody": "0.1.0", "api": "v1", "schema": "0007", "python": "3.12.3"})
@@ -205,7 +205,7 @@ class Version(Model):
     python: str
 
 
-class Document(BaseModel):
+class OpenApiDocument(BaseModel):
     """An OpenAPI document."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"openapi": "3.1.0"}]})

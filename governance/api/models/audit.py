@@ -16,7 +16,7 @@ _EVENT = {
 _HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 
-class Event(Model):
+class EventModel(Model):
     """One leaf. Its canonical bytes are the JCS form (RFC 8785) of `leaf`."""
 
     model_config = example(_EVENT)
@@ -33,12 +33,12 @@ class EventPage(Model):
 
     model_config = example({"items": [_EVENT], "next": None, "as_of": 4})
 
-    items: list[Event]
+    items: list[EventModel]
     next: str | None
     as_of: Whole | None
 
 
-class LogHead(Model):
+class LogHeadModel(Model):
     """A sub-log: how many leaves it has, and the root of its tree."""
 
     log: str
@@ -53,12 +53,12 @@ class Logs(Model):
         {"items": [{"log": "tenant/acme", "size": 12, "root": _HASH}], "next": None, "as_of": 4}
     )
 
-    items: list[LogHead]
+    items: list[LogHeadModel]
     next: str | None
     as_of: Whole
 
 
-class Checkpoint(Model):
+class CheckpointModel(Model):
     """A checkpoint of the root log: `note` is the signed C2SP note that covers it, null while none does."""
 
     model_config = example({"size": 4, "root": _HASH, "at_us": 1_780_000_000_000_000, "note": None})
@@ -69,12 +69,12 @@ class Checkpoint(Model):
     note: str | None
 
 
-class LeafProof(Model):
+class LeafProofModel(Model):
     """A leaf and the proof that a signed checkpoint covers it (C2SP tlog-proof, in the form of `kvcustody audit`)."""
 
     model_config = example({"event": _EVENT, "canonical": '{"schema":"kvcustody/event@1"}', "proof": "…"})
 
-    event: Event
+    event: EventModel
     canonical: str
     proof: str
 

@@ -13,7 +13,7 @@ from kvcustody.audit.report import subject_access as subject
 from kvcustody.governance.api.models.shown import page_of, shown
 
 Residency = shown(
-    queries.Custody,
+    queries.SubjectResidency,
     "Residency",
     {
         "incarnation": "ab" * 16,
@@ -49,8 +49,8 @@ LiveResidency = shown(
 Totals = page_of(shown(queries.TenantTotals), "Totals")
 Denials = page_of(shown(queries.Denials, "Denial"), "Denials")
 Gaps = page_of(shown(queries.Gap), "Gaps")
-Findings = page_of(shown(queries.Finding), "Findings")
-BlockHistory = page_of(shown(queries.BlockEvent), "BlockHistory")
+Findings = page_of(shown(queries.OrphanFinding), "Findings")
+BlockHistory = page_of(shown(queries.BlockLeaf), "BlockHistory")
 CoverageRows = shown(CoverageRow)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvcustody.audit.erasure.preview import PreviewRow
-from kvcustody.audit.erasure.requests_and_answers import Answer
+from kvcustody.audit.erasure.requests_and_answers import ErasureAnswer
 from kvcustody.governance.api.models.base import Model, Name, Utc, Whole, example
 from kvcustody.governance.api.models.shown import shown
 
@@ -19,7 +19,7 @@ _ERASURE = {
     "at_us": 1_780_000_000_000_000,
     "deadline_us": 1_780_000_060_000_000,
 }
-AnswerOfWorker = shown(Answer, "AnswerOfWorker")
+AnswerOfWorker = shown(ErasureAnswer, "AnswerOfWorker")
 
 
 class ErasureRequest(Model):
@@ -44,7 +44,7 @@ class ErasureRequest(Model):
     deadline_seconds: Annotated[int, Field(strict=True, ge=1, le=30 * 86_400)] = 3600
 
 
-class Erasure(Model):
+class ErasureModel(Model):
     """A request that custody end."""
 
     model_config = example(_ERASURE)
@@ -87,7 +87,7 @@ class ErasurePreview(Model):
     workers: list[str]
 
 
-class ErasureStatus(Erasure):
+class ErasureStatus(ErasureModel):
     """An erasure over all workers: partial until every one that owes an answer has given it."""
 
     model_config = example(
@@ -100,12 +100,12 @@ class ErasureStatus(Erasure):
     unreachable: list[str]
 
 
-class Erasures(Model):
+class ErasurePage(Model):
     """A page of erasures, newest first."""
 
     model_config = example({"items": [_ERASURE], "next": None})
 
-    items: list[Erasure]
+    items: list[ErasureModel]
     next: str | None
 
 

@@ -100,10 +100,10 @@ _RECORD = {
 Recipient = shown(ropa.Recipient, example=_RECIPIENT)
 TimeLimit = shown(ropa.TimeLimit, example=_TIME_LIMIT)
 _PARTS = {"recipients": list[Recipient], "time_limits": list[TimeLimit]}  # type: ignore[valid-type]
-ProcessingRecord = shown(ropa.Record, "ProcessingRecord", _RECORD, parts=_PARTS)
+ProcessingRecord = shown(ropa.ProcessingRecord, "ProcessingRecord", _RECORD, parts=_PARTS)
 
 
-class Framework(Model):
+class FrameworkModel(Model):
     """A framework and how many of its controls there is evidence for."""
 
     id: str
@@ -117,7 +117,7 @@ class Frameworks(Model):
 
     model_config = example({"items": [_FRAMEWORK], "next": None})
 
-    items: list[Framework]
+    items: list[FrameworkModel]
     next: str | None
 
 

@@ -23,7 +23,7 @@ _JOB = {
 }
 
 
-class Job(Model):
+class JobModel(Model):
     """Long work: how far it is, and what came of it."""
 
     model_config = example(_JOB)
@@ -41,12 +41,12 @@ class Job(Model):
     ended_us: Utc | None
 
 
-class Jobs(Model):
+class JobPage(Model):
     """A page of your jobs, newest first."""
 
     model_config = example({"items": [_JOB], "next": None})
 
-    items: list[Job]
+    items: list[JobModel]
     next: str | None
 
 

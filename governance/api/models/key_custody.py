@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvcustody.audit.query.key_orders import KeyOrder
-from kvcustody.audit.retention.unlink_subject import Unlinked
+from kvcustody.audit.retention.unlink_subject import UnlinkedSubject
 from kvcustody.governance.api.models.base import Model, Name, example
 from kvcustody.governance.api.models.shown import page_of, shown
 
@@ -20,10 +20,10 @@ Reason = Annotated[str, Field(min_length=1, max_length=200)]
 
 KeyOrderModel = shown(KeyOrder, "KeyOrder", _EXAMPLE)
 KeyOrderPage = page_of(KeyOrderModel, "KeyOrders")
-UnlinkedModel = shown(Unlinked, "Unlinked", {"pseudonyms": 3, "keys": 1, "remains": []})
+UnlinkedModel = shown(UnlinkedSubject, "Unlinked", {"pseudonyms": 3, "keys": 1, "remains": []})
 
 
-class SigningPeriod(Model):
+class SigningPeriodModel(Model):
     """A public key (C2SP) and the sizes of trees that it may sign; `last_size` null: it signs now."""
 
     model_config = example(_PERIOD)
@@ -38,10 +38,10 @@ class SigningKeys(Model):
 
     model_config = example({"items": [_PERIOD]})
 
-    items: list[SigningPeriod]
+    items: list[SigningPeriodModel]
 
 
-class Handover(Model):
+class HandoverModel(Model):
     """The kind of the next signing key; none: the same as now."""
 
     model_config = example({"kind": "ed25519"})

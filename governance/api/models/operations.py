@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvcustody.audit.query.custody import Finding
+from kvcustody.audit.query.custody import OrphanFinding
 from kvcustody.audit.query.scans import Scan
 from kvcustody.audit.siem.delivery import PumpStatus
 from kvcustody.governance.api.models.base import Model, Whole, example
@@ -35,7 +35,7 @@ _CAPACITY = {
 
 ScanRow = shown(Scan, "Scan", _SCAN)
 Scans = page_of(ScanRow, "Scans")
-Found = shown(Finding, "ScanFinding", _FINDING)
+Found = shown(OrphanFinding, "ScanFinding", _FINDING)
 Sink = shown(PumpStatus, "Sink", _SINK)
 
 

@@ -130,7 +130,7 @@ class PolicyProblem(Model):
     hint: str
 
 
-class Validation(Model):
+class ValidationModel(Model):
     """Whether a document is sound; `digest` is of its meaning."""
 
     model_config = example({"sound": True, "digest": "sha256:…", "problems": [], "omitted": 0})
@@ -141,7 +141,7 @@ class Validation(Model):
     omitted: int
 
 
-class Answer(BaseModel):
+class WorkbenchAnswer(BaseModel):
     """An answer of the policy workbench, in the form of its command's `--json`."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"verdict": "narrower"}]})
@@ -181,7 +181,7 @@ class Revisions(Model):
     next: str | None
 
 
-class Opening(Model):
+class ConsentScope(Model):
     """What a grant or segment opens, in the words that its owner consents to."""
 
     id: str
@@ -204,7 +204,7 @@ class Consent(Model):
     author: str
     note: str
     opening: str
-    what: Opening
+    what: ConsentScope
 
 
 class Consents(Model):

@@ -8,11 +8,11 @@ from pydantic import Field
 
 from kvcustody.governance.api.models.base import LARGE, Model, Name, Utc, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
-from kvcustody.governance.service.fleet.workers import Worker
+from kvcustody.governance.service.fleet.workers import WorkerRun
 
 Workers = page_of(
     shown(
-        Worker,
+        WorkerRun,
         example={
             "worker": "gpu-0",
             "incarnation": "ab" * 16,
@@ -60,7 +60,7 @@ class PolicyRecords(Model):
     total: Whole
 
 
-class Order(Model):
+class ErasureOrderModel(Model):
     """An erasure for a worker: whom it means is named to workers alone."""
 
     model_config = example(_ORDER)
@@ -95,11 +95,11 @@ class Orders(Model):
 
     model_config = example({"items": [_ORDER], "keys": [_KEY_ORDER]})
 
-    items: list[Order]
+    items: list[ErasureOrderModel]
     keys: list[WorkerKeyOrder]
 
 
-class Incarnation(Model):
+class IncarnationModel(Model):
     """A process of a worker: `offset_us` turns its boot time into UTC."""
 
     model_config = example({"offset_us": 1_779_990_000_000_000})
@@ -116,7 +116,7 @@ class Registered(Model):
     worker: str
 
 
-class Report(Model):
+class WorkerReport(Model):
     """What a worker says of itself: counters by name, and the blocks that each tenant is charged for there."""
 
     model_config = example(
@@ -144,7 +144,7 @@ class Heard(Model):
     unlinkings: Whole
 
 
-class Pseudonyms(Model):
+class PseudonymsModel(Model):
     """Pseudonyms that a worker has in memory."""
 
     model_config = example({"names": ["0a1b2c3d4e5f60718293a4b5"]})
@@ -152,7 +152,7 @@ class Pseudonyms(Model):
     names: Annotated[list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]], Field(max_length=5000)]
 
 
-class Unlinked(Model):
+class UnlinkedModel(Model):
     """Those that nobody is behind any more: to be forgotten."""
 
     model_config = example({"gone": []})

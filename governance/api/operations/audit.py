@@ -25,15 +25,21 @@ from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
-from kvcustody.governance.api.models.audit import Checkpoint, Consistency, EventPage, LeafProof, Logs
+from kvcustody.governance.api.models.audit import (
+    CheckpointModel,
+    Consistency,
+    EventPage,
+    LeafProofModel,
+    Logs,
+)
 from kvcustody.governance.api.models.base import LARGE, AsOf, Cursor, Limit, Since, Tenant, Until
 from kvcustody.governance.identity.w3c_trace import CHARACTERS, PATTERN
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action, Reach
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
-READ = Action.READ_CUSTODY
+READ = Permission.READ_CUSTODY
 KindName = StrEnum("KindName", {name.replace("-", "_").upper(): name for name in sorted(LEAF_KEYS)})  # type: ignore[misc]
 _SCAN_MAX = 200_000  # leaves that one page looks at
 _TILE_WIDTH = 256
@@ -67,13 +73,13 @@ def add_audit(api: Api) -> None:
     api.add(
         _read("getLatestCheckpoint", path=latest),
         latest_checkpoint,
-        answers=Checkpoint,
+        answers=CheckpointModel,
         problems=("not-found",),
     )
     one = "/v1/audit/checkpoints/{size}"
-    api.add(_read("getCheckpoint", path=one), checkpoint, answers=Checkpoint, problems=("not-found",))
+    api.add(_read("getCheckpoint", path=one), checkpoint, answers=CheckpointModel, problems=("not-found",))
     inclusion = _read("proveEvent", path="/v1/audit/proofs/inclusion")
-    api.add(inclusion, prove, answers=LeafProof, problems=("not-found",))
+    api.add(inclusion, prove, answers=LeafProofModel, problems=("not-found",))
     consistency = _read("proveConsistency", path="/v1/audit/proofs/consistency")
     api.add(consistency, consistent, answers=Consistency, problems=("not-found",))
     tiles = _read("getTile", path="/v1/audit/tiles/{level}/{index}")
@@ -110,7 +116,7 @@ def found_events(
         "grant": grant, "revision": revision, "residency": residency, "incarnation": incarnation, "block": block,
         "trace": trace, "as_of": as_of,
     }  # fmt: skip
-    question = Question("listEvents", caller.name, asked)
+    question = CursorBinding("listEvents", caller.name, asked)
     position = service.cursors.read(question, cursor)
     wanted = EventFilter(
         logs=None if mine is None else (log_of(mine),),
@@ -150,7 +156,7 @@ def logs(
         size = proofs.checkpoint(as_of).size
         found = [log for log in proofs.logs(as_of=size) if mine is None or log.name == log_of(mine)]
     items = [{"log": log.name, "size": log.head.size, "root": log.head.root.hex()} for log in found]
-    question = Question("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
+    question = CursorBinding("listLogs", caller.name, {"tenant": mine, "as_of": as_of})
     return page(service, question, items, cursor, limit) | {"as_of": size}
 
 

@@ -32,12 +32,12 @@ from kvcustody.governance.api.models.custody import (
     facts,
 )
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action, Reach
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
-READ = Action.READ_CUSTODY
+READ = Permission.READ_CUSTODY
 DAY_US = 86_400_000_000
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Place = Annotated[int, Path(ge=0, lt=LARGE, examples=[42])]
@@ -85,7 +85,7 @@ def residencies(
     mine, names = _named(caller, service, tenant, subject)
     with service.reading(mine) as connection:
         found = queries.custody_of(connection, mine, names) if names else ()
-    question = Question("listResidencies", caller.name, {"tenant": mine, "subject": subject})
+    question = CursorBinding("listResidencies", caller.name, {"tenant": mine, "subject": subject})
     return page(service, question, facts(found), cursor, limit)
 
 
@@ -117,7 +117,7 @@ def held_now(
 ) -> dict[str, Any]:
     """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
     mine = caller.tenant_of(READ, tenant)
-    question = Question("listLive", caller.name, {"tenant": mine})
+    question = CursorBinding("listLive", caller.name, {"tenant": mine})
     position = service.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), str(position[1]), int(position[2]))
     now_us = service.clock.utc_us()
@@ -137,7 +137,9 @@ def totals(
     mine = caller.tenant_of(READ, tenant)
     with service.reading(mine) as connection:
         found = [row for row in queries.tenant_totals(connection) if mine in (None, row.tenant)]
-    return page(service, Question("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit)
+    return page(
+        service, CursorBinding("listTotals", caller.name, {"tenant": mine}), facts(found), cursor, limit
+    )
 
 
 def covered(
@@ -182,7 +184,9 @@ def denials(
     mine = caller.tenant_of(READ, tenant)
     with service.reading(mine) as connection:
         found = queries.denials_by_rule(connection, tenant=mine)
-    return page(service, Question("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit)
+    return page(
+        service, CursorBinding("listDenials", caller.name, {"tenant": mine}), facts(found), cursor, limit
+    )
 
 
 def gaps(caller: Asking, service: Serving, cursor: CursorText = None, limit: Limit = 100) -> dict[str, Any]:
@@ -190,7 +194,7 @@ def gaps(caller: Asking, service: Serving, cursor: CursorText = None, limit: Lim
     _sees_all(caller.reach(READ))
     with service.reading() as connection:
         found = queries.gaps(connection)
-    return page(service, Question("listGaps", caller.name, {}), facts(found), cursor, limit)
+    return page(service, CursorBinding("listGaps", caller.name, {}), facts(found), cursor, limit)
 
 
 def findings(
@@ -200,7 +204,9 @@ def findings(
     mine = caller.tenant_of(READ, tenant)
     with service.reading(mine) as connection:
         found = queries.findings(connection, tenant=mine)
-    return page(service, Question("listFindings", caller.name, {"tenant": mine}), facts(found), cursor, limit)
+    return page(
+        service, CursorBinding("listFindings", caller.name, {"tenant": mine}), facts(found), cursor, limit
+    )
 
 
 def history(

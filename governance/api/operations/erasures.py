@@ -26,10 +26,10 @@ from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
     Certificate,
-    Erasure,
+    ErasureModel,
+    ErasurePage,
     ErasurePreview,
     ErasureRequest,
-    Erasures,
     ErasureStatus,
     OpeningModel,
 )
@@ -37,28 +37,28 @@ from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action, Reach
+from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.certificates import certificate, opening
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import not_found
 from kvcustody.governance.service.service import Service
 
-READ = Action.READ_CUSTODY
+READ = Permission.READ_CUSTODY
 ErasureId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["4f1c0e"])]
 _read = partial(Operation, method="GET", action=READ, tag="erasures", recorded=True)
-_certify = partial(Operation, method="GET", action=Action.CERTIFY, tag="erasures", recorded=True)
+_certify = partial(Operation, method="GET", action=Permission.CERTIFY, tag="erasures", recorded=True)
 
 
 def add_erasures(api: Api) -> None:
     """Declare the operations."""
-    asking = Operation("requestErasure", "POST", "/v1/erasures", Action.ERASE, "erasures", keyed=True)
-    api.add(asking, request, answers=Erasure, status=202, problems=("not-found",))
+    asking = Operation("requestErasure", "POST", "/v1/erasures", Permission.ERASE, "erasures", keyed=True)
+    api.add(asking, request, answers=ErasureModel, status=202, problems=("not-found",))
     looking = Operation(
-        "previewErasure", "POST", "/v1/erasures:preview", Action.ERASE, "erasures", recorded=True
+        "previewErasure", "POST", "/v1/erasures:preview", Permission.ERASE, "erasures", recorded=True
     )
     api.add(looking, previewed, answers=ErasurePreview, problems=("not-found",))
     listing = _read("listErasures", path="/v1/erasures")
-    api.add(listing, erasures, answers=Erasures, problems=("not-found", "cursor-invalid"))
+    api.add(listing, erasures, answers=ErasurePage, problems=("not-found", "cursor-invalid"))
     api.add(
         _read("getErasure", path="/v1/erasures/{erasure}"),
         erasure_of,
@@ -133,7 +133,7 @@ def erasures(
     mine = caller.tenant_of(READ, tenant)
     with service.reading(mine) as connection:
         found = ledger.requests(connection, tenant=mine)
-    question = Question("listErasures", caller.name, {"tenant": mine})
+    question = CursorBinding("listErasures", caller.name, {"tenant": mine})
     return page(service, question, [_shown(item) for item in found], cursor, limit)
 
 
@@ -175,19 +175,19 @@ def opening_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str
 
 def _certified(caller: Caller, service: Service, erasure: str) -> None:
     """Raise `not-found` unless the erasure is there and its tenant is one that the caller certifies (Z3)."""
-    tenant = caller.tenant if caller.reach(Action.CERTIFY) is Reach.OWN else None
+    tenant = caller.tenant if caller.reach(Permission.CERTIFY) is Reach.OWN else None
     with service.reading(tenant) as connection:
         try:
             found = ledger.request(connection, erasure)
         except LedgerError:
             raise not_found() from None
-    if caller.reach(Action.CERTIFY) is Reach.OWN and found.tenant != caller.tenant:
+    if caller.reach(Permission.CERTIFY) is Reach.OWN and found.tenant != caller.tenant:
         raise not_found()
 
 
 def _selector(caller: Caller, what: ErasureRequest) -> Selector:
     """The selector of a request, its tenant from the credential (Z1); raises for one that is none."""
-    mine = caller.tenant_of(Action.ERASE, what.tenant)
+    mine = caller.tenant_of(Permission.ERASE, what.tenant)
     parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
     for name, value in (*parts.items(), ("tenant", mine)):
         if value is not None:

@@ -16,13 +16,13 @@ from fastapi import Query, Response
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.siem.commit_order_reader import START, Followed, Position, follow, newest
-from kvcustody.audit.siem.formats import Shape, told
+from kvcustody.audit.siem.formats import SiemFormat, told
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.models.audit import StreamPage
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
-from kvcustody.governance.service.access.roles import Action
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
 
 _LOOK_SECONDS = 0.5
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.5
 def add_stream(api: Api) -> None:
     """Declare the operation."""
     operation = Operation(
-        "streamEvents", "GET", "/v1/audit/stream", Action.READ_CUSTODY, "audit", recorded=True
+        "streamEvents", "GET", "/v1/audit/stream", Permission.READ_CUSTODY, "audit", recorded=True
     )
     api.add(operation, stream, answers=StreamPage, problems=("not-found", "cursor-invalid"))
 
@@ -40,7 +40,9 @@ async def stream(
     caller: Asking,
     service: Serving,
     tenant: Tenant = None,
-    shape: Annotated[Shape, Query(description="OCSF, CloudEvents, or the leaf as it stands.")] = Shape.OCSF,
+    shape: Annotated[
+        SiemFormat, Query(description="OCSF, CloudEvents, or the leaf as it stands.")
+    ] = SiemFormat.OCSF,
     begin: Annotated[
         str, Query(pattern="^(oldest|newest)$", description="Where a stream without a cursor begins.")
     ] = "oldest",
@@ -49,8 +51,8 @@ async def stream(
     limit: Limit = 100,
 ) -> Response:
     """Leaves in the order of their commits, from where the cursor left off; held open up to `wait` seconds."""
-    mine = caller.tenant_of(Action.READ_CUSTODY, tenant)
-    question = Question("streamEvents", caller.name, {"tenant": mine})
+    mine = caller.tenant_of(Permission.READ_CUSTODY, tenant)
+    question = CursorBinding("streamEvents", caller.name, {"tenant": mine})
     given = service.cursors.read(question, cursor)
     at = None if given is None else Position(int(given[0]), int(given[1]))
     found = await _news(service, mine, at, begin, limit, wait)

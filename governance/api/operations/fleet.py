@@ -24,7 +24,7 @@ from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
-from kvcustody.governance.api.models.jobs import Job as JobModel
+from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
     Capacity,
     Quotas,
@@ -41,10 +41,10 @@ from kvcustody.governance.api.models.scan_orders import (
     ScansOwed,
     ScanWanted,
 )
-from kvcustody.governance.service.access.roles import Action
-from kvcustody.governance.service.fleet.workers import Worker
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.fleet.workers import WorkerRun
 from kvcustody.governance.service.jobs import shown
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Policy
@@ -52,8 +52,8 @@ from kvcustody.policies.document.model import Policy
 Incarnation = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Number = Annotated[int, Path(ge=0, lt=LARGE, examples=[3])]
 SinkName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", examples=["siem"])]
-_read = partial(Operation, method="GET", action=Action.READ_OPERATIONS, tag="operations")
-_operate = partial(Operation, method="POST", action=Action.OPERATE, tag="operations", keyed=True)
+_read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag="operations")
+_operate = partial(Operation, method="POST", action=Permission.OPERATE, tag="operations", keyed=True)
 
 
 def add_operating(api: Api) -> None:
@@ -90,7 +90,7 @@ def listed_scans(
     caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Scans of workers and of the ledger, newest first."""
-    question = Question("listScans", caller.name, {})
+    question = CursorBinding("listScans", caller.name, {})
     position = service.cursors.read(question, cursor)
     after = None if position is None else (int(position[0]), int(position[1]), int(position[2]))
     with service.reading() as connection:
@@ -134,14 +134,14 @@ def quotas(
                     "charged_blocks": charged[name],
                 }
             )
-    question = Question("listQuotas", caller.name, {"tenant": tenant})
+    question = CursorBinding("listQuotas", caller.name, {"tenant": tenant})
     return page(service, question, rows, cursor, limit) | {"revision": revision}
 
 
 def capacity(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """The blocks of every running worker by state, as it last said."""
     rows = [_capacity(worker) for worker in service.fleet.running()]
-    found = page(service, Question("getCapacity", caller.name, {}), rows, cursor, limit)
+    found = page(service, CursorBinding("getCapacity", caller.name, {}), rows, cursor, limit)
     return found | {"blocks": sum(row["blocks"] for row in rows)}
 
 
@@ -168,7 +168,7 @@ def _active(service: Service) -> tuple[int, Policy | None]:
     return state.active_revision, None if state.active is None else state.active.policy
 
 
-def _capacity(worker: Worker) -> dict[str, Any]:
+def _capacity(worker: WorkerRun) -> dict[str, Any]:
     states = {
         name.removeprefix("blocks."): int(value)
         for name, value in sorted(worker.status.items())
@@ -191,13 +191,13 @@ def _percent(share: Fraction) -> str:
 WorkerName = Annotated[str, Path(min_length=1, max_length=128, examples=["gpu-0"])]
 OrderId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
-_work = partial(Operation, action=Action.WORK, tag="worker")
+_work = partial(Operation, action=Permission.WORK, tag="worker")
 
 
 def add_scan_orders(api: Api) -> None:
     """Declare the operations."""
     place = "/v1/workers/{worker}/scans"
-    asking = Operation("orderScan", "POST", place, Action.OPERATE, "operations", keyed=True)
+    asking = Operation("orderScan", "POST", place, Permission.OPERATE, "operations", keyed=True)
     api.add(asking, order_scan, answers=ScanOrderModel, status=202, problems=("not-found", "conflict"))
     listing = _read("listScanOrders", path="/v1/orphans/orders")
     api.add(listing, listed_scan_orders, answers=ScanOrderPage, problems=("cursor-invalid",))
@@ -222,7 +222,7 @@ def listed_scan_orders(
     caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Scans that workers were asked for, newest first, with what became of each."""
-    question = Question("listScanOrders", caller.name, {})
+    question = CursorBinding("listScanOrders", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
     found = service.scans.orders.listed(before=before, limit=limit + 1)

@@ -17,10 +17,10 @@ from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import OwnGrants, Release, SignedStep
 from kvcustody.governance.api.operations.policy_release import taken
 from kvcustody.governance.release.declared_openings import own_ways
-from kvcustody.governance.release.record import Record, Step
+from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import ReleaseState
-from kvcustody.governance.service.access.roles import Action
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import not_found
 
 _FIELDS = ("id", "kind", "reader", "at_most", "until_us", "state", "reason")
@@ -28,10 +28,10 @@ _FIELDS = ("id", "kind", "reader", "at_most", "until_us", "state", "reason")
 
 def add_grants(api: Api) -> None:
     """Declare the operations."""
-    listing = Operation("listOwnGrants", "GET", "/v1/policies/grants", Action.CONSENT, "policies")
+    listing = Operation("listOwnGrants", "GET", "/v1/policies/grants", Permission.CONSENT, "policies")
     api.add(listing, own_grants, answers=OwnGrants, problems=("conflict", "cursor-invalid"))
     taking = Operation(
-        "withdrawGrants", "POST", "/v1/policies:withdraw", Action.CONSENT, "policies", keyed=True
+        "withdrawGrants", "POST", "/v1/policies:withdraw", Permission.CONSENT, "policies", keyed=True
     )
     api.add(taking, withdraw, answers=Release, problems=("not-found", "conflict"))
 
@@ -40,16 +40,16 @@ def own_grants(caller: Asking, service: Serving, cursor: Cursor = None, limit: L
     """Grants and segments in effect that open your own tenant's blocks: to whom, up to what, until when."""
     ways = own_ways(service.policies.state(), caller.tenant or "", service.clock.utc_us())
     items = [{name: getattr(way, name) for name in _FIELDS} for way in ways]
-    return page(service, Question("listOwnGrants", caller.name, {}), items, cursor, limit)
+    return page(service, CursorBinding("listOwnGrants", caller.name, {}), items, cursor, limit)
 
 
 def withdraw(caller: Asking, service: Serving, what: SignedStep) -> Response:
     """Take back, at once and for good, grants and segments that open your own tenant's blocks."""
 
-    def check(state: ReleaseState, record: Record) -> None:
+    def check(state: ReleaseState, record: ReleaseRecord) -> None:
         ids = record.body.get("ids")
         named = [id_ for id_ in ids if isinstance(id_, str)] if isinstance(ids, list) else []
         if any(state.owners(id_) != {caller.tenant} for id_ in named):
             raise not_found()
 
-    return taken(service, what, caller, (Step.REVOKED,), None, check)
+    return taken(service, what, caller, (ReleaseAction.REVOKED,), None, check)

@@ -11,7 +11,7 @@ from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, Serving
 from kvcustody.governance.api.models.health import Alive, Health
 from kvcustody.governance.observability.metrics import exposition
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
 
 
@@ -19,10 +19,12 @@ def add_health(api: Api) -> None:
     """Declare the operations. The two open ones say a word, and nothing of what runs here."""
     api.add(Operation("live", "GET", "/health/live", None, "operations"), live, answers=Alive)
     api.add(Operation("ready", "GET", "/health/ready", None, "operations"), ready, answers=Alive)
-    measured = Operation("getMetrics", "GET", "/metrics", Action.READ_HEALTH, "operations")
+    measured = Operation("getMetrics", "GET", "/metrics", Permission.READ_HEALTH, "operations")
     api.add(measured, metrics, media="text/plain")
     api.add(
-        Operation("getHealth", "GET", "/v1/health", Action.READ_HEALTH, "operations"), health, answers=Health
+        Operation("getHealth", "GET", "/v1/health", Permission.READ_HEALTH, "operations"),
+        health,
+        answers=Health,
     )
 
 

@@ -17,24 +17,23 @@ from fastapi import Path, Response
 from fastapi.responses import FileResponse
 
 from kvcustody.audit.events import AccessRecorded, log_of
-from kvcustody.audit.exports.export_writer import Selection, write_export
-from kvcustody.audit.exports.file_formats import Format
+from kvcustody.audit.exports.export_writer import ExportSelection, write_export
+from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit
-from kvcustody.governance.api.models.jobs import ExportRequest, Jobs
-from kvcustody.governance.api.models.jobs import Job as JobModel
-from kvcustody.governance.service.access.roles import Action
-from kvcustody.governance.service.jobs import Progress, shown
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.api.models.jobs import ExportRequest, JobModel, JobPage
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.jobs import JobProgress, shown
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 
-READ = Action.READ_CUSTODY
+READ = Permission.READ_CUSTODY
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["cd" * 16])]
 FileName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}$", examples=["export.tar"])]
 _mine = partial(
-    Operation, action=READ, tag="jobs", also=(Action.READ_OPERATIONS,)
+    Operation, action=READ, tag="jobs", also=(Permission.READ_OPERATIONS,)
 )  # a job is its principal's own
 
 
@@ -42,7 +41,7 @@ def add_jobs(api: Api) -> None:
     """Declare the operations."""
     exporting = Operation("exportLedger", "POST", "/v1/exports", READ, "jobs", keyed=True)
     api.add(exporting, export, answers=JobModel, status=202, problems=("not-found",))
-    api.add(_mine("listJobs", "GET", "/v1/jobs"), jobs, answers=Jobs, problems=("cursor-invalid",))
+    api.add(_mine("listJobs", "GET", "/v1/jobs"), jobs, answers=JobPage, problems=("cursor-invalid",))
     api.add(_mine("getJob", "GET", "/v1/jobs/{job}"), job_of, answers=JobModel, problems=("not-found",))
     cancelling = _mine("cancelJob", "POST", "/v1/jobs/{job}/cancel", keyed=True)
     api.add(cancelling, cancel, answers=JobModel, problems=("not-found",))
@@ -58,17 +57,17 @@ def export(caller: Asking, service: Serving, what: ExportRequest) -> dict[str, A
     now_us, roles = service.clock.now_us(), tuple(sorted(caller.roles))
     service.record(AccessRecorded(now_us, caller.name, roles, "exportLedger", mine or ""))
     logs = () if mine is None else (log_of(mine),)
-    selection = Selection(logs, what.since, what.until)
+    selection = ExportSelection(logs, what.since, what.until)
     made_at_us = service.clock.utc_us()
 
-    def work(progress: Progress) -> dict[str, Any]:
+    def work(progress: JobProgress) -> dict[str, Any]:
         source = LedgerSource(service.reader, as_of=what.as_of)
         folder = progress.folder / "export"
         made = write_export(
             folder,
             source,
             selection,
-            form=Format(what.form),
+            form=LeafFormat(what.form),
             made_at_us=made_at_us,
             progress=lambda log, done, total: progress(done, total),
         )
@@ -83,7 +82,7 @@ def export(caller: Asking, service: Serving, what: ExportRequest) -> dict[str, A
 
 def jobs(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 50) -> dict[str, Any]:
     """Your jobs, newest first."""
-    question = Question("listJobs", caller.name, {})
+    question = CursorBinding("listJobs", caller.name, {})
     position = service.cursors.read(question, cursor)
     before = None if position is None else (int(position[0]), str(position[1]))
     found = service.jobs.listed(principal=caller.name, before=before, limit=limit + 1)

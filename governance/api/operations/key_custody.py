@@ -12,7 +12,7 @@ from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.key_custody import (
-    Handover,
+    HandoverModel,
     KeyOrderModel,
     KeyOrderPage,
     SigningKeys,
@@ -20,11 +20,11 @@ from kvcustody.governance.api.models.key_custody import (
     TenantNamed,
     UnlinkedModel,
 )
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet import key_custody as custody
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.page_cursor import CursorBinding
 
-_manage = partial(Operation, action=Action.MANAGE_KEYS, tag="keys")
+_manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="keys")
 _ORDERS = {
     "rotate": (ROTATE, "Order that every worker begin a new key epoch of a tenant; what was cached under earlier ones "
                "is found no more, and swept."),
@@ -52,7 +52,7 @@ def signing_keys(service: Serving) -> dict[str, Any]:
     return {"items": [period._asdict() for period in custody.signing_keys(service)]}
 
 
-def rotate(caller: Asking, service: Serving, how: Handover) -> dict[str, Any]:
+def rotate(caller: Asking, service: Serving, how: HandoverModel) -> dict[str, Any]:
     """Hand the ledger over to a new signing key: both sign the handover, which is on record before the new one signs.
 
     The old key stays beside the new one, under its id, and may sign nothing newer. Give auditors the new public key.
@@ -68,7 +68,7 @@ def unlink(caller: Asking, service: Serving, who: SubjectNamed) -> dict[str, Any
 def orders(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Orders on tenants' keys, newest first; what each worker did is a `key-event` in the tenant's log."""
     items = [order._asdict() for order in reversed(custody.orders(service))]
-    return page(service, Question("listKeyOrders", caller.name, {}), items, cursor, limit)
+    return page(service, CursorBinding("listKeyOrders", caller.name, {}), items, cursor, limit)
 
 
 def _ordering(action: str, says: str) -> Callable[..., dict[str, Any]]:

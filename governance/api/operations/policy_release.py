@@ -21,22 +21,22 @@ from kvcustody.governance.api.http.pagination import page
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
-    Answer,
     Consents,
     Records,
     Release,
     RevisionDetail,
     Revisions,
     SignedStep,
+    WorkbenchAnswer,
 )
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import revoked_of, waiting_for
-from kvcustody.governance.release.record import Record, Step
+from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.fleet.policy_releases import PolicyDesk
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
 
@@ -44,22 +44,27 @@ Number = Annotated[int, Path(ge=1, lt=1 << 31, examples=[3])]
 IfMatch = Annotated[
     str | None, Header(max_length=200, description="The `ETag` of the release that you have seen.")
 ]
-_STEPPERS = (Action.APPROVE_POLICY, Action.STAGE_POLICY, Action.NARROW_POLICY, Action.WRITE_POLICY)
-_read = partial(Operation, method="GET", action=Action.READ_POLICY, tag="policies")
-_STEPS: tuple[tuple[str, str, Action, tuple[Step, ...], bool | None, str], ...] = (
-    ("proposePolicy", "propose", Action.WRITE_POLICY, (Step.PROPOSED,), None,
+_STEPPERS = (
+    Permission.APPROVE_POLICY,
+    Permission.STAGE_POLICY,
+    Permission.NARROW_POLICY,
+    Permission.WRITE_POLICY,
+)
+_read = partial(Operation, method="GET", action=Permission.READ_POLICY, tag="policies")
+_STEPS: tuple[tuple[str, str, Permission, tuple[ReleaseAction, ...], bool | None, str], ...] = (
+    ("proposePolicy", "propose", Permission.WRITE_POLICY, (ReleaseAction.PROPOSED,), None,
      "Propose a document as the next revision, or again what an earlier revision said (a roll-back)."),
-    ("approvePolicy", "approve", Action.APPROVE_POLICY, (Step.APPROVED,), None,
+    ("approvePolicy", "approve", Permission.APPROVE_POLICY, (ReleaseAction.APPROVED,), None,
      "Approve a revision that somebody else proposed, and exactly what it widens."),
-    ("consentToPolicy", "consent", Action.CONSENT, (Step.CONSENTED,), None,
+    ("consentToPolicy", "consent", Permission.CONSENT, (ReleaseAction.CONSENTED,), None,
      "The owner's consent to what a revision opens on its own tenant's data."),
-    ("activatePolicy", "activate", Action.ACTIVATE_POLICY, (Step.ACTIVATED,), False,
+    ("activatePolicy", "activate", Permission.ACTIVATE_POLICY, (ReleaseAction.ACTIVATED,), False,
      "Put an approved revision into effect, once its proof holds and every owner has consented."),
-    ("stagePolicy", "stage", Action.STAGE_POLICY, (Step.ACTIVATED,), True,
+    ("stagePolicy", "stage", Permission.STAGE_POLICY, (ReleaseAction.ACTIVATED,), True,
      "Put an approved revision into effect for some tenants, or for a share of them."),
-    ("revokeGrants", "revoke", Action.NARROW_POLICY, (Step.REVOKED,), None,
+    ("revokeGrants", "revoke", Permission.NARROW_POLICY, (ReleaseAction.REVOKED,), None,
      "Take grants, segments or groups back for good; in effect before it is on record."),
-    ("breakGlass", "break-glass", Action.NARROW_POLICY, (Step.BROKE_GLASS,), None,
+    ("breakGlass", "break-glass", Permission.NARROW_POLICY, (ReleaseAction.BROKE_GLASS,), None,
      "One person's act in an emergency, for hours: only narrower, or a revision that was in effect."),
 )  # fmt: skip
 
@@ -77,16 +82,21 @@ def add_policies(api: Api) -> None:
         "getRelease",
         "GET",
         "/v1/policies/release",
-        Action.READ_POLICY,
+        Permission.READ_POLICY,
         "policies",
-        also=(*_STEPPERS, Action.CONSENT),
+        also=(*_STEPPERS, Permission.CONSENT),
     )
     api.add(standing, release, answers=Release, problems=("conflict",))
     records_ = Operation(
-        "listReleaseRecords", "GET", "/v1/policies/records", Action.READ_POLICY, "policies", also=_STEPPERS
+        "listReleaseRecords",
+        "GET",
+        "/v1/policies/records",
+        Permission.READ_POLICY,
+        "policies",
+        also=_STEPPERS,
     )
     api.add(records_, records, answers=Records, problems=("conflict", "cursor-invalid"))
-    consents_ = Operation("listConsents", "GET", "/v1/policies/consents", Action.CONSENT, "policies")
+    consents_ = Operation("listConsents", "GET", "/v1/policies/consents", Permission.CONSENT, "policies")
     api.add(consents_, consents, answers=Consents, problems=("conflict", "cursor-invalid"))
     api.add(
         _read("getRevision", path="/v1/policies/{revision}"),
@@ -97,7 +107,7 @@ def add_policies(api: Api) -> None:
     api.add(
         _read("reviewRevision", path="/v1/policies/{revision}/review"),
         review,
-        answers=Answer,
+        answers=WorkbenchAnswer,
         problems=missing,
     )
     for name, verb, action, steps, staged, says in _STEPS:
@@ -110,7 +120,7 @@ def revisions(caller: Asking, service: Serving, cursor: Cursor = None, limit: Li
     """Every revision, newest first."""
     state = _state(service.policies)
     items = [_revision(state, state.proposals[number]) for number in sorted(state.proposals, reverse=True)]
-    return page(service, Question("listRevisions", caller.name, {}), items, cursor, limit)
+    return page(service, CursorBinding("listRevisions", caller.name, {}), items, cursor, limit)
 
 
 def release(caller: Asking, service: Serving) -> Response:
@@ -132,14 +142,14 @@ def consents(caller: Asking, service: Serving, cursor: Cursor = None, limit: Lim
         }
         for item in found
     ]
-    return page(service, Question("listConsents", caller.name, {}), items, cursor, limit)
+    return page(service, CursorBinding("listConsents", caller.name, {}), items, cursor, limit)
 
 
 def records(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """The signed steps themselves, oldest first: whoever trusts nobody folds and verifies them."""
     service.policies.trust  # noqa: B018 - `conflict` where there is none
     items = [{"record": data.decode()} for data in service.policies.records()]
-    found = page(service, Question("listReleaseRecords", caller.name, {}), items, cursor, limit)
+    found = page(service, CursorBinding("listReleaseRecords", caller.name, {}), items, cursor, limit)
     return {"items": [item["record"] for item in found["items"]], "next": found["next"]}
 
 
@@ -163,7 +173,7 @@ def review(service: Serving, revision: Number) -> Response:
     return Response(orjson.dumps(answer, default=str), media_type="application/json")
 
 
-def _taking(steps: tuple[Step, ...], staged: bool | None, says: str) -> Callable[..., Response]:
+def _taking(steps: tuple[ReleaseAction, ...], staged: bool | None, says: str) -> Callable[..., Response]:
     if staged is None:
 
         def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
@@ -189,9 +199,9 @@ def taken(
     service: Service,
     what: SignedStep,
     caller: Caller,
-    steps: tuple[Step, ...],
+    steps: tuple[ReleaseAction, ...],
     staged: bool | None,
-    check: Callable[[ReleaseState, Record], None] | None = None,
+    check: Callable[[ReleaseState, ReleaseRecord], None] | None = None,
 ) -> Response:
     """Take a signed step of one of these kinds, and tell the workers that wait."""
     desk = service.policies

@@ -15,18 +15,18 @@ from fastapi import Response
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, Serving
 from kvcustody.governance.api.models.policies import (
-    Answer,
     CasesRequest,
     PolicyPair,
     PolicyQuestion,
     PolicySource,
     Simulated,
     SimulationRequest,
-    Validation,
+    ValidationModel,
+    WorkbenchAnswer,
 )
 from kvcustody.governance.decisions.replay_decisions import recorded_denials, recorded_requests
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.service.access.roles import Action
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Action as PolicyAction
@@ -46,22 +46,27 @@ from kvcustody.policies.workbench.test_case_model import load_cases
 from kvcustody.policies.workbench.validate import validate
 
 NAME = "policy"
-_work = partial(Operation, method="POST", action=Action.WRITE_POLICY, tag="policies")
+_work = partial(Operation, method="POST", action=Permission.WRITE_POLICY, tag="policies")
 
 
 def add_workbench(api: Api) -> None:
     """Declare the operations."""
-    api.add(_work("validatePolicy", path="/v1/policies:validate"), validated, answers=Validation)
-    api.add(_work("lintPolicy", path="/v1/policies:lint"), linted, answers=Validation)
-    api.add(_work("testPolicy", path="/v1/policies:test"), tested, answers=Answer)
-    api.add(_work("diffPolicy", path="/v1/policies:diff"), compared, answers=Answer, problems=("conflict",))
-    api.add(_work("provePolicy", path="/v1/policies:prove"), proved, answers=Answer)
+    api.add(_work("validatePolicy", path="/v1/policies:validate"), validated, answers=ValidationModel)
+    api.add(_work("lintPolicy", path="/v1/policies:lint"), linted, answers=ValidationModel)
+    api.add(_work("testPolicy", path="/v1/policies:test"), tested, answers=WorkbenchAnswer)
+    api.add(
+        _work("diffPolicy", path="/v1/policies:diff"),
+        compared,
+        answers=WorkbenchAnswer,
+        problems=("conflict",),
+    )
+    api.add(_work("provePolicy", path="/v1/policies:prove"), proved, answers=WorkbenchAnswer)
     simulating = _work("simulatePolicy", path="/v1/policies:simulate")
     api.add(simulating, simulated, answers=Simulated, problems=("conflict",))
     api.add(
         _work("explainDecision", path="/v1/decisions:explain"),
         explained,
-        answers=Answer,
+        answers=WorkbenchAnswer,
         problems=("conflict",),
     )
 

@@ -26,39 +26,39 @@ from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, set_cookie
 from kvcustody.governance.api.models.access import (
-    Document,
+    ApiKeyPage,
     Ending,
     Enrolled,
     Enrolment,
-    IssuedKey,
+    IssuedKeyModel,
     KeyEnding,
     KeyRequest,
-    Keys,
-    Principal,
+    OpenApiDocument,
+    PrincipalModel,
     PrincipalName,
     PrincipalPage,
-    Rotation,
+    RotationModel,
     Session,
-    Version,
+    VersionModel,
     Whoami,
 )
 from kvcustody.governance.api.models.base import Cursor, Limit
-from kvcustody.governance.service.access.principal_table import Principal as Found
-from kvcustody.governance.service.access.roles import Action, Reach, Role, reach
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.access.principal_table import PrincipalRecord
+from kvcustody.governance.service.access.roles import Permission, Reach, Role, reach
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError
 
-_manage = partial(Operation, action=Action.MANAGE_KEYS, tag="principals")
+_manage = partial(Operation, action=Permission.MANAGE_KEYS, tag="principals")
 
 
 def add_principal_endings(api: Api) -> None:
     """Declare the operations."""
-    listing = _manage("listKeys", "GET", "/v1/principals/{name}/keys", also=(Action.ENROL,))
-    api.add(listing, keys, answers=Keys, problems=("not-found",))
+    listing = _manage("listKeys", "GET", "/v1/principals/{name}/keys", also=(Permission.ENROL,))
+    api.add(listing, keys, answers=ApiKeyPage, problems=("not-found",))
     disabling = _manage("disablePrincipal", "POST", "/v1/principals:disable", keyed=True)
-    api.add(disabling, disable, answers=Principal, problems=("not-found",))
+    api.add(disabling, disable, answers=PrincipalModel, problems=("not-found",))
     revoking = _manage("revokeKeys", "POST", "/v1/principals:revoke-keys", keyed=True)
-    api.add(revoking, revoke_keys, answers=Keys, problems=("not-found",))
+    api.add(revoking, revoke_keys, answers=ApiKeyPage, problems=("not-found",))
 
 
 def keys(service: Serving, name: Named) -> dict[str, Any]:
@@ -89,26 +89,26 @@ def revoke_keys(caller: Asking, service: Serving, which: KeyEnding) -> dict[str,
 
 
 Named = Annotated[str, Path(min_length=1, max_length=128, examples=["alice"])]
-_enrol = partial(Operation, action=Action.ENROL, tag="principals")
+_enrol = partial(Operation, action=Permission.ENROL, tag="principals")
 
 
 def add_enrolment(api: Api) -> None:
     """Declare the operations."""
-    listing = _enrol("listPrincipals", "GET", "/v1/principals", also=(Action.MANAGE_KEYS,))
+    listing = _enrol("listPrincipals", "GET", "/v1/principals", also=(Permission.MANAGE_KEYS,))
     api.add(listing, principals, answers=PrincipalPage, problems=("cursor-invalid",))
-    one = _enrol("getPrincipal", "GET", "/v1/principals/{name}", also=(Action.MANAGE_KEYS,))
-    api.add(one, principal, answers=Principal, problems=("not-found",))
+    one = _enrol("getPrincipal", "GET", "/v1/principals/{name}", also=(Permission.MANAGE_KEYS,))
+    api.add(one, principal, answers=PrincipalModel, problems=("not-found",))
     enrolling = _enrol("enrolPrincipal", "POST", "/v1/principals", keyed=True)
     api.add(enrolling, enrol, answers=Enrolled, status=201)
     issuing = _enrol("issueKey", "POST", "/v1/principals/{name}/keys", keyed=True)
-    api.add(issuing, issue_key, answers=IssuedKey, status=201, problems=("not-found",))
+    api.add(issuing, issue_key, answers=IssuedKeyModel, status=201, problems=("not-found",))
     enabling = _enrol("enablePrincipal", "POST", "/v1/principals:enable", keyed=True)
-    api.add(enabling, enable, answers=Principal, problems=("not-found",))
+    api.add(enabling, enable, answers=PrincipalModel, problems=("not-found",))
 
 
 def principals(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Every principal that was ever enrolled, in the order of names."""
-    question = Question("listPrincipals", caller.name, {})
+    question = CursorBinding("listPrincipals", caller.name, {})
     position = service.cursors.read(question, cursor)
     found = service.principals.listed(after=str(position[0]) if position else "", limit=limit + 1)
     following = service.cursors.write(question, [found[limit - 1].name]) if len(found) > limit else None
@@ -150,7 +150,7 @@ def enable(caller: Asking, service: Serving, who: PrincipalName) -> dict[str, An
     return shown(service.principals.enable(who.name, by=caller.name))
 
 
-def shown(found: Found) -> dict[str, Any]:
+def shown(found: PrincipalRecord) -> dict[str, Any]:
     """A principal as the API shows it."""
     return found._asdict() | {"roles": sorted(found.roles)}
 
@@ -159,23 +159,23 @@ AllowLast = Annotated[bool, Query(description="Even the last key of the last who
 Prefix = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", examples=["0f1e2d3c4b5a"])]
 
 
-_mine = partial(Operation, action=Action.SELF, tag="self")
+_mine = partial(Operation, action=Permission.SELF, tag="self")
 
 
 def add_self_service(api: Api) -> None:
     """Declare the operations."""
     api.add(_mine("whoami", "GET", "/v1/whoami"), whoami, answers=Whoami)
-    api.add(_mine("version", "GET", "/v1/version"), version, answers=Version)
-    api.add(_mine("listOwnKeys", "GET", "/v1/keys", at_workers=True), own_keys, answers=Keys)
+    api.add(_mine("version", "GET", "/v1/version"), version, answers=VersionModel)
+    api.add(_mine("listOwnKeys", "GET", "/v1/keys", at_workers=True), own_keys, answers=ApiKeyPage)
     rotate = _mine("rotateOwnKey", "POST", "/v1/keys:rotate", keyed=True, at_workers=True)
-    api.add(rotate, rotate_own_key, answers=IssuedKey, status=201)
+    api.add(rotate, rotate_own_key, answers=IssuedKeyModel, status=201)
     revoke = _mine("revokeOwnKey", "DELETE", "/v1/keys/{prefix}", at_workers=True)
     api.add(revoke, revoke_own_key, status=204, problems=("not-found", "conflict"))
     begin = _mine("beginSession", "POST", "/v1/session", keyed=True)
     api.add(begin, begin_session, answers=Session, status=201)
     api.add(_mine("endSession", "DELETE", "/v1/session"), end_session, status=204)
     document = _mine("apiDocument", "GET", "/v1/openapi.json")
-    api.add(document, _document(api), answers=Document)
+    api.add(document, _document(api), answers=OpenApiDocument)
 
 
 def _document(api: Api) -> Callable[[], Response]:
@@ -188,7 +188,7 @@ def _document(api: Api) -> Callable[[], Response]:
 
 def whoami(caller: Asking) -> dict[str, Any]:
     """Who you are to this service, and what your roles let you do."""
-    actions = {action.value: reach(caller.roles, action) for action in Action}
+    actions = {action.value: reach(caller.roles, action) for action in Permission}
     return {
         "name": caller.name,
         "roles": sorted(caller.roles),
@@ -214,7 +214,7 @@ def own_keys(caller: Asking, service: Serving) -> dict[str, Any]:
     return {"items": [key._asdict() for key in service.principals.keys(caller.name)]}
 
 
-def rotate_own_key(caller: Asking, service: Serving, request: Request, how: Rotation) -> dict[str, Any]:
+def rotate_own_key(caller: Asking, service: Serving, request: Request, how: RotationModel) -> dict[str, Any]:
     """A new key for yourself; your other keys end after the overlap.
 
     It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this

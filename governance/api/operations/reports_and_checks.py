@@ -26,17 +26,17 @@ from kvcustody.governance.api.models.evidence import (
     ProcessingRequest,
     ReportRequest,
 )
-from kvcustody.governance.api.models.jobs import Job as JobModel
+from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.operations.policy_workbench import policy_of
 from kvcustody.governance.observability.processing_record import Stated, record_of
-from kvcustody.governance.service.access.roles import Action, Reach
-from kvcustody.governance.service.jobs import Progress, shown
+from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import asked_of, start_report
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Policy
 
-READ = Action.READ_CUSTODY
+READ = Permission.READ_CUSTODY
 _PROBLEMS_MAX = 100
 _LEAVES_BETWEEN = 50_000
 _evidence = partial(Operation, action=READ, tag="evidence")
@@ -120,7 +120,7 @@ def check(caller: Asking, service: Serving, what: CheckRequest) -> dict[str, Any
     kept = [note.encode() for note in what.notes]
     record_read(service, caller, "checkLedger")
 
-    def work(progress: Progress) -> dict[str, Any]:
+    def work(progress: JobProgress) -> dict[str, Any]:
         told = 0
 
         def tell(log: str, done: int, total: int) -> None:

@@ -22,23 +22,23 @@ from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     BatchStored,
     Heard,
-    Incarnation,
+    IncarnationModel,
     Orders,
     PolicyRecords,
-    Pseudonyms,
+    PseudonymsModel,
     Registered,
-    Report,
-    Unlinked,
+    UnlinkedModel,
+    WorkerReport,
     Workers,
 )
-from kvcustody.governance.service.access.roles import Action
-from kvcustody.governance.service.page_cursor import Question
+from kvcustody.governance.service.access.roles import Permission
+from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.service import Service
 
 Uuid = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", examples=["ab" * 16])]
 Sequence = Annotated[int, Path(ge=1, lt=LARGE, examples=[1])]
 _STEPS_MAX = 200
-_work = partial(Operation, action=Action.WORK, tag="worker")
+_work = partial(Operation, action=Permission.WORK, tag="worker")
 _BATCH = {
     "requestBody": {
         "required": True,
@@ -50,7 +50,7 @@ _BATCH = {
 
 def add_workers(api: Api) -> None:
     """Declare the operations."""
-    listing = Operation("listWorkers", "GET", "/v1/workers", Action.READ_OPERATIONS, "operations")
+    listing = Operation("listWorkers", "GET", "/v1/workers", Permission.READ_OPERATIONS, "operations")
     api.add(listing, listed, answers=Workers, problems=("cursor-invalid",))
     mine = "/v1/worker/incarnations/{incarnation}"
     problems = ("not-found", "conflict")
@@ -60,7 +60,7 @@ def add_workers(api: Api) -> None:
     api.add(steps, policy_records, answers=PolicyRecords)
     api.add(_work("takeErasures", "GET", "/v1/worker/erasures"), erasures, answers=Orders)
     checking = _work("checkPseudonyms", "POST", "/v1/worker/pseudonyms:check")
-    api.add(checking, check_pseudonyms, answers=Unlinked)
+    api.add(checking, check_pseudonyms, answers=UnlinkedModel)
     batch = _work("shipBatch", "PUT", f"{mine}/batches/{{sequence}}", batch=True)
     api.add(batch, ship, answers=BatchStored, problems=("not-found", "refused-leaf"), more=_BATCH)
 
@@ -101,19 +101,19 @@ async def erasures(
 
 def listed(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
     """Incarnations of workers, oldest first."""
-    question = Question("listWorkers", caller.name, {})
+    question = CursorBinding("listWorkers", caller.name, {})
     position = service.cursors.read(question, cursor)
     found = service.fleet.listed(after=int(position[0]) if position else 0, limit=limit + 1)
     following = service.cursors.write(question, [found[limit - 1][0]]) if len(found) > limit else None
     return {"items": [worker._asdict() for _, worker in found[:limit]], "next": following}
 
 
-def register(caller: Asking, service: Serving, incarnation: Uuid, what: Incarnation) -> dict[str, Any]:
+def register(caller: Asking, service: Serving, incarnation: Uuid, what: IncarnationModel) -> dict[str, Any]:
     """Put a new incarnation of this worker on record; closes the custody of its dead predecessors."""
     return {"new": service.fleet.register(caller.name, incarnation, what.offset_us), "worker": caller.name}
 
 
-def report(caller: Asking, service: Serving, incarnation: Uuid, what: Report) -> dict[str, Any]:
+def report(caller: Asking, service: Serving, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
     """What the worker says of itself: counters by name, the policy revision that it enforces, blocks by tenant."""
     service.fleet.sender(caller.name, incarnation)
     service.fleet.heard(
@@ -122,7 +122,7 @@ def report(caller: Asking, service: Serving, incarnation: Uuid, what: Report) ->
     return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
 
 
-def check_pseudonyms(service: Serving, what: Pseudonyms) -> dict[str, Any]:
+def check_pseudonyms(service: Serving, what: PseudonymsModel) -> dict[str, Any]:
     """Which of these pseudonyms nobody is behind any more: a worker forgets them, and who comes back gets another."""
     with service.reading() as connection:
         return {"gone": without_row(connection, what.names)}

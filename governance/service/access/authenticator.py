@@ -14,8 +14,8 @@ import structlog
 from kvcustody.errors import IdentityError
 from kvcustody.governance.service.access.api_key import MARK, prefix_of
 from kvcustody.governance.service.access.caller import Caller
-from kvcustody.governance.service.access.oidc_token import WebTokens
-from kvcustody.governance.service.access.principal_table import Principal
+from kvcustody.governance.service.access.oidc_token import OidcTokens
+from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.principals import Principals
 from kvcustody.governance.service.access.rate_limit import Rates
 from kvcustody.governance.service.access.sessions import Sessions
@@ -25,11 +25,11 @@ _log = structlog.get_logger(__name__)
 _CHARACTERS_MAX = 8_192
 
 
-class Authenticator:
+class ServiceAuthenticator:
     """Checks credentials; thread-safe, may take tens of milliseconds for one that it has not seen."""
 
     def __init__(
-        self, principals: Principals, tokens: WebTokens, sessions: Sessions, failures: Rates
+        self, principals: Principals, tokens: OidcTokens, sessions: Sessions, failures: Rates
     ) -> None:
         self._principals = principals
         self._tokens = tokens
@@ -114,7 +114,7 @@ def too_many(wait_seconds: float) -> ProblemError:
     return ProblemError("too-many-requests", headers={"Retry-After": str(max(1, round(wait_seconds + 0.5)))})
 
 
-def _caller(principal: Principal, by: str) -> Caller:
+def _caller(principal: PrincipalRecord, by: str) -> Caller:
     return Caller(principal.name, principal.roles, principal.tenant, by)
 
 

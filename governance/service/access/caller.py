@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.governance.service.access.roles import RECORDED, Action, Reach, Role, reach
+from kvcustody.governance.service.access.roles import RECORDED, Permission, Reach, Role, reach
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 
@@ -20,16 +20,16 @@ class Caller(NamedTuple):
     by: str
     key: str = ""  # the public prefix of the key, where one was used
 
-    def reach(self, action: Action) -> Reach:
+    def reach(self, action: Permission) -> Reach:
         """How far the caller's roles go."""
         return reach(self.roles, action)
 
-    def must(self, *actions: Action) -> None:
+    def must(self, *actions: Permission) -> None:
         """Raise `forbidden` unless some role of the caller may do one of these."""
         if all(self.reach(action) is Reach.NONE for action in actions):
             raise ProblemError("forbidden")
 
-    def tenant_of(self, action: Action, asked: str | None) -> str | None:
+    def tenant_of(self, action: Permission, asked: str | None) -> str | None:
         """The tenant to answer about: None for all of them; raises `not-found` where it is not the caller's (C1)."""
         self.must(action)
         if self.reach(action) is Reach.ALL:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from kvcustody.audit.schema.service import service_principals
 from kvcustody.governance.service.access.principal_table import principal_of, valid_keys
-from kvcustody.governance.service.access.roles import Action, Reach, reach
+from kvcustody.governance.service.access.roles import Permission, Reach, reach
 from kvcustody.governance.service.problem_details import ProblemError
 
 
@@ -27,7 +27,7 @@ def check_another_stays(
     managers = [
         found.name
         for found in map(principal_of, connection.execute(standing.with_for_update()))
-        if reach(found.roles, Action.MANAGE_KEYS) is not Reach.NONE
+        if reach(found.roles, Permission.MANAGE_KEYS) is not Reach.NONE
     ]
     asking = {manager: set(valid_keys(connection, manager, now_us)) for manager in managers}
     if not asking.get(name):

@@ -33,7 +33,7 @@ class Proven(NamedTuple):
     tenant: str | None
 
 
-class WebTokens:
+class OidcTokens:
     """Verifies the tokens of the configured issuers; thread-safe."""
 
     def __init__(self, issuers: tuple[Issuer, ...], clock: Clock) -> None:

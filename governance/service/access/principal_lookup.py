@@ -19,8 +19,8 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
-    Key,
-    Principal,
+    ApiKeyRecord,
+    PrincipalRecord,
     presents,
     principal_of,
 )
@@ -40,10 +40,10 @@ class PrincipalLookup:
         self._hasher = hasher
         self._clock = clock
         self._known: dict[
-            str, tuple[int, int, str, Principal, str | None]
+            str, tuple[int, int, str, PrincipalRecord, str | None]
         ] = {}  # by prefix: looked up, expires, hash, whose, bound to (L1)
 
-    def find(self, name: str) -> Principal | None:
+    def find(self, name: str) -> PrincipalRecord | None:
         """The principal of this name, if there ever was one."""
         with self._engine.connect() as connection:
             row = connection.execute(
@@ -51,28 +51,28 @@ class PrincipalLookup:
             ).first()
         return None if row is None else principal_of(row)
 
-    def get(self, name: str) -> Principal:
+    def get(self, name: str) -> PrincipalRecord:
         """The principal of this name; raises `not-found`."""
         found = self.find(name)
         if found is None:
             raise not_found()
         return found
 
-    def listed(self, *, after: str = "", limit: int = 100) -> list[Principal]:
+    def listed(self, *, after: str = "", limit: int = 100) -> list[PrincipalRecord]:
         """Principals in the order of their names."""
         query = select(service_principals).where(service_principals.c.name > after)
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(service_principals.c.name).limit(limit))
             return [principal_of(row) for row in rows]
 
-    def keys(self, name: str) -> list[Key]:
+    def keys(self, name: str) -> list[ApiKeyRecord]:
         """Every key that a principal ever had, newest first; at most 1,000."""
         query = select(*KEY_COLUMNS).where(service_keys.c.principal == name)
         with self._engine.connect() as connection:
             rows = connection.execute(query.order_by(service_keys.c.issued_us.desc()).limit(1000))
-            return [Key(*row) for row in rows]
+            return [ApiKeyRecord(*row) for row in rows]
 
-    def known(self, prefix: str, key: str, certificate: str | None = None) -> Principal | None:
+    def known(self, prefix: str, key: str, certificate: str | None = None) -> PrincipalRecord | None:
         """The principal whose key this is, if that was looked up within a second (L1); no I/O."""
         found = self._known.get(prefix)
         if found is None:
@@ -86,7 +86,7 @@ class PrincipalLookup:
 
     def by_key(
         self, prefix: str | None, key: str, certificate: str | None = None
-    ) -> tuple[Principal, str] | None:
+    ) -> tuple[PrincipalRecord, str] | None:
         """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (L3).
 
         `certificate`: the thumbprint of the client certificate that came with it (L2).

@@ -12,7 +12,7 @@ from kvcustody.audit.schema.service import service_keys
 from kvcustody.governance.service.access.roles import Role
 
 
-class Principal(NamedTuple):
+class PrincipalRecord(NamedTuple):
     """Somebody who may ask the service: a person or a machine.
 
     `kind` is `token` for one whom an issuer of tokens keeps: it is here because it was disabled here, and its roles
@@ -29,7 +29,7 @@ class Principal(NamedTuple):
     version: int
 
 
-class Key(NamedTuple):
+class ApiKeyRecord(NamedTuple):
     """What may be known of a key: never its secret, never its hash."""
 
     prefix: str
@@ -49,14 +49,14 @@ class IssuedKey(NamedTuple):
     expires_us: int
 
 
-KEY_COLUMNS = [service_keys.c[name] for name in Key._fields]
+KEY_COLUMNS = [service_keys.c[name] for name in ApiKeyRecord._fields]
 
 
-def principal_of(row: Any) -> Principal:
+def principal_of(row: Any) -> PrincipalRecord:
     """The principal of a row that has its columns."""
-    values = {name: getattr(row, name) for name in Principal._fields}
+    values = {name: getattr(row, name) for name in PrincipalRecord._fields}
     values["roles"] = frozenset(Role(role) for role in str(values["roles"]).split(",") if role)
-    return Principal(**values)
+    return PrincipalRecord(**values)
 
 
 def roles_text(roles: Iterable[Role]) -> str:

@@ -29,9 +29,9 @@ from kvcustody.governance.service.access.last_custodian_rule import check_anothe
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
+    ApiKeyRecord,
     IssuedKey,
-    Key,
-    Principal,
+    PrincipalRecord,
     roles_text,
     valid_keys,
 )
@@ -61,7 +61,7 @@ class Principals(PrincipalLookup):
 
     def enrol(
         self, name: str, roles: Iterable[Role], *, tenant: str | None = None, kind: str = "person", by: str
-    ) -> Principal:
+    ) -> PrincipalRecord:
         """Add a principal; raises `IdentityError` where roles or name do not allow it, `conflict` if it is taken."""
         _checked_name(name)
         held = check_roles(roles, tenant)
@@ -69,7 +69,7 @@ class Principals(PrincipalLookup):
             check_identifier("tenant", tenant)
         if held & ALONE:
             kind = "machine"
-        found = Principal(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
+        found = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
         if self.find(name) is not None:
             raise _taken(name)
         self._note(found, "enrolled", by)
@@ -83,7 +83,7 @@ class Principals(PrincipalLookup):
 
     def disable(
         self, name: str, *, version: int | None = None, allow_last: bool = False, by: str
-    ) -> Principal:
+    ) -> PrincipalRecord:
         """End a principal and all of its keys and sessions at once; on record afterwards.
 
         Raises `conflict` for the last who manages keys, unless `allow_last`.
@@ -109,7 +109,7 @@ class Principals(PrincipalLookup):
             self._note(found, "disabled", by)
         return found
 
-    def enable(self, name: str, *, by: str) -> Principal:
+    def enable(self, name: str, *, by: str) -> PrincipalRecord:
         """Let a principal that was disabled ask again, once it has a new key (P5); on record before."""
         found = self.get(name)
         if found.disabled_us is None:
@@ -160,14 +160,16 @@ class Principals(PrincipalLookup):
                 connection.execute(update(service_keys).where(late).values(expires_us=until_us))
             elif len(valid) >= _KEYS_MAX:
                 raise ProblemError("conflict", f"principal `{name}` has `{_KEYS_MAX}` valid keys; revoke one")
-            row = Key(made.prefix, name, now_us, issued.expires_us, None, None, certificate)._asdict()
+            row = ApiKeyRecord(
+                made.prefix, name, now_us, issued.expires_us, None, None, certificate
+            )._asdict()
             connection.execute(insert(service_keys).values(**row, hash=made.hash))
         self._known = {}
         return issued
 
     def revoke_key(
         self, prefix: str, *, principal: str | None = None, allow_last: bool = False, by: str
-    ) -> Key:
+    ) -> ApiKeyRecord:
         """Refuse a key from now on; on record afterwards. Another principal's key is absent where one is named.
 
         Raises `conflict` for the last key of the last who manages keys, unless `allow_last`.
@@ -187,9 +189,9 @@ class Principals(PrincipalLookup):
         self._known = {}
         if changed:
             self._note(self.get(row.principal), "key-revoked", by, prefix)
-        return Key(*row)._replace(revoked_us=row.revoked_us or now_us)
+        return ApiKeyRecord(*row)._replace(revoked_us=row.revoked_us or now_us)
 
-    def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[Key]:
+    def revoke_keys(self, name: str, *, allow_last: bool = False, by: str) -> list[ApiKeyRecord]:
         """Refuse every key of a principal from now on, and end its sessions; on record afterwards."""
         principal, now_us = self.get(name), self._clock.utc_us()
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
@@ -207,7 +209,7 @@ class Principals(PrincipalLookup):
         if not separated or issuer not in self._issuers or self.find(name) is not None:
             return
         check_identifier("principal", name)
-        row = Principal(name, TOKEN, frozenset(), None, now_us, issuer, None, 1)
+        row = PrincipalRecord(name, TOKEN, frozenset(), None, now_us, issuer, None, 1)
         with (
             suppress(IntegrityError),
             self._engine.connect().execution_options(**WRITE) as connection,
@@ -221,7 +223,7 @@ class Principals(PrincipalLookup):
         newest = next(valid, None)
         return None if newest is None else newest.certificate
 
-    def _note(self, principal: Principal, action: str, by: str, detail: str = "") -> None:
+    def _note(self, principal: PrincipalRecord, action: str, by: str, detail: str = "") -> None:
         roles = tuple(sorted(principal.roles))
         at_us = self._clock.now_us()
         self._record(

@@ -29,7 +29,7 @@ class Role(StrEnum):
     BOOTSTRAP = "bootstrap"
 
 
-class Action(StrEnum):
+class Permission(StrEnum):
     """Something that an operation of the service does."""
 
     READ_CUSTODY = "custody.read"  # custody, log and reports
@@ -60,49 +60,49 @@ class Reach(Enum):
 
 
 _OWN, _ALL = Reach.OWN, Reach.ALL
-PERMISSIONS: dict[Role, dict[Action, Reach]] = {
-    Role.TENANT_VIEWER: {Action.READ_CUSTODY: _OWN},
+PERMISSIONS: dict[Role, dict[Permission, Reach]] = {
+    Role.TENANT_VIEWER: {Permission.READ_CUSTODY: _OWN},
     Role.TENANT_ADMIN: {
-        Action.READ_CUSTODY: _OWN,
-        Action.ERASE: _OWN,
-        Action.CERTIFY: _OWN,
-        Action.CONSENT: _OWN,
+        Permission.READ_CUSTODY: _OWN,
+        Permission.ERASE: _OWN,
+        Permission.CERTIFY: _OWN,
+        Permission.CONSENT: _OWN,
     },
     Role.DPO: {
-        Action.READ_CUSTODY: _ALL,
-        Action.READ_HEALTH: _ALL,
-        Action.ERASE: _ALL,
-        Action.CERTIFY: _ALL,
+        Permission.READ_CUSTODY: _ALL,
+        Permission.READ_HEALTH: _ALL,
+        Permission.ERASE: _ALL,
+        Permission.CERTIFY: _ALL,
     },
     Role.AUDITOR: {
-        Action.READ_CUSTODY: _ALL,
-        Action.READ_HEALTH: _ALL,
-        Action.READ_POLICY: _ALL,
-        Action.READ_OPERATIONS: _ALL,
+        Permission.READ_CUSTODY: _ALL,
+        Permission.READ_HEALTH: _ALL,
+        Permission.READ_POLICY: _ALL,
+        Permission.READ_OPERATIONS: _ALL,
     },
-    Role.AUTHOR: {Action.READ_POLICY: _ALL, Action.WRITE_POLICY: _ALL},
+    Role.AUTHOR: {Permission.READ_POLICY: _ALL, Permission.WRITE_POLICY: _ALL},
     Role.APPROVER: {
-        Action.READ_POLICY: _ALL,
-        Action.WRITE_POLICY: _ALL,
-        Action.APPROVE_POLICY: _ALL,
-        Action.ACTIVATE_POLICY: _ALL,
-        Action.STAGE_POLICY: _ALL,
-        Action.NARROW_POLICY: _ALL,
+        Permission.READ_POLICY: _ALL,
+        Permission.WRITE_POLICY: _ALL,
+        Permission.APPROVE_POLICY: _ALL,
+        Permission.ACTIVATE_POLICY: _ALL,
+        Permission.STAGE_POLICY: _ALL,
+        Permission.NARROW_POLICY: _ALL,
     },
     Role.OPERATOR: {
-        Action.READ_HEALTH: _ALL,
-        Action.STAGE_POLICY: _ALL,
-        Action.READ_OPERATIONS: _ALL,
-        Action.OPERATE: _ALL,
+        Permission.READ_HEALTH: _ALL,
+        Permission.STAGE_POLICY: _ALL,
+        Permission.READ_OPERATIONS: _ALL,
+        Permission.OPERATE: _ALL,
     },
-    Role.KEY_CUSTODIAN: {Action.MANAGE_KEYS: _ALL},
-    Role.WORKER: {Action.WORK: _ALL},
-    Role.BREAK_GLASS: {Action.NARROW_POLICY: _ALL},
-    Role.BOOTSTRAP: {Action.ENROL: _ALL},
+    Role.KEY_CUSTODIAN: {Permission.MANAGE_KEYS: _ALL},
+    Role.WORKER: {Permission.WORK: _ALL},
+    Role.BREAK_GLASS: {Permission.NARROW_POLICY: _ALL},
+    Role.BOOTSTRAP: {Permission.ENROL: _ALL},
 }
 for _role in Role:
     if _role is not Role.BOOTSTRAP:  # the bootstrap key enrols and expires; it cannot even renew itself
-        PERMISSIONS[_role][Action.SELF] = _ALL
+        PERMISSIONS[_role][Permission.SELF] = _ALL
 
 OF_TENANTS = frozenset({Role.TENANT_VIEWER, Role.TENANT_ADMIN})
 APART: tuple[tuple[Role, Role], ...] = ((Role.AUTHOR, Role.APPROVER),)
@@ -110,7 +110,7 @@ ALONE = frozenset({Role.WORKER, Role.BOOTSTRAP})  # machines: these combine with
 RECORDED = frozenset({Role.DPO, Role.AUDITOR, Role.TENANT_ADMIN})  # whose reads of the ledger are events
 
 
-def reach(roles: Iterable[Role], action: Action) -> Reach:
+def reach(roles: Iterable[Role], action: Permission) -> Reach:
     """How far these roles together may go."""
     best = Reach.NONE
     for role in roles:

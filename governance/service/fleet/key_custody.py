@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvcustody.audit.events import KeysOrdered
 from kvcustody.audit.query.key_orders import KeyOrder, key_orders
 from kvcustody.audit.retention.purge_and_legal_hold import RetentionError
-from kvcustody.audit.retention.unlink_subject import Unlinked, unlink_subject
+from kvcustody.audit.retention.unlink_subject import UnlinkedSubject, unlink_subject
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind
 from kvcustody.audit.tlog.signing_key import SigningKeyError, read_signing_key
@@ -64,7 +64,7 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
     return signing_keys(service)
 
 
-def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> Unlinked:
+def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> UnlinkedSubject:
     """Destroy what says who a subject's pseudonyms are (C3); says what remains in which copies."""
     check_identifier("tenant", tenant)
     check_identifier("subject", subject)

@@ -19,7 +19,7 @@ from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans
 from kvcustody.governance.service.fleet.scan_orders import ScanOrders
-from kvcustody.governance.service.jobs import Job, Progress
+from kvcustody.governance.service.jobs import Job, JobProgress
 
 if TYPE_CHECKING:
     from kvcustody.governance.service.service import Service
@@ -39,11 +39,11 @@ class LedgerScans:
         """Begin a scan as a job; its result names the scan."""
         return self._service.jobs.start("scan", self._work, principal=principal, tenant=None, parameters={})
 
-    def _work(self, progress: Progress) -> dict[str, Any]:
+    def _work(self, progress: JobProgress) -> dict[str, Any]:
         with self._lock:
             return self._scan(progress)
 
-    def _scan(self, progress: Progress) -> dict[str, Any]:
+    def _scan(self, progress: JobProgress) -> dict[str, Any]:
         service, writer = self._service, self._service.writer
         started_us = service.clock.now_us()
         writer.flush()  # what is on its way is not missing

@@ -18,14 +18,20 @@ from kvcustody.clock import Clock
 from kvcustody.errors import PolicyError
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.release.record import Record, ReleaseError, Step, digest_of, read_record
+from kvcustody.governance.release.record import (
+    ReleaseAction,
+    ReleaseError,
+    ReleaseRecord,
+    digest_of,
+    read_record,
+)
 from kvcustody.governance.release.replay_records import ReleaseState, fold
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.policies.bundle.trust import Trust
 
-_NARROWING = (Step.REVOKED, Step.BROKE_GLASS)
+_NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 
 
 class PolicyDesk:
@@ -59,9 +65,9 @@ class PolicyDesk:
         data: bytes,
         *,
         caller: str,
-        steps: tuple[Step, ...],
+        steps: tuple[ReleaseAction, ...],
         staged: bool | None = None,
-        check: Callable[[ReleaseState, Record], None] | None = None,
+        check: Callable[[ReleaseState, ReleaseRecord], None] | None = None,
     ) -> ReleaseState:
         """Take a signed step of one of these kinds; raises `ReleaseError` or `ProblemError`, and changes nothing then.
 
@@ -78,16 +84,16 @@ class PolicyDesk:
             raise ProblemError("conflict", f"the release has `{len(state.records)}` steps; read it again")
         if check is not None:
             check(state, record)
-        if record.action is Step.ACTIVATED:
+        if record.action is ReleaseAction.ACTIVATED:
             self._check_activation(state, record, staged)
         state.apply(data)
-        if record.action is Step.BROKE_GLASS:
+        if record.action is ReleaseAction.BROKE_GLASS:
             assert state.active is not None
             gates.check(state, state.active)
         self._keep(record, data, state)
         return state
 
-    def _check_activation(self, state: ReleaseState, record: Record, staged: bool | None) -> None:
+    def _check_activation(self, state: ReleaseState, record: ReleaseRecord, staged: bool | None) -> None:
         revision = record.body.get("revision")
         if type(revision) is not int:
             raise ReleaseError("the step names no revision")
@@ -99,7 +105,7 @@ class PolicyDesk:
         state.check_activable(proposal, max(self._clock.utc_us(), record.at_us))
         gates.check(state, proposal)
 
-    def _keep(self, record: Record, data: bytes, state: ReleaseState) -> None:
+    def _keep(self, record: ReleaseRecord, data: bytes, state: ReleaseState) -> None:
         revision = record.body.get("revision")
         about = state.proposals.get(revision) if type(revision) is int else state.active
         event = ReleaseStep(

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import Event, SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.delivery import Pump, PumpStatus
-from kvcustody.audit.siem.formats import Shape, media_of, told
+from kvcustody.audit.siem.formats import SiemFormat, media_of, told
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
@@ -85,7 +85,7 @@ def _pump(engine: Engine, webhook: Webhook, folder: Path) -> Pump:
         key = webhook.key_path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"webhook `{webhook.name}`: key `{webhook.key_path}`: {error.strerror}") from None
-    shape = Shape(webhook.shape)
+    shape = SiemFormat(webhook.shape)
 
     def encode(rows: Sequence[EventRow]) -> bytes:
         return orjson.dumps([told(row, shape) for row in rows])

@@ -31,7 +31,7 @@ _RUNNING_MAX = 10_000
 LIVE_US = 60 * MICROSECONDS  # a worker that was not heard for longer is called silent
 
 
-class Worker(NamedTuple):
+class WorkerRun(NamedTuple):
     """One incarnation of a worker. Times are UTC in microseconds."""
 
     worker: str
@@ -151,7 +151,7 @@ class Fleet:
 
     def listed(
         self, *, after: int = 0, limit: int = 100, only_open: bool = False
-    ) -> list[tuple[int, Worker]]:
+    ) -> list[tuple[int, WorkerRun]]:
         """Incarnations in the order of their registration, each with its position."""
         query = (
             select(incarnations, workers.c.name, service_workers)
@@ -168,7 +168,7 @@ class Fleet:
         with self._engine.connect() as connection:
             for row in connection.execute(query).mappings():
                 seen_us = row["seen_us"] or row["started_us"]
-                worker = Worker(
+                worker = WorkerRun(
                     row["name"],
                     row["uuid"],
                     row["started_us"],
@@ -184,7 +184,7 @@ class Fleet:
                 found.append((row["id"], worker))
         return found
 
-    def running(self) -> list[Worker]:
+    def running(self) -> list[WorkerRun]:
         """The newest incarnation of every worker that has not ended, by the worker's name."""
         latest = {worker.worker: worker for _, worker in self.listed(limit=_RUNNING_MAX, only_open=True)}
         return [latest[name] for name in sorted(latest)]

@@ -1,6 +1,6 @@
 """A worker's batch checked and read column by column: what `leaf_check` does leaf by leaf, for the plain case.
 
-C1 What is taken here, `leaf_check` takes too, and gives the same `Batch`. None means: look leaf by leaf.
+C1 What is taken here, `leaf_check` takes too, and gives the same `LeafBatch`. None means: look leaf by leaf.
 C2 Bytes are compared with the canonical form of what they say. With the keys of a leaf in their order, that is the form
    without sorting.
 C3 A trace, which not every leaf of a kind has, is looked at by itself: leaves with and without one are one group.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, log_of
-from kvcustody.audit.events.batch import UNREAD, Batch, Founder, Group, extents
+from kvcustody.audit.events.batch import UNREAD, Founder, LeafBatch, LeafGroup, extents
 from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.events.registry import FIELD_KEYS, HEAD_KEYS, TOTALS, TRACE, field_types
 from kvcustody.audit.tlog.merkle import leaf_hashes
@@ -91,7 +91,7 @@ def _shapes() -> Iterator[tuple[_FormKey, _Shape]]:
 _SHAPES = dict(_shapes())
 
 
-def read_columns(lines: list[bytes], sender: Sender, refused: frozenset[str]) -> Batch | None:
+def read_columns(lines: list[bytes], sender: Sender, refused: frozenset[str]) -> LeafBatch | None:
     """The batch of canonical leaves, a line each; None where one is not plain. `refused` are kinds not to take."""
     try:
         if max(map(len, lines)) > LEAF_BYTES_MAX:
@@ -148,7 +148,7 @@ class _Read:
             self._add(form, [first + place for place in places], columns)
         return True
 
-    def batch(self, lines: list[bytes]) -> Batch | None:
+    def batch(self, lines: list[bytes]) -> LeafBatch | None:
         """The batch of all that was taken; None where one kind came in two forms, or a trace is none."""
         if len({kind for kind, _ in self._kinds}) != len(self._kinds):  # a version of old among them
             return None
@@ -160,11 +160,11 @@ class _Read:
                 if TRACE not in LEAF_KEYS[shape.kind]:
                     return None
                 columns[TRACE] = [self._traces.get(place) for place in places]
-            groups.append(Group(shape.kind, places, columns, found))
+            groups.append(LeafGroup(shape.kind, places, columns, found))
         *head, _, _ = self._columns
         at_us = self._columns[_PLACED_KEYS.index("at_us")]
         founders = {self._sender.incarnation: Founder(self._sender.worker, self._sender.offset_us, at_us[0])}
-        return Batch._make((*head, lines, groups, founders, self._hashes))
+        return LeafBatch._make((*head, lines, groups, founders, self._hashes))
 
     def _take_heads(self, bodies: list[dict[str, Any]]) -> bool:
         """What every leaf has, whatever its kind."""

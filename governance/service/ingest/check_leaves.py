@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, SYSTEM, Leaf, log_of
-from kvcustody.audit.events.batch import EMPTY, Batch, batch_of
+from kvcustody.audit.events.batch import EMPTY, LeafBatch, batch_of
 from kvcustody.audit.events.registry import TRACE
 from kvcustody.governance.identity.w3c_trace import is_trace
 from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
@@ -44,7 +44,7 @@ class Received(NamedTuple):
     """A batch that may be written, and the span of its sequences; 0 to 0 where it has no leaf."""
 
     names: list[Name]
-    batch: Batch
+    batch: LeafBatch
     first_sequence: int
     last_sequence: int
 
@@ -70,7 +70,7 @@ def lines_of(body: bytes) -> tuple[bytes, list[bytes]]:
     return lines.pop(0), lines
 
 
-def _singly(lines: list[bytes], sender: Sender) -> Batch:
+def _singly(lines: list[bytes], sender: Sender) -> LeafBatch:
     """The same, leaf by leaf."""
     seen: set[tuple[Any, ...]] = set()  # logs with their tenants that were found right in this batch
     found = [_leaf(line, sender, place, seen) for place, line in enumerate(lines)]

@@ -33,7 +33,7 @@ _TOGETHER_LEAVES = 10_000
 _SEEN_MAX = 4096
 
 
-class Stored(NamedTuple):
+class IngestCounts(NamedTuple):
     """What a batch came to: leaves that were new, and leaves that the ledger had."""
 
     added: int
@@ -49,7 +49,7 @@ class _Waiting:
         self.incarnation = incarnation
         self.batch = batch
         self.done = threading.Event()
-        self.stored = Stored(0, 0)
+        self.stored = IngestCounts(0, 0)
         self.problem: ProblemError | None = None
 
 
@@ -95,7 +95,7 @@ class Ingest:
         with self._reading:
             return read_batch(body, sender)
 
-    def put(self, incarnation: str, batch: Received) -> Stored:
+    def put(self, incarnation: str, batch: Received) -> IngestCounts:
         """Commit a batch; returns once it is durable, raises `unavailable` or `refused-leaf` where it is not."""
         waiting = _Waiting(incarnation, batch)
         with self._wake:
@@ -193,7 +193,7 @@ class Ingest:
         for waiting in group:
             count = len(waiting.batch.batch.data)
             # What was known cannot be told apart by batch in a group; alone, or with none known, it is exact.
-            waiting.stored = Stored(count - min(known, count), min(known, count))
+            waiting.stored = IngestCounts(count - min(known, count), min(known, count))
             self._highest[waiting.incarnation] = max(
                 self._highest.get(waiting.incarnation, 0), waiting.batch.last_sequence
             )

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from kvcustody.audit.events.batch import Batch, Group
+from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.block_run_text import Extents
 
 
-def gathered(batches: Sequence[Batch]) -> Batch:
+def gathered(batches: Sequence[LeafBatch]) -> LeafBatch:
     """The batches in order; needs at least one."""
     if len(batches) == 1:
         return batches[0]
     rows = [
         list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)
     ]
-    pieces: dict[str, list[Group]] = {}
+    pieces: dict[str, list[LeafGroup]] = {}
     start = 0
     for batch in batches:
         for group in batch.groups:
@@ -26,10 +26,10 @@ def gathered(batches: Sequence[Batch]) -> Batch:
         start += len(batch.data)
     founders = {uuid: founder for batch in reversed(batches) for uuid, founder in batch.founders.items()}
     hashes = list(chain.from_iterable(batch.hashes for batch in batches))
-    return Batch._make([*rows, [_joined(groups) for groups in pieces.values()], founders, hashes])
+    return LeafBatch._make([*rows, [_joined(groups) for groups in pieces.values()], founders, hashes])
 
 
-def _joined(groups: list[Group]) -> Group:
+def _joined(groups: list[LeafGroup]) -> LeafGroup:
     """Groups of one kind as one; a column that one of them has not is empty there."""
     if len(groups) == 1:
         return groups[0]
@@ -48,4 +48,4 @@ def _joined(groups: list[Group]) -> Group:
         for name in groups[0].extents
     }
     places = list(chain.from_iterable(group.places for group in groups))
-    return Group(groups[0].kind, places, columns, extents)
+    return LeafGroup(groups[0].kind, places, columns, extents)

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 import structlog
 
-from kvcustody.audit.events.batch import Batch, Founder, Group
+from kvcustody.audit.events.batch import Founder, LeafBatch, LeafGroup
 from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.governance.service.gc_tuning import seldom
 from kvcustody.governance.service.ingest.check_columns import Sender
@@ -212,11 +212,11 @@ def _received(data: bytes, body: bytes) -> Received:
     names, columns, groups, founders, hashes, first, last = marshal.loads(data)  # noqa: S302 - of our own process
     _, lines = lines_of(body)
     made = [
-        Group(kind, places, values, {key: Extents(*lists) for key, lists in extents.items()})
+        LeafGroup(kind, places, values, {key: Extents(*lists) for key, lists in extents.items()})
         for kind, places, values, extents in groups
     ]
     lives = {uuid: Founder(*founder) for uuid, founder in founders.items()}
-    return Received(names, Batch._make((*columns, lines, made, lives, hashes)), first, last)
+    return Received(names, LeafBatch._make((*columns, lines, made, lives, hashes)), first, last)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ PEOPLE = (person("alpha"), person("alpha", "bob"), person("beta"), person("gamma
 ROUNDS = 90
 
 
-class Trace:
+class FuzzTrace:
     """One random trace: requests with shared beginnings, and everything that can happen to them."""
 
     def __init__(self, rig: Rig) -> None:
@@ -64,7 +64,7 @@ class Trace:
 
 def _fuzz(bench: Bench, text: str, **setup: Any) -> None:
     rig = bench.open(text, blocks=36, **setup)
-    trace = Trace(rig)
+    trace = FuzzTrace(rig)
     for _ in range(ROUNDS):
         trace.act()
     rig.finish(*(request for request, _, _ in trace.live))

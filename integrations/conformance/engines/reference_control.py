@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
 
 
-class Control:
+class ReferenceControl:
     """What the port may order (`EngineControl`)."""
 
     def __init__(self, engine: ReferenceEngine) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.governance.admission_outcome import Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.engine_port import EnginePort, ScrubOrder
 from kvcustody.governance.governor.erase_in_pools import Selector
 from kvcustody.governance.identity.principal import Principal
@@ -26,9 +26,9 @@ from kvcustody.integrations.conformance.engine_protocol import (
     Capabilities,
     Setup,
 )
-from kvcustody.integrations.conformance.engines.reference_control import Control
-from kvcustody.integrations.conformance.engines.reference_transfers import Standing, TieredEngine
-from kvcustody.integrations.conformance.engines.toy_device import Call, Say, Scrub, Work, Write
+from kvcustody.integrations.conformance.engines.reference_control import ReferenceControl
+from kvcustody.integrations.conformance.engines.reference_transfers import RequestTransfers, TieredEngine
+from kvcustody.integrations.conformance.engines.toy_device import Call, Say, ToyScrub, Work, Write
 from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyRequest
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, scope_of, stored
 
@@ -46,7 +46,7 @@ class ReferenceEngine(TieredEngine):
         )
         self.port = EnginePort(
             self.pool,
-            Control(self),
+            ReferenceControl(self),
             table(setup.policy),
             keyring(setup.clock),
             self.ledger_port,
@@ -69,7 +69,7 @@ class ReferenceEngine(TieredEngine):
     def arrive(self, request: ToyRequest) -> None:
         """Admission; a preempted request's residency is succeeded instead."""
         known = self.standing.get(request)
-        answer: ForeignResidency | Refused
+        answer: ForeignResidency | AdmissionRefused
         if known is not None:
             answer = self.port.resume(known.residency, request.tokens)
         else:
@@ -81,10 +81,10 @@ class ReferenceEngine(TieredEngine):
                 hints=request.hints,
                 max_tokens=request.ask.max_tokens - len(request.output),
             )
-        if isinstance(answer, Refused):
+        if isinstance(answer, AdmissionRefused):
             self.refuse(request, answer.reason)
         else:
-            self.standing[request] = Standing(answer)
+            self.standing[request] = RequestTransfers(answer)
 
     def start(self, request: ToyRequest) -> bool:
         """Attach what may be reused, hand out the rest, begin to load what the tier has."""
@@ -155,7 +155,7 @@ class ReferenceEngine(TieredEngine):
             self.publish(request, mine, at, before)
             mine.published += 1
 
-    def publish(self, request: ToyRequest, mine: Standing, at: int, before: int) -> None:
+    def publish(self, request: ToyRequest, mine: RequestTransfers, at: int, before: int) -> None:
         """Index one block, tell the port and the routers, and begin to store it."""
         residency, block, key = mine.residency, request.table[at], mine.keys[at]
         if not residency.publishes or not self.blocks.remember(key, block):
@@ -216,7 +216,7 @@ class ReferenceEngine(TieredEngine):
 
     def first(self, order: ScrubOrder | None) -> list[Work]:
         """The scrubs that go before everything else of the step."""
-        return [] if order is None else [Scrub(order.batches, partial(self._scrubbed, order.number))]
+        return [] if order is None else [ToyScrub(order.batches, partial(self._scrubbed, order.number))]
 
     def _scrubbed(self, number: int, results: list[list[ScrubResult]]) -> None:
         for shard, answers in enumerate(results):

@@ -21,7 +21,7 @@ class TierCopy(NamedTuple):
     until_us: int
 
 
-class Tier:
+class ReferenceTier:
     """Copies by the name they were stored under, and the transfers under way."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from kvcustody.allocator.pool.domain import Domain
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.integrations.conformance.engine_protocol import RUNNING, Setup, TierObject
 from kvcustody.integrations.conformance.engines.reference_blocks import ReferenceBlocks
-from kvcustody.integrations.conformance.engines.reference_tier import Tier, TierCopy
+from kvcustody.integrations.conformance.engines.reference_tier import ReferenceTier, TierCopy
 from kvcustody.integrations.conformance.engines.toy_device import Call, Work
 from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyEngine, ToyRequest
 
 
-class Standing:
+class RequestTransfers:
     """What the engine keeps of one request beside its table: its residency, its keys, how much of it is indexed."""
 
     def __init__(self, residency: ForeignResidency) -> None:
@@ -38,8 +38,8 @@ class TieredEngine(ToyEngine):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, setup.blocks)
         self.blocks = ReferenceBlocks(setup.blocks)
-        self.far = Tier()
-        self.standing: dict[ToyRequest, Standing] = {}
+        self.far = ReferenceTier()
+        self.standing: dict[ToyRequest, RequestTransfers] = {}
         self.loads: list[Work] = []  # begun in the coming step, behind its scrubs
 
     def store_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
@@ -61,7 +61,7 @@ class TieredEngine(ToyEngine):
         self.far.copies[name] = TierCopy(self.device.get(block), domain, until_us)
         self.end_transfer([block], fence)
 
-    def load(self, request: ToyRequest, mine: Standing, readable: int) -> None:
+    def load(self, request: ToyRequest, mine: RequestTransfers, readable: int) -> None:
         """Begin to load, into blocks that were just handed out, what the tier has of the leading readable ones."""
         now_us = self.clock.now_us()
         for at in range(mine.published, readable):

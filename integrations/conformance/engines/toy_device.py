@@ -26,7 +26,7 @@ from kvcustody.kernels.segment import Layout
 Batches = Sequence[tuple[float, NDArray[np.int64]]]
 
 
-class Scrub(NamedTuple):
+class ToyScrub(NamedTuple):
     """Zero these blocks on every shard, reading back a share of each batch."""
 
     batches: Batches
@@ -62,7 +62,7 @@ class Call(NamedTuple):
     done: Callable[[], None]
 
 
-Work = Scrub | Write | Copy | Say | Call
+Work = ToyScrub | Write | Copy | Say | Call
 
 
 class ToyDevice:
@@ -90,7 +90,7 @@ class ToyDevice:
         for work in self.stream.popleft():
             if isinstance(work, Write):
                 self._write(work)
-            elif isinstance(work, Scrub):
+            elif isinstance(work, ToyScrub):
                 work.done(self.scrub(work.batches))
             elif isinstance(work, Copy):
                 self.put(work.target, self.get(work.source))

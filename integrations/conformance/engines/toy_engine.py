@@ -18,7 +18,7 @@ from kvcustody.audit.events import Event
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.request import NO_HINTS, Hints
-from kvcustody.governance.tokens.scope_token import ScopeTokens, Verified
+from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.integrations.conformance.deployment import KeepingLedger
 from kvcustody.integrations.conformance.engine_protocol import (
     ABORTED,
@@ -30,7 +30,7 @@ from kvcustody.integrations.conformance.engine_protocol import (
     Ask,
     Capabilities,
     FirstWrite,
-    Outcome,
+    RequestOutcome,
     Setup,
     TierObject,
 )
@@ -127,7 +127,7 @@ class ToyEngine(ABC):
         if isinstance(identity, Principal):
             identity = self.door.issue(identity, route=ask.route, client_salt=ask.salt)
         verified = self.door.verify(identity)
-        if isinstance(verified, Verified):
+        if isinstance(verified, VerifiedToken):
             return self.queue(ask, verified.principal, verified.hints)
         return self.queue(ask, None, NO_HINTS)
 
@@ -146,10 +146,10 @@ class ToyEngine(ABC):
     def arrive(self, request: ToyRequest) -> None:  # noqa: B027 (not every engine admits at arrival)
         """Admission at arrival, where an engine has it."""
 
-    def outcome(self, request: object) -> Outcome:
+    def outcome(self, request: object) -> RequestOutcome:
         """What is known of a request."""
         one = self.requests[request]
-        return Outcome(
+        return RequestOutcome(
             one.state, one.cached_tokens, tuple(one.output), one.error, tuple(one.table), one.reason
         )
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from kvcustody.integrations.conformance.engines.reference_blocks import ReferenceBlocks
-from kvcustody.integrations.conformance.engines.reference_control import Control
+from kvcustody.integrations.conformance.engines.reference_control import ReferenceControl
 from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
-from kvcustody.integrations.conformance.engines.reference_tier import Tier
-from kvcustody.integrations.conformance.engines.toy_device import Scrub, ToyDevice
+from kvcustody.integrations.conformance.engines.reference_tier import ReferenceTier
+from kvcustody.integrations.conformance.engines.toy_device import ToyDevice, ToyScrub
 from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyEngine, ToyRequest
 from kvcustody.integrations.conformance.mutants.governance import ANYWHERE, PORT
 from kvcustody.integrations.conformance.mutants.runner import Mutant, constant, patch, together
@@ -53,7 +53,7 @@ def _with_tokens(event: BlockEvent) -> BlockEvent:
 
 
 def _silent_forget(original: Any) -> Any:
-    def evict(self: Control, blocks: Sequence[int]) -> None:
+    def evict(self: ReferenceControl, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._engine.blocks.forget(block)
 
@@ -133,7 +133,7 @@ def _stores_unpinned(original: Any) -> Any:
 
 def _scrubs_last(original: Any) -> Any:
     def submit(self: ToyDevice, step: list[Any]) -> None:
-        original(self, sorted(step, key=lambda work: isinstance(work, Scrub)))
+        original(self, sorted(step, key=lambda work: isinstance(work, ToyScrub)))
 
     return submit
 
@@ -164,7 +164,7 @@ MUTANTS: tuple[Mutant, ...] = (
             _events(lambda event: event._replace(scope=_NOBODY) if event.kind == "removed" else event),
         ),
     ),
-    Mutant("removal not told", patch(Control, "evict", _silent_forget)),
+    Mutant("removal not told", patch(ReferenceControl, "evict", _silent_forget)),
     Mutant(
         "tokens in events",
         patch(ReferenceEngine, "events", _events(_with_tokens)),
@@ -187,14 +187,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant("uncomputed block published", patch(ReferenceEngine, "start", publishes_at_start)),
-    Mutant("order to forget ignored", constant(Control, "evict", None)),
+    Mutant("order to forget ignored", constant(ReferenceControl, "evict", None)),
     Mutant("scrub after hand-out", patch(ToyDevice, "submit", _scrubs_last)),
-    Mutant("failed block handed out", constant(Control, "withhold", None)),
+    Mutant("failed block handed out", constant(ReferenceControl, "withhold", None)),
     Mutant("TTL does not fire while idle", constant(ReferenceEngine, "tick", None)),
     Mutant(
         "tier outlives the deadline",
         patch(
-            Tier,
+            ReferenceTier,
             "has",
             lambda original: (
                 lambda self, name, now_us: name in self.copies and self.copies[name].domain.is_open
@@ -204,7 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "erase misses the tier",
         patch(
-            Tier,
+            ReferenceTier,
             "has",
             lambda original: (
                 lambda self, name, now_us: name in self.copies and now_us < self.copies[name].until_us

@@ -10,7 +10,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.conformance.deployment import KeepingLedger
 from kvcustody.integrations.conformance.engines.toy_engine import ToyEngine, ToyRequest
 from kvcustody.integrations.conformance.mutants.runner import Mutant, patch
@@ -41,7 +41,7 @@ def _last_known(original: Any) -> Any:
         identity = ask.identity
         if isinstance(identity, Principal):
             self.__dict__["last"] = identity
-        elif not isinstance(self.door.verify(identity), Verified):
+        elif not isinstance(self.door.verify(identity), VerifiedToken):
             return self.queue(ask, self.__dict__.get("last"), NO_HINTS)
         return original(self, ask)
 

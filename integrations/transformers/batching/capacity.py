@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcustody.allocator.pool.account import Account
-from kvcustody.governance.admission_outcome import Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused
 
 TOO_BIG = "prompt and new tokens need"
 
@@ -13,9 +13,9 @@ def most_blocks(account: Account) -> int:
     return min(account.cap_blocks, account.partition.size)
 
 
-def too_big(request_id: object, needed: int, account: Account) -> Refused:
+def too_big(request_id: object, needed: int, account: Account) -> AdmissionRefused:
     """The refusal of a request that could not even run alone."""
-    return Refused(
+    return AdmissionRefused(
         request_id,
         f"{TOO_BIG} `{needed}` blocks, the tenant may have `{most_blocks(account)}`; ask for fewer tokens",
     )

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.governance.admission_outcome import Admission, Deferred, Refused
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
 from kvcustody.integrations.transformers.batching.capacity import most_blocks, too_big
-from kvcustody.integrations.transformers.batching.kv_events import BlockEvents
-from kvcustody.integrations.transformers.batching.request_claims import Claim, Claims
-from kvcustody.integrations.transformers.batching.request_record import Record
+from kvcustody.integrations.transformers.batching.kv_events import BatchingBlockEvents
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
+from kvcustody.integrations.transformers.batching.request_record import RequestRecord
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 
 RETRY_US, RETRY_STEPS = (
@@ -46,7 +46,7 @@ class BatchCustody:
         model: ModelIdentity,
         blocks: EngineBlocks,
         tables: dict[str, list[int]],
-        claims: Claims,
+        claims: RequestClaims,
         *,
         is_sharing: bool,
         is_async: bool,
@@ -55,13 +55,13 @@ class BatchCustody:
         self.blocks = blocks
         self.turn = Turn(blocks.memories)
         self.page = governor.block_tokens
-        self.records: dict[str, Record] = {}
+        self.records: dict[str, RequestRecord] = {}
         self.is_async = is_async
-        self.events: BlockEvents | None = None
+        self.events: BatchingBlockEvents | None = None
         self._model = model
         self._tables = tables
         self._claims = claims
-        self._claimed: dict[str, Claim] = {}
+        self._claimed: dict[str, RequestClaim] = {}
         self._is_sharing = is_sharing
         self._deferred: dict[str, tuple[int, int, int]] = {}  # releases and steps seen, and when to ask again
         self._releases = 0
@@ -84,7 +84,7 @@ class BatchCustody:
 
     def admit(
         self, request_id: str, tokens: Sequence[int], max_new_tokens: int | None
-    ) -> Admission | Refused | Deferred | None:
+    ) -> Admission | AdmissionRefused | Deferred | None:
         """Admit with the whole prompt; None while a deferred request has no reason to ask again."""
         waits = self._deferred.get(request_id)
         now_us = self.governor.clock.now_us()
@@ -118,18 +118,24 @@ class BatchCustody:
         releases, steps, until_us = waits
         return releases == self._releases and self._steps < steps and now_us < until_us
 
-    def _enter(self, request_id: str, admitted: Admission, claim: Claim, plan: Plan, tokens: int) -> None:
+    def _enter(
+        self, request_id: str, admitted: Admission, claim: RequestClaim, plan: Plan, tokens: int
+    ) -> None:
         table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
         self._tables[request_id] = table
         room = self.page * len(table)
-        self.records[request_id] = Record(admitted, claim, plan, tokens, table, room)
+        self.records[request_id] = RequestRecord(admitted, claim, plan, tokens, table, room)
 
     def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
         return -(-(tokens + (max_new_tokens or 1) - 1) // self.page)
 
     def _hopeless(
-        self, claim: Claim, outcome: Refused | Deferred, tokens: int, max_new_tokens: int | None
-    ) -> Refused | Deferred:
+        self,
+        claim: RequestClaim,
+        outcome: AdmissionRefused | Deferred,
+        tokens: int,
+        max_new_tokens: int | None,
+    ) -> AdmissionRefused | Deferred:
         """A deferral becomes a refusal where the request could not even run alone."""
         needed = self._needed(tokens, max_new_tokens)
         for manager in self.governor.managers:
@@ -160,7 +166,7 @@ class BatchCustody:
         Whoever gets none has no room, and so cannot be scheduled.
         """
         records = self.records
-        wanting: list[tuple[Record, int]] = []
+        wanting: list[tuple[RequestRecord, int]] = []
         for state in states:
             if state._status == decoding:
                 record = records[state.request_id]
@@ -171,7 +177,7 @@ class BatchCustody:
         for pool in {record.manager.number for record, _ in wanting}:
             self._extend([one for one in wanting if one[0].manager.number == pool], pool)
 
-    def _extend(self, wanting: list[tuple[Record, int]], pool: int) -> None:
+    def _extend(self, wanting: list[tuple[RequestRecord, int]], pool: int) -> None:
         """The first token of one more block for each record; all of one pool."""
         governor = self.governor
         for record, _ in wanting:

@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPP
 
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, HandleError
-from kvcustody.governance.governor.erase_in_pools import Erased, Selector
+from kvcustody.governance.governor.erase_in_pools import ErasureResult, Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
@@ -39,10 +39,14 @@ from kvcustody.integrations.transformers.batching.check_supported import (
 )
 from kvcustody.integrations.transformers.batching.check_versions import check_internals
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
-from kvcustody.integrations.transformers.batching.kv_events import BlockEvents, Publisher, open_events
+from kvcustody.integrations.transformers.batching.kv_events import (
+    BatchingBlockEvents,
+    BatchPublisher,
+    open_events,
+)
 from kvcustody.integrations.transformers.batching.manager import ACTING, GovernedManager
 from kvcustody.integrations.transformers.batching.paged_cache import govern
-from kvcustody.integrations.transformers.batching.request_claims import ANONYMOUS, Claim, Claims
+from kvcustody.integrations.transformers.batching.request_claims import ANONYMOUS, RequestClaim, RequestClaims
 from kvcustody.integrations.transformers.batching.scheduler import scheduler_for
 
 T = TypeVar("T")
@@ -71,20 +75,20 @@ class GovernedBatching:
         generation_config: GenerationConfig | None = None,
         batching_config: ContinuousBatchingConfig | None = None,
         anonymous: Principal = ANONYMOUS,
-        publisher: Publisher | None = None,
+        publisher: BatchPublisher | None = None,
         clock: Clock | None = None,
         tick_seconds: float | None = TICK_SECONDS,
     ) -> None:
         check_internals()
         self.model = model
-        self.claims = Claims(anonymous)
+        self.claims = RequestClaims(anonymous)
         self.custody: BatchCustody
         self._settings = custody
         self._identity = model_identity
         self._clock = clock or SystemClock()
         self._worker: Worker | None = None
         self._publisher = publisher
-        self._events: BlockEvents | None = None
+        self._events: BatchingBlockEvents | None = None
         self._closed = threading.Event()
         self._scheduler_name = f"kvcustody-{next(_numbers)}"
         config = copy(batching_config) if batching_config is not None else ContinuousBatchingConfig()
@@ -188,7 +192,7 @@ class GovernedBatching:
         claimed already or poses as a forked child.
         """
         self.claims.file(
-            request_id, Claim(principal, route, hints, trace=check_trace(trace) if trace else "")
+            request_id, RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else "")
         )
 
     @contextmanager
@@ -196,7 +200,7 @@ class GovernedBatching:
         self, principal: Principal, *, route: str | None = None, hints: Hints = NO_HINTS, trace: str = ""
     ) -> Iterator[None]:
         """Requests that this thread adds inside, by whatever call of the engine, are `principal`'s, of this trace."""
-        token = ACTING.set(Claim(principal, route, hints, trace=check_trace(trace) if trace else ""))
+        token = ACTING.set(RequestClaim(principal, route, hints, trace=check_trace(trace) if trace else ""))
         try:
             yield
         finally:
@@ -268,7 +272,7 @@ class GovernedBatching:
         """Run `command` where the Governor is used, at the next step, and return its answer. Thread-safe."""
         return self.custody.governor.call(command).result(timeout_seconds)
 
-    def erase(self, selector: Selector) -> Erased:
+    def erase(self, selector: Selector) -> ErasureResult:
         """End all custody of a selector; its running requests fail with an error that says so."""
         return self.call(lambda governor: governor.erase(selector))
 

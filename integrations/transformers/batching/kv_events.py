@@ -28,18 +28,18 @@ from kvcustody.integrations.events.block_event import (
 )
 
 
-class Publisher(Protocol):
+class BatchPublisher(Protocol):
     """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
         """Hand over; never waits."""
 
 
-class BlockEvents:
+class BatchingBlockEvents:
     """Turns one Governor's index changes into events. Used in the Governor's turn."""
 
     def __init__(
-        self, governor: Governor, publisher: Publisher, close: Callable[[], None] | None = None
+        self, governor: Governor, publisher: BatchPublisher, close: Callable[[], None] | None = None
     ) -> None:
         self._governor = governor
         self._publisher = publisher
@@ -90,21 +90,21 @@ class BlockEvents:
 
 
 def open_events(
-    publisher: Publisher | None, governor: Governor, worker: Worker | None, settings: object
-) -> BlockEvents | None:
+    publisher: BatchPublisher | None, governor: Governor, worker: Worker | None, settings: object
+) -> BatchingBlockEvents | None:
     """Events to `publisher`, or to one that the settings of a worker ask for; None where nobody listens.
 
     Raises `ConfigError` where `kv_events_endpoint` cannot be bound.
     """
     if publisher is not None:
-        return BlockEvents(governor, publisher)
+        return BatchingBlockEvents(governor, publisher)
     if worker is None or not isinstance(settings, Settings) or not settings.kv_events_endpoint:
         return None
     from kvcustody.integrations.events.publisher import open_publisher  # pyzmq only where it is asked for
 
     own = open_publisher(settings, revision=governor.table.revision, incarnation=worker.writer.incarnation)
     assert own is not None, "an endpoint is set"
-    return BlockEvents(governor, own, own.close)
+    return BatchingBlockEvents(governor, own, own.close)
 
 
 def _kind(change: IndexChange) -> tuple[Domain, str]:

@@ -10,15 +10,19 @@ from typing import Any
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from kvcustody.errors import HandleError
-from kvcustody.integrations.transformers.batching.request_claims import CHILD_MARK, Claim, Claims
+from kvcustody.integrations.transformers.batching.request_claims import (
+    CHILD_MARK,
+    RequestClaim,
+    RequestClaims,
+)
 
-ACTING: ContextVar[Claim | None] = ContextVar("kvcustody_acting", default=None)
+ACTING: ContextVar[RequestClaim | None] = ContextVar("kvcustody_acting", default=None)
 
 
 class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-ignore]
     """The engine's manager, which keeps its governed cache across sessions and files a claim with each request."""
 
-    claims: Claims
+    claims: RequestClaims
 
     def add_request(
         self, input_ids: list[int], request_id: str | None = None, *rest: Any, **options: Any

@@ -40,7 +40,7 @@ class SealedPool:
     allocate_sector = free_blocks = get_free_blocks = set_blocks_per_sector = _refuse
 
 
-class GovernedCache(PagedAttentionCache):  # type: ignore[misc, unused-ignore]
+class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-ignore]
     """Takes the place of a `PagedAttentionCache`'s class. Made by `govern`, before anything was allocated."""
 
     custody: BatchCustody
@@ -146,4 +146,4 @@ def govern(cache: Any, allocator: Any, custody: BatchCustody) -> None:
     """Turn the engine's cache into a governed one (K1)."""
     cache.pool = allocator.pool = SealedPool()
     cache.custody, cache.is_scheduling = custody, False
-    cache.__class__ = GovernedCache
+    cache.__class__ = GovernedPagedCache

@@ -24,7 +24,7 @@ CHILD_MARK = "__child#"
 _NOTHING: Mapping[int, bytes] = {}
 
 
-class Claim(NamedTuple):
+class RequestClaim(NamedTuple):
     """On whose behalf a request runs. `extras`: content that keys its blocks besides the tokens; `trace`: the W3C trace
     id that it came with (`Governor.admit`)."""
 
@@ -39,21 +39,21 @@ class Claim(NamedTuple):
         """Whether no other request can ever find this one's blocks."""
         return bool(self.extras)
 
-    def private(self) -> Claim:
+    def private(self) -> RequestClaim:
         """The same claim, keyed by something that nobody knows: it reuses nothing, and serves its own forks alone."""
         nonce = PromptEmbeddings(secrets.token_bytes(32), (), "private")
         return self._replace(extras={0: frame(nonce)})
 
 
-class Claims:
+class RequestClaims:
     """Claims that wait for their request. Any thread may file; the engine's thread takes."""
 
     def __init__(self, anonymous: Principal = ANONYMOUS) -> None:
-        self._anonymous = Claim(anonymous)
-        self._waiting: dict[str, Claim] = {}
+        self._anonymous = RequestClaim(anonymous)
+        self._waiting: dict[str, RequestClaim] = {}
         self._lock = threading.Lock()
 
-    def file(self, request_id: str, claim: Claim) -> None:
+    def file(self, request_id: str, claim: RequestClaim) -> None:
         """State whose `request_id` is. Raises `IdentityError` where it is claimed, or poses as a child (C1, C2)."""
         if CHILD_MARK in request_id:
             raise IdentityError(f"request id `{request_id}` poses as a forked child", field="request_id")
@@ -67,7 +67,7 @@ class Claims:
         with self._lock:
             self._waiting.pop(request_id, None)
 
-    def take(self, request_id: str) -> Claim:
+    def take(self, request_id: str) -> RequestClaim:
         """The claim of a request that enters now; a private one of nobody's where there is none (C3)."""
         with self._lock:
             claim = self._waiting.pop(request_id, None)

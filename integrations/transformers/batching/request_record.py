@@ -9,10 +9,10 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.account import Account
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.decisions.access_plan import Plan
-from kvcustody.integrations.transformers.batching.request_claims import Claim
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim
 
 
-class Record:
+class RequestRecord:
     """One admitted request. `told`: tokens that the Governor knows of; `room`: tokens that its blocks can hold."""
 
     __slots__ = (
@@ -29,7 +29,7 @@ class Record:
     )
 
     def __init__(
-        self, admission: Admission, claim: Claim, plan: Plan, prompt: int, table: list[int], room: int
+        self, admission: Admission, claim: RequestClaim, plan: Plan, prompt: int, table: list[int], room: int
     ) -> None:
         self.handle = admission.request_id
         self.slot = admission.slot

@@ -16,7 +16,7 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, PrefillFirstScheduler
 
 from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleError, IdentityError
-from kvcustody.governance.admission_outcome import Admission, Refused
+from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.integrations.transformers.batching.capacity import TOO_BIG, most_blocks
 from kvcustody.integrations.transformers.batching.custody import (
     IN_FLIGHT_STEPS,
@@ -131,8 +131,8 @@ class GovernedScheduler:
             IdentityError,
             ConfigError,
         ) as error:  # a malformed hint, token ids outside int32: its own fault
-            outcome = Refused(request_id, error.message)
-        if isinstance(outcome, Refused):
+            outcome = AdmissionRefused(request_id, error.message)
+        if isinstance(outcome, AdmissionRefused):
             started.add(request_id)
             kind = CapacityError if outcome.reason.startswith(TOO_BIG) else IdentityError
             self._fail(request_id, kind(f"request `{request_id}`: {outcome.reason}"))

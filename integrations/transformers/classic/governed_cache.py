@@ -37,7 +37,10 @@ from kvcustody.integrations.transformers.classic.dynamic_static_layers import (
     GovernedLayer,
     GovernedStaticLayer,
 )
-from kvcustody.integrations.transformers.classic.offloaded_layers import GovernedOffloadedLayer, Staging
+from kvcustody.integrations.transformers.classic.offloaded_layers import (
+    GovernedOffloadedLayer,
+    OffloadStaging,
+)
 from kvcustody.integrations.transformers.classic.quantized_layers import (
     FP8,
     SCALES_BYTES,
@@ -53,7 +56,7 @@ from kvcustody.integrations.transformers.classic.sliding_window_layers import (
 Open = Callable[..., CacheResidency]  # called with (device, bytes) pairs, one for each slab
 
 
-class Kind(StrEnum):
+class CacheKind(StrEnum):
     """Which of transformers' cache classes a governed cache stands for."""
 
     DYNAMIC = "dynamic"
@@ -120,7 +123,7 @@ def governed_cache(
     *,
     config: Any,
     max_tokens: int,
-    kind: Kind | str = Kind.DYNAMIC,
+    kind: CacheKind | str = CacheKind.DYNAMIC,
     batch_size: int = 1,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
@@ -135,9 +138,9 @@ def governed_cache(
     a layer type without a governed form, `DeviceError` where a device has no room.
     """
     try:
-        kind = Kind(kind)
+        kind = CacheKind(kind)
     except ValueError as error:
-        raise ConfigError(f"unknown kind of cache `{kind}`: use one of {', '.join(Kind)}") from error
+        raise ConfigError(f"unknown kind of cache `{kind}`: use one of {', '.join(CacheKind)}") from error
     shape = shape_of(config, max_tokens, batch_size, dtype, kv_shape)
     place = torch.device(device)
     if place.type not in ("cpu", "cuda"):
@@ -147,10 +150,10 @@ def governed_cache(
     if place.type == "cuda" and place.index is None:
         place = torch.device("cuda", torch.cuda.current_device())
     build = {
-        Kind.DYNAMIC: _dynamic,
-        Kind.STATIC: _static,
-        Kind.QUANTIZED: _quantized,
-        Kind.OFFLOADED: _offloaded,
+        CacheKind.DYNAMIC: _dynamic,
+        CacheKind.STATIC: _static,
+        CacheKind.QUANTIZED: _quantized,
+        CacheKind.OFFLOADED: _offloaded,
     }[kind]
 
     def open_residency(*devices: tuple[torch.device, int]) -> CacheResidency:
@@ -161,7 +164,7 @@ def governed_cache(
             used_by=place,
             route=route,
             hints=hints,
-            offloads=kind is Kind.OFFLOADED,
+            offloads=kind is CacheKind.OFFLOADED,
         )
 
     cache = build(shape, place, open_residency)
@@ -253,7 +256,7 @@ def _offloaded(shape: CacheShape, device: torch.device, open_residency: Open) ->
     on_host = iter(carve(residency.slabs[0], home))
     on_device = iter(carve(residency.slabs[1], [*staged, *close]))
     areas = [_pair(next(on_device), next(on_device), shape.max_tokens, token_major=True) for _ in range(2)]
-    staging = Staging(areas, device)
+    staging = OffloadStaging(areas, device)
     layers: list[Any] = []
     for layer in shape.layers:
         if layer.kind != "full":

@@ -18,7 +18,7 @@ from kvcustody.integrations.transformers.classic.buffer import Buffer
 from kvcustody.integrations.transformers.classic.dynamic_static_layers import GovernedLayer, States, cropped
 
 
-class Staging:
+class OffloadStaging:
     """Two device areas of (K, V). The one used last is never the next one filled."""
 
     def __init__(self, areas: list[tuple[Buffer, Buffer]], device: torch.device) -> None:
@@ -80,7 +80,7 @@ class Staging:
 class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-call]
     """A dynamic layer whose states live on the host. `keys` and `values` are views of the host slab."""
 
-    def stage(self, staging: Staging) -> None:
+    def stage(self, staging: OffloadStaging) -> None:
         """Say where it is staged; `follow` says which layer comes after it."""
         self._staging = staging
         self._next: GovernedOffloadedLayer = self

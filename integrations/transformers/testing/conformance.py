@@ -37,12 +37,12 @@ from kvcustody.integrations.conformance.engine_protocol import (
     Ask,
     Capabilities,
     FirstWrite,
-    Outcome,
+    RequestOutcome,
     Setup,
 )
 from kvcustody.integrations.events.block_event import BlockEvent, split_keys
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
-from kvcustody.integrations.transformers.batching.request_claims import Claim
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim
 from kvcustody.integrations.transformers.testing.first_writes import FirstWrites
 from kvcustody.integrations.transformers.testing.tiny_model import VOCABULARY, tiny_model
 
@@ -57,7 +57,7 @@ _LACKS = {
 }
 
 
-class TransformersEngine:
+class TransformersEngineUnderTest:
     """`EngineUnderTest` over `GovernedBatching`. Requests are named by the order of submission."""
 
     def __init__(self, setup: Setup) -> None:
@@ -117,7 +117,7 @@ class TransformersEngine:
         name = f"request-{len(self._asked)}"
         self._asked.append(name)
         if isinstance(ask.identity, Principal):
-            claim = Claim(ask.identity, ask.route, Hints(salt=ask.salt))
+            claim = RequestClaim(ask.identity, ask.route, Hints(salt=ask.salt))
             self._batching.claims.file(name, claim)
         self._manager.add_request(list(ask.tokens), name, max_new_tokens=ask.max_tokens)
         return name
@@ -138,24 +138,24 @@ class TransformersEngine:
             if result.is_finished():
                 self._results[result.request_id] = result
 
-    def outcome(self, request: object) -> Outcome:
+    def outcome(self, request: object) -> RequestOutcome:
         """From the engine's own states and results."""
         name = str(request)
         cached = self._writes.cached.get(name, 0)
         if name in self._aborted:
-            return Outcome(ABORTED, cached, self._aborted[name], "", ())
+            return RequestOutcome(ABORTED, cached, self._aborted[name], "", ())
         result = self._results.get(name)
         if result is not None:
             output = tuple(result.generated_tokens)
             if result.error is None:
-                return Outcome(FINISHED, cached, output, "", ())
+                return RequestOutcome(FINISHED, cached, output, "", ())
             state = ABORTED if name in self._writes.cached else REFUSED
-            return Outcome(state, cached, output, result.error, (), result.error)
+            return RequestOutcome(state, cached, output, result.error, (), result.error)
         record = self._custody.records.get(name)
         if name not in self._scheduler.active_requests or record is None:
-            return Outcome(WAITING, cached, self._generated(name), "", ())
+            return RequestOutcome(WAITING, cached, self._generated(name), "", ())
         blocks = tuple(block - self._custody.blocks.first for block in record.table)
-        return Outcome(RUNNING, record.hit_tokens, self._generated(name), "", blocks)
+        return RequestOutcome(RUNNING, record.hit_tokens, self._generated(name), "", blocks)
 
     def _generated(self, name: str) -> tuple[int, ...]:
         state = self._scheduler.active_requests.get(name) or self._scheduler.waiting_requests.get(name)
@@ -281,6 +281,6 @@ class TransformersEngine:
         """Not asked: there is no tier."""
 
 
-def engine(setup: Setup) -> TransformersEngine:
+def engine(setup: Setup) -> TransformersEngineUnderTest:
     """The factory for the kit."""
-    return TransformersEngine(setup)
+    return TransformersEngineUnderTest(setup)

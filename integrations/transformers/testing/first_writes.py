@@ -12,7 +12,7 @@ import numpy as np
 
 from kvcustody.integrations.conformance.engine_protocol import FirstWrite
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
-from kvcustody.integrations.transformers.batching.request_record import Record
+from kvcustody.integrations.transformers.batching.request_record import RequestRecord
 
 
 class FirstWrites:
@@ -20,7 +20,7 @@ class FirstWrites:
 
     def __init__(self, custody: BatchCustody) -> None:
         self._custody = custody
-        self._known: dict[str, tuple[Record, int]] = {}
+        self._known: dict[str, tuple[RequestRecord, int]] = {}
         self._fresh: dict[int, tuple[str, int]] = {}
         self._hand_outs = 0
         self.cached: dict[str, int] = {}

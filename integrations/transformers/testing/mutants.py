@@ -17,8 +17,8 @@ from kvcustody.integrations.events.block_event import BlockEvent, EventScope
 from kvcustody.integrations.transformers.batching import kv_events as block_events
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
-from kvcustody.integrations.transformers.batching.kv_events import BlockEvents
-from kvcustody.integrations.transformers.batching.request_claims import Claim, Claims
+from kvcustody.integrations.transformers.batching.kv_events import BatchingBlockEvents
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
 from kvcustody.integrations.transformers.batching.scheduler import GovernedScheduler
 
 # Of governance, the block manager, its memory and the kit's ledger: the same patches as in the native engine.
@@ -47,9 +47,9 @@ _NOBODY = EventScope("*", "request", "", 0, 0)
 def _last_claim(original: Any) -> Any:
     """Whoever is not claimed is taken for the last one who was."""
 
-    def take(self: Claims, request_id: str) -> Claim:
-        claim: Claim = original(self, request_id)
-        known: Claim = self.__dict__.setdefault("last", claim)
+    def take(self: RequestClaims, request_id: str) -> RequestClaim:
+        claim: RequestClaim = original(self, request_id)
+        known: RequestClaim = self.__dict__.setdefault("last", claim)
         if not claim.is_private:
             known = self.__dict__["last"] = claim
         return known
@@ -124,7 +124,7 @@ def _stored(**change: Any) -> Any:
     """Every stored event is made with these fields, which are made from it."""
 
     def make(original: Any) -> Any:
-        def stored(self: BlockEvents, scope: EventScope, told: Any) -> BlockEvent:
+        def stored(self: BatchingBlockEvents, scope: EventScope, told: Any) -> BlockEvent:
             event: BlockEvent = original(self, scope, told)
             return event._replace(**{name: field(event) for name, field in change.items()})
 
@@ -152,17 +152,19 @@ def _silent(original: Any) -> Any:
 
 MUTANTS: tuple[Mutant, ...] = (
     *(mutant for mutant in mutants_of_native.MUTANTS if mutant.fault in _BELOW),
-    Mutant("no identity falls to a tenant", patch(Claims, "take", _last_claim)),
+    Mutant("no identity falls to a tenant", patch(RequestClaims, "take", _last_claim)),
     Mutant("scope dropped after preemption", patch(GovernedScheduler, "_preempt", _resumed_as_nobody)),
     Mutant("hold renewed by foreign reader", patch(PrefixTree, "release", _renews)),
     Mutant("uncomputed block published", patch(BatchCustody, "admit", _published_at_admission)),
     Mutant("TTL does not fire while idle", constant(GovernedBatching, "tick", None)),
     Mutant("quota stalls others", patch(GovernedScheduler, "_start", _waits_in_line)),
     Mutant("quota preempts others", patch(GovernedScheduler, "_schedule", _preempts_anybody)),
-    Mutant("scope dropped at event", patch(BlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))),
+    Mutant(
+        "scope dropped at event", patch(BatchingBlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))
+    ),
     Mutant("unscoped removal", patch(block_events, "removed", _removed_by_nobody)),
     Mutant("removal not told", patch(PrefixTree, "_collect", _silent)),
-    Mutant("tokens in events", patch(BlockEvents, "_stored", _stored(tokens=_tokens))),
+    Mutant("tokens in events", patch(BatchingBlockEvents, "_stored", _stored(tokens=_tokens))),
 )
 
 _NO_TOKENS = "identity travels by request id; there is no token to forge, replay or outlive"

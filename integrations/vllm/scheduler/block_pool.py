@@ -22,20 +22,20 @@ from kvcustody.integrations.vllm.scheduler.free_queue import (
     GovernedFreeQueue,
     governed_free_queue,
 )
-from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, Published
+from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, PublishedRange
 from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
-    from kvcustody.integrations.vllm.scheduler.request_state import Books
+    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     """vLLM's `BlockPool`, telling `custody` what it does."""
 
-    custody: Books | None = None
+    custody: SchedulerState | None = None
     free_block_queue: GovernedFreeQueue
 
     @property
@@ -133,7 +133,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         else:
             if not mine.notes:
                 custody.journal.noted.append(mine)
-            mine.notes.append(Published(group, first, last, mask))
+            mine.notes.append(PublishedRange(group, first, last, mask))
             super().cache_full_blocks(request, blocks, first, last, block_size, group, mask)
         if custody.events is not None:
             custody.events.entered(mine, group, blocks[first:last], first, block_size)
@@ -224,7 +224,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return queue.count_spare(needed + LOOK_AHEAD_BLOCKS) >= min(needed, free_blocks)
 
 
-def governed_pool(pool: BlockPool, custody: Books) -> GovernedBlockPool:
+def governed_pool(pool: BlockPool, custody: SchedulerState) -> GovernedBlockPool:
     """`pool` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
     if not isinstance(pool, GovernedBlockPool):
         check_type(pool, BlockPool, "the block pool")

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-    from kvcustody.integrations.vllm.scheduler.request_state import Books
+    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 
 class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
     """vLLM's `KVCacheManager`, asking `custody`."""
 
-    custody: Books | None = None
+    custody: SchedulerState | None = None
 
     def get_computed_blocks(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         """The blocks that `request` may attach; none for one that must wait or may not read."""
@@ -73,7 +73,7 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
         return blocks
 
 
-def governed_manager(manager: KVCacheManager, custody: Books) -> GovernedKVCacheManager:
+def governed_manager(manager: KVCacheManager, custody: SchedulerState) -> GovernedKVCacheManager:
     """`manager` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
     if not isinstance(manager, GovernedKVCacheManager):
         check_type(manager, KVCacheManager, "the cache manager")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.external.residency import ForeignResidency
     from kvcustody.integrations.vllm.scheduler.block_tables import GroupTable
-    from kvcustody.integrations.vllm.step_messages import Answer
+    from kvcustody.integrations.vllm.step_messages import ScrubReply
 
 LATER_US = 1 << 62
 
@@ -72,7 +72,7 @@ class Journal:
         self._simple = simple
         self._null = null
         self._ended: list[_Ended] = []
-        self._answers: list[Answer] = []
+        self._answers: list[ScrubReply] = []
         self._is_telling = False
 
     # -- noting -------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Journal:
         self.keeps_until_us = min(self.keeps_until_us, keeps_until_us)
         self._ended.append(_Ended(residency, cause, at_us, port.pool.fences.newest_open))
 
-    def answer(self, answers: Sequence[Answer]) -> None:
+    def answer(self, answers: Sequence[ScrubReply]) -> None:
         """Workers did scrubs. What failed is told at once: those blocks may be handed out no more."""
         self._answers += answers
         if any(len(result.failed) for answer in answers for result in answer.results):

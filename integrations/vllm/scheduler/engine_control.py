@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from kvcustody.integrations.vllm.engine_patch import EngineHandle
-    from kvcustody.integrations.vllm.scheduler.request_state import Books
+    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class VllmControl:
     """`EngineControl` over vLLM's scheduler and pool."""
 
     def __init__(self) -> None:
-        self.books: Books
+        self.books: SchedulerState
         self.scheduler: Scheduler | None = None
         self.engine: EngineHandle | None = None
         self.building: Container[str] = ()  # requests of the step that is being built

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from kvcustody.integrations.vllm.scheduler.request_state import Books
+    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one batch ends ahead of their use
 
@@ -21,7 +21,7 @@ EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one batch ends 
 class Room:
     """Decides what ends so that the next hand-outs evict nothing."""
 
-    def __init__(self, books: Books, pool_blocks: int) -> None:
+    def __init__(self, books: SchedulerState, pool_blocks: int) -> None:
         self._books = books
         self._batch = min(EVICT_BLOCKS_MAX, int(pool_blocks * EVICT_SHARE))
 

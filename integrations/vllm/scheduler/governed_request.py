@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ATTRIBUTE = "kvcustody"  # on vLLM's Request
 
 
-class Published(NamedTuple):
+class PublishedRange(NamedTuple):
     """Table entries [first, last) of a group that entered the engine's index, less those that a mask leaves out."""
 
     group: int
@@ -90,7 +90,7 @@ class GovernedRequest:
         self.told_tokens = request.num_tokens  # that the port has been told
         self.hit_blocks: tuple[int, ...] = (0,) * groups
         self.tables: list[KnownTable] = [KnownTable() for _ in range(groups)]
-        self.notes: list[Published] = []
+        self.notes: list[PublishedRange] = []
 
     def end(self) -> None:
         """Its blocks were given back: nothing more is told of it."""

@@ -37,7 +37,7 @@ ENDED = "ended"  # by a decision of the port; which one is in the ledger
 _GROUP_BYTES = 4  # of a layer group's number, behind the key, in vLLM's index
 
 
-class Publisher(Protocol):
+class StepPublisher(Protocol):
     """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
 
     def publish(self, events: Sequence[BlockEvent], /) -> int:
@@ -73,14 +73,14 @@ class _Told(NamedTuple):
     residency: int
 
 
-class BlockEvents:
+class SchedulerBlockEvents:
     """Turns what enters and leaves one pool's index into events. Used on the engine's thread."""
 
     def __init__(
         self,
         pool: GovernedBlockPool,
         port: EnginePort,
-        publisher: Publisher,
+        publisher: StepPublisher,
         *,
         with_tokens: bool = False,
         groups: int = 1,

@@ -19,7 +19,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.admission_outcome import Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.block_keys import LazyKeys
 from kvcustody.governance.external.engine_port import EnginePort, EngineView
 from kvcustody.integrations.vllm.scheduler.block_hasher import new_keys, running_hasher
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.external.residency import ForeignResidency
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
-    from kvcustody.integrations.vllm.scheduler.kv_events import BlockEvents
+    from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
 _CAUSES = {
     RequestStatus.FINISHED_ABORTED: "aborted",
@@ -43,7 +43,7 @@ _CAUSES = {
 }
 
 
-class Books:
+class SchedulerState:
     """The adapter's side of one cache manager and its pool."""
 
     def __init__(self, manager: KVCacheManager, block_tokens: int) -> None:
@@ -55,7 +55,7 @@ class Books:
         self.keys_early = False  # somebody beside us reads `block_hashes` (hasher, H3)
         self.is_ending = False  # governance ends requests now (B2)
         self.withheld: set[int] = set()
-        self.events: BlockEvents | None = None  # where somebody listens
+        self.events: SchedulerBlockEvents | None = None  # where somebody listens
         self._manager = manager
         self.pool: GovernedBlockPool = manager.block_pool
         self.caching = bool(manager.enable_caching)
@@ -233,7 +233,7 @@ class Books:
         self.port.release(residency, "preempted")
         tokens = mine.request._all_token_ids
         again = self.port.resume(residency, tokens)
-        assert not isinstance(again, Refused), "the request's own id was just released"
+        assert not isinstance(again, AdmissionRefused), "the request's own id was just released"
         mine.residency, mine.told_tokens = again, len(tokens)
         return again
 

@@ -20,10 +20,10 @@ import structlog
 from vllm.v1.request import RequestStatus
 
 from kvcustody.errors import ConfigError, IdentityError, IsolationError
-from kvcustody.governance.admission_outcome import Refused
+from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
@@ -31,7 +31,7 @@ from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
 from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
 from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
 from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, GovernedRequest, governed
-from kvcustody.integrations.vllm.scheduler.request_state import Books
+from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.orphans.scans import Scanned
     from kvcustody.governance.settings import Settings
     from kvcustody.integrations.vllm.engine_patch import EngineHandle
-    from kvcustody.integrations.vllm.scheduler.kv_events import Publisher
+    from kvcustody.integrations.vllm.scheduler.kv_events import StepPublisher
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 TRACE = "kvcustody_trace"  # where they carry the trace that the request came to the door with
@@ -66,9 +66,9 @@ class SchedulerSide:
         opening.refuse_ungoverned(config, settings)
         self.control = VllmControl()
         self.port: EnginePort
-        self.books: Books
+        self.books: SchedulerState
         self.timer: WakeTimer
-        self._opened: opening.Opened | None = None
+        self._opened: opening.OpenedCustody | None = None
         self._models: Models
         self._order: ScrubOrder | None = None  # leaves with the next step
         self._grown: CachedRequestData | None = None  # what the last step handed to requests that run
@@ -84,7 +84,7 @@ class SchedulerSide:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
         plan = opening.plan_of(self._config, self._cache, manager, block_tokens)
-        books = Books(manager, block_tokens)
+        books = SchedulerState(manager, block_tokens)
         self.control.books = self.books = books
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
         self.port = books.port = opened.port
@@ -95,7 +95,7 @@ class SchedulerSide:
         if self.settings.kv_events_endpoint:
             self._open_publisher(opened)
 
-    def _open_publisher(self, opened: opening.Opened) -> None:
+    def _open_publisher(self, opened: opening.OpenedCustody) -> None:
         """The settings ask for block events. Raises `ConfigError` where their address cannot be bound."""
         from kvcustody.integrations.events.publisher import open_publisher
 
@@ -108,15 +108,15 @@ class SchedulerSide:
         assert publisher is not None, "an endpoint is set"
         self.publish_to(publisher, publisher.close)
 
-    def publish_to(self, publisher: Publisher, close: Callable[[], None] | None = None) -> None:
+    def publish_to(self, publisher: StepPublisher, close: Callable[[], None] | None = None) -> None:
         """Hand the block events of every step to `publisher` from now on. Call it before any request arrives.
 
         Raises `IsolationError` where something is in vLLM's index already.
         """
-        from kvcustody.integrations.vllm.scheduler.kv_events import BlockEvents
+        from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
         books = self.books
-        books.events = BlockEvents(
+        books.events = SchedulerBlockEvents(
             books.pool,
             self.port,
             publisher,
@@ -149,7 +149,7 @@ class SchedulerSide:
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (S1), and what it may ever do."""
         verified, trace = self._verify(request), self._trace(request)
-        valid = isinstance(verified, Verified)
+        valid = isinstance(verified, VerifiedToken)
         principal, hints = (verified.principal, verified.hints) if valid else (None, NO_HINTS)
         if not valid:
             _log.warning("no identity", request=request.request_id, reason=verified.reason)
@@ -205,8 +205,8 @@ class SchedulerSide:
                 trace=mine.trace,
             )
         except (ConfigError, IdentityError) as error:
-            answer = Refused(request.request_id, error.message)
-        if isinstance(answer, Refused):
+            answer = AdmissionRefused(request.request_id, error.message)
+        if isinstance(answer, AdmissionRefused):
             _log.error("request refused", request=request.request_id, reason=answer.reason)
             self.control.end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
         else:

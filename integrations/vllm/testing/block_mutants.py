@@ -18,10 +18,10 @@ from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
 from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheManager
 from kvcustody.integrations.vllm.scheduler.governed_request import governed
-from kvcustody.integrations.vllm.scheduler.request_state import Books
-from kvcustody.integrations.vllm.step_messages import Answer, StepReceipt
+from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+from kvcustody.integrations.vllm.step_messages import ScrubReply, StepReceipt
 from kvcustody.integrations.vllm.testing.modelless_engine import preempt
-from kvcustody.integrations.vllm.testing.modelless_workers import Step, Workers
+from kvcustody.integrations.vllm.testing.modelless_workers import SubmittedStep, Workers
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 # -- lifetime ----------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def finishes_again(original: Any) -> Any:
 def releases_again(original: Any) -> Any:
     """A preempted request is released a second time, when it waits again."""
 
-    def release(self: Books, request: Request) -> None:
+    def release(self: SchedulerState, request: Request) -> None:
         original(self, request)
         mine = governed(request)
         if mine is not None and mine.residency is not None:
@@ -94,7 +94,7 @@ def takes_late_answers(original: Any) -> Any:
 def scrubs_at_once(original: Any) -> Any:
     """A scrub waits for no step that is in flight; the answer comes when the step does."""
 
-    def submit(self: Workers, step: Step) -> None:
+    def submit(self: Workers, step: SubmittedStep) -> None:
         order = step.scheduled.kv_connector_metadata.order
         for connector in self.connectors if order is not None else ():
             side = connector._worker
@@ -107,8 +107,8 @@ def scrubs_at_once(original: Any) -> Any:
 def answers_early(original: Any) -> Any:
     """The answer of `scrubs_at_once` is told where the order stands in the stream."""
 
-    def scrub(self: WorkerSide, order: ScrubOrder) -> Answer:
-        answer: Answer = self.__dict__.get("early", {}).pop(order.number, None) or original(self, order)
+    def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
+        answer: ScrubReply = self.__dict__.get("early", {}).pop(order.number, None) or original(self, order)
         return answer
 
     return scrub
@@ -137,14 +137,14 @@ def scrubs_last(original: Any) -> Any:
 def first_shard_only(original: Any) -> Any:
     """Every shard but the first says that it has scrubbed."""
 
-    def scrub(self: WorkerSide, order: ScrubOrder) -> Answer:
+    def scrub(self: WorkerSide, order: ScrubOrder) -> ScrubReply:
         if self.shard == 0:
-            answer: Answer = original(self, order)
+            answer: ScrubReply = original(self, order)
             return answer
         assert self.memory is not None
         nothing = self.memory.scrub(0, NO_BLOCKS, 0.0)
         results = [nothing._replace(level="full", verified=len(blocks)) for _, blocks in order.batches]
-        return Answer(order.number, self.shard, tuple(results), order.blocks)
+        return ScrubReply(order.number, self.shard, tuple(results), order.blocks)
 
     return scrub
 

@@ -36,18 +36,18 @@ from kvcustody.integrations.conformance.engine_protocol import (
     Ask,
     Capabilities,
     FirstWrite,
-    Outcome,
+    RequestOutcome,
     Setup,
 )
 from kvcustody.integrations.conformance.engines.toy_model import canary_of
 from kvcustody.integrations.events.block_event import BlockEvent
-from kvcustody.integrations.vllm.open_custody import Opened
+from kvcustody.integrations.vllm.open_custody import OpenedCustody
 from kvcustody.integrations.vllm.scheduler.scheduler_side import TRANSFER
 from kvcustody.integrations.vllm.testing.modelless_engine import (
     BLOCK_TOKENS,
     BareEngine,
+    EngineShape,
     KitTimer,
-    Shape,
     preempt,
 )
 
@@ -58,7 +58,7 @@ _LACKS = {
 _FINISHED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 
 
-class VllmEngine:
+class VllmEngineUnderTest:
     """`EngineUnderTest` over `BareEngine`. Requests are named by the order of submission."""
 
     def __init__(self, setup: Setup) -> None:
@@ -72,7 +72,7 @@ class VllmEngine:
         self._outputs: dict[str, list[int]] = {}
         self._errors: dict[str, str] = {}
         self._closed = False
-        shape = Shape(setup.blocks, setup.shards, asynchronous=setup.steps_in_flight > 0)
+        shape = EngineShape(setup.blocks, setup.shards, asynchronous=setup.steps_in_flight > 0)
         self._core = BareEngine(shape, self._open, setup.clock)
         self._side = self._core.kvcustody.side
         self._manager = self._core.scheduler.kv_cache_manager
@@ -85,7 +85,7 @@ class VllmEngine:
             "vllm", BLOCK_TOKENS, setup.blocks, shards=setup.shards, lacks=_LACKS
         )
 
-    def _open(self, settings: object, plan: EnginePlan, control: EngineControl) -> Opened:
+    def _open(self, settings: object, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
         pool = ForeignPool(
             plan.blocks, shards=plan.shards, bytes_per_block=plan.bytes_per_block, reserved=plan.reserved
         )
@@ -99,7 +99,7 @@ class VllmEngine:
             block_tokens=plan.block_tokens,
         )
         worker = EngineWorker(port, cast(EventWriter, self._ledger), "kit", self._clock, ExitStack())
-        return Opened(port, self._tokens, self._clock, worker)
+        return OpenedCustody(port, self._tokens, self._clock, worker)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class VllmEngine:
         if output.finish_reason is not None and output.stop_reason is not None:
             self._errors[name] = str(output.stop_reason)
 
-    def outcome(self, request: object) -> Outcome:
+    def outcome(self, request: object) -> RequestOutcome:
         """From vLLM's own request and block table, and from the outputs that left the engine."""
         name = str(request)
         one = self._requests[name]
@@ -158,7 +158,7 @@ class VllmEngine:
             state = REFUSED
         blocks = self._manager.get_block_ids(name)[0] if state == RUNNING else []
         error = self._errors.get(name, "")
-        return Outcome(state, cached or 0, tuple(self._outputs[name]), error, tuple(blocks), error)
+        return RequestOutcome(state, cached or 0, tuple(self._outputs[name]), error, tuple(blocks), error)
 
     def abort(self, request: object) -> None:
         """As an abort message: between two steps."""
@@ -282,6 +282,6 @@ def _state(request: Request) -> str:
     return FINISHED if request.status in _FINISHED else ABORTED
 
 
-def engine(setup: Setup) -> VllmEngine:
+def engine(setup: Setup) -> VllmEngineUnderTest:
     """The factory for the kit."""
-    return VllmEngine(setup)
+    return VllmEngineUnderTest(setup)

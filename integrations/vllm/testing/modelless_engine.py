@@ -52,7 +52,7 @@ _MODEL = {
 }
 
 
-class Shape(NamedTuple):
+class EngineShape(NamedTuple):
     """`blocks` can be handed out; `asynchronous`: a step stays in flight while the next one is scheduled."""
 
     blocks: int
@@ -89,7 +89,7 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
 
     kvcustody: EngineHandle
 
-    def __init__(self, shape: Shape, open_custody: opening.Opener, clock: Clock) -> None:
+    def __init__(self, shape: EngineShape, open_custody: opening.Opener, clock: Clock) -> None:
         plugin.register()
         self._shape, self._clock = shape, clock
         self.input_queue: queue.Queue[Any] = queue.Queue()
@@ -187,7 +187,7 @@ def _in_company(counts: Callable[[], tuple[int, int]]) -> Callable[[], tuple[int
     return counted
 
 
-def _configuration(shape: Shape) -> VllmConfig:
+def _configuration(shape: EngineShape) -> VllmConfig:
     """A configuration of this engine's own: vLLM writes into its cache's part."""
     config = copy.copy(_common(shape.asynchronous))
     config.cache_config = copy.copy(config.cache_config)

@@ -23,7 +23,7 @@ from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 
-class Sequence:
+class WorkerRequest:
     """What the workers know of one request."""
 
     def __init__(self, canary: int, tokens: list[int], table: list[int]) -> None:
@@ -37,7 +37,7 @@ class Sequence:
         self.tokens, self.table, self.states = tokens, table, []
 
 
-class Step:
+class SubmittedStep:
     """One submitted step, as vLLM's future of its output."""
 
     def __init__(self, executor: BareExecutor, scheduled: Any) -> None:
@@ -69,11 +69,11 @@ class Workers:
             connector.worker_side = WorkerSide(shard, clock)
             connector.register_kv_caches({"layer": tensor})
             self.connectors.append(connector)
-        self._stream: deque[Step] = deque()
-        self._sequences: dict[str, Sequence] = {}
+        self._stream: deque[SubmittedStep] = deque()
+        self._sequences: dict[str, WorkerRequest] = {}
         self._said: dict[str, int] = {}
 
-    def submit(self, step: Step) -> None:
+    def submit(self, step: SubmittedStep) -> None:
         """Put one step on the stream."""
         self._stream.append(step)
 
@@ -131,7 +131,7 @@ class Workers:
         for new in scheduled.scheduled_new_reqs:
             name, start = new.req_id, new.num_computed_tokens
             table = list(new.block_ids[0])
-            self._sequences[name] = Sequence(self.canaries[name], list(new.prompt_token_ids), table)
+            self._sequences[name] = WorkerRequest(self.canaries[name], list(new.prompt_token_ids), table)
             self._hand_out(name, table[start // self.block_tokens :])
             starts[name] = start
         cached = scheduled.scheduled_cached_reqs
@@ -163,7 +163,7 @@ class BareExecutor(Executor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         self.cached: dict[str, int] = {}
-        self._latest: Step | None = None
+        self._latest: SubmittedStep | None = None
 
     def collective_rpc(self, method: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """No worker has anything to say."""
@@ -180,7 +180,7 @@ class BareExecutor(Executor):  # type: ignore[misc]
         for name, computed in zip(more.req_ids, more.num_computed_tokens, strict=True):
             if name in more.resumed_req_ids:
                 self.cached[name] = computed
-        self._latest = Step(self, scheduler_output)
+        self._latest = SubmittedStep(self, scheduler_output)
         self.workers.submit(self._latest)
         return self._latest if non_block else self._latest.result()
 

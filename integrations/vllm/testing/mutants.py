@@ -15,7 +15,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.request import Request
 
 from kvcustody.allocator.prefix.node import KEY_BYTES
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.conformance.mutants.governance import ANYWHERE, PORT, unscoped_keys
 from kvcustody.integrations.conformance.mutants.runner import Mutant, constant, patch, together
 from kvcustody.integrations.conformance.mutants.toys import TOY
@@ -27,8 +27,8 @@ from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
 from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheManager
 from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
 from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
-from kvcustody.integrations.vllm.scheduler.kv_events import BlockEvents
-from kvcustody.integrations.vllm.scheduler.request_state import Books
+from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
+from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.testing.block_mutants import (
     answers_early,
@@ -57,7 +57,7 @@ def _hashed(salt: Any) -> Any:
     """After the look-up's keys were made, hashes take their place: of all tokens up to a block, and of `salt`."""
 
     def make(original: Any) -> Any:
-        def begin_look_up(self: Books, request: Request) -> bool:
+        def begin_look_up(self: SchedulerState, request: Request) -> bool:
             reads = bool(original(self, request))
             size, tokens = self.block_tokens, np.array(request._all_token_ids, dtype="<i4")
             ends = range(size, len(request.block_hashes) * size + 1, size)
@@ -76,7 +76,7 @@ def _last_known(original: Any) -> Any:
 
     def verify(self: SchedulerSide, request: Request) -> Any:
         answer = original(self, request)
-        if isinstance(answer, Verified):
+        if isinstance(answer, VerifiedToken):
             self.__dict__["last_known"] = answer
         return self.__dict__.get("last_known", answer)
 
@@ -84,7 +84,7 @@ def _last_known(original: Any) -> Any:
 
 
 def _resumed_as_nobody(original: Any) -> Any:
-    def resume(self: Books, mine: GovernedRequest, residency: Any) -> Any:
+    def resume(self: SchedulerState, mine: GovernedRequest, residency: Any) -> Any:
         self.port.release(residency, "preempted")
         tokens = mine.request._all_token_ids
         again: Any = self.port.admit(None, mine.model, tokens, request_id=mine.request_id)
@@ -97,7 +97,7 @@ def _resumed_as_nobody(original: Any) -> Any:
 def _attaches_all(original: Any) -> Any:
     """What the look-up found is attached."""
 
-    def attachable_tokens(self: Books, mine: GovernedRequest, found: Any, hit_tokens: int) -> int:
+    def attachable_tokens(self: SchedulerState, mine: GovernedRequest, found: Any, hit_tokens: int) -> int:
         return hit_tokens
 
     return attachable_tokens
@@ -124,22 +124,24 @@ MUTANTS: tuple[Mutant, ...] = (
     *ANYWHERE,
     *PORT,
     *(mutant for mutant in TOY if mutant.fault in _BELOW),
-    Mutant("unscoped keys", patch(Books, "begin_look_up", _hashed(lambda request: b""))),
+    Mutant("unscoped keys", patch(SchedulerState, "begin_look_up", _hashed(lambda request: b""))),
     Mutant(
-        "unscoped keys", patch(Books, "begin_look_up", _hashed(lambda request: request.request_id.encode()))
+        "unscoped keys",
+        patch(SchedulerState, "begin_look_up", _hashed(lambda request: request.request_id.encode())),
     ),
     Mutant(
-        "scope dropped at look-up", together(unscoped_keys, patch(Books, "attachable_tokens", _attaches_all))
+        "scope dropped at look-up",
+        together(unscoped_keys, patch(SchedulerState, "attachable_tokens", _attaches_all)),
     ),
     Mutant("no identity falls to a tenant", patch(SchedulerSide, "_verify", _last_known)),
-    Mutant("scope dropped after preemption", patch(Books, "_resume", _resumed_as_nobody)),
-    Mutant("late sweep serves the expired", patch(Books, "attachable_tokens", _attaches_all)),
+    Mutant("scope dropped after preemption", patch(SchedulerState, "_resume", _resumed_as_nobody)),
+    Mutant("late sweep serves the expired", patch(SchedulerState, "attachable_tokens", _attaches_all)),
     Mutant(
         "uncomputed block published", patch(SingleTypeKVCacheManager, "cache_blocks", published_at_schedule)
     ),
     Mutant("double free in one list", patch(GovernedBlockPool, "free_blocks", frees_one_twice)),
     Mutant("release not idempotent", patch(Scheduler, "finish_requests", finishes_again)),
-    Mutant("release not idempotent", patch(Books, "release", releases_again)),
+    Mutant("release not idempotent", patch(SchedulerState, "release", releases_again)),
     Mutant("late answer of a preempted request", patch(Scheduler, "_preempt_request", takes_late_answers)),
     Mutant("order to forget ignored", constant(VllmControl, "evict", None)),
     Mutant(
@@ -167,7 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("quota preempts others", patch(Scheduler, "schedule", preempts_anybody)),
     Mutant("scope dropped at event", patch(block_events, "stored", _of_nobody)),
     Mutant("unscoped removal", patch(block_events, "removed", _of_nobody)),
-    Mutant("removal not told", constant(BlockEvents, "_left", None)),
+    Mutant("removal not told", constant(SchedulerBlockEvents, "_left", None)),
     Mutant("tokens in events", patch(block_events, "stored", _with_tokens)),
 )
 

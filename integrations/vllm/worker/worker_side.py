@@ -24,7 +24,7 @@ from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import Clock
 from kvcustody.errors import IsolationError
-from kvcustody.integrations.vllm.step_messages import Answer, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt
 from kvcustody.integrations.vllm.worker.kv_layout import CacheViews, block_tensors
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.streams import Streams
@@ -60,7 +60,7 @@ class WorkerSide:
         self._clock = clock
         self._streams = streams
         self.memory: TensorMemory | None = None
-        self._answers: list[Answer] = []
+        self._answers: list[ScrubReply] = []
         self._flying: deque[_Launched] = deque()
         self._step = 0
         self._may_wait = False
@@ -104,12 +104,12 @@ class WorkerSide:
         answers, self._answers = self._answers, []
         return StepReceipt(self._step, answers, len(self._flying))
 
-    def _scrub(self, order: ScrubOrder) -> Answer:
+    def _scrub(self, order: ScrubOrder) -> ScrubReply:
         memory = self.memory
         if memory is None:
             raise IsolationError(f"shard {self.shard} is told to scrub before its cache was registered")
         results = tuple(memory.scrub(0, blocks, share) for share, blocks in order.batches)
-        return Answer(order.number, self.shard, results, memory.scrubbed(0) - self._unordered_blocks)
+        return ScrubReply(order.number, self.shard, results, memory.scrubbed(0) - self._unordered_blocks)
 
     def _launch(self, memory: StreamTensorMemory, order: ScrubOrder) -> None:
         memory.used()  # whatever earlier steps put on the model's stream reads and writes first
@@ -127,7 +127,7 @@ class WorkerSide:
         counted = memory.scrubbed(0) - self._unordered_blocks
         for result in self._flying[0].results if self._flying else ():
             counted -= result.bytes // memory.bytes_per_block  # of an order that has yet to be answered
-        self._answers += [Answer(one.order, self.shard, tuple(one.results), counted) for one in done]
+        self._answers += [ScrubReply(one.order, self.shard, tuple(one.results), counted) for one in done]
 
     def close(self) -> None:
         """Leave nothing behind: the whole shard is zeroed, behind what is on the device still."""

@@ -18,7 +18,7 @@ from kvcustody.policies.workbench.request import instant
 SCHEMA = "kvcustody/policy-diff@1"
 
 
-class Verdict(StrEnum):
+class DiffVerdict(StrEnum):
     """How the new revision compares with the old one."""
 
     EQUIVALENT = "equivalent"
@@ -27,7 +27,7 @@ class Verdict(StrEnum):
     INCOMPARABLE = "incomparable"
 
 
-class Answer(NamedTuple):
+class CellEffect(NamedTuple):
     """The effect of a cell and what determined it."""
 
     permitted: bool
@@ -45,8 +45,8 @@ class CellChange(NamedTuple):
     via: Via
     start_us: int
     end_us: int
-    before: Answer
-    after: Answer
+    before: CellEffect
+    after: CellEffect
 
     @property
     def opens(self) -> bool:
@@ -76,7 +76,7 @@ class CellChange(NamedTuple):
         }
 
 
-class Opening(NamedTuple):
+class WidenedAccess(NamedTuple):
     """A grant or segment through which a reader may do more than before: its owner has to consent to it.
 
     `content` is what a segment shares where that is new (its digest, length and model), else empty.
@@ -142,17 +142,17 @@ class PolicyDiff:
     old_digest: str
     new_digest: str
     cells: tuple[CellChange, ...]
-    openings: tuple[Opening, ...]
-    closings: tuple[Opening, ...]
+    openings: tuple[WidenedAccess, ...]
+    closings: tuple[WidenedAccess, ...]
     duties: tuple[DutyChange, ...]
     settings: tuple[SettingChange, ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DiffVerdict:
         """Equivalent, narrower, wider, or some of both."""
         if self.widens:
-            return Verdict.INCOMPARABLE if self.narrows else Verdict.WIDER
-        return Verdict.NARROWER if self.narrows else Verdict.EQUIVALENT
+            return DiffVerdict.INCOMPARABLE if self.narrows else DiffVerdict.WIDER
+        return DiffVerdict.NARROWER if self.narrows else DiffVerdict.EQUIVALENT
 
     @property
     def widens(self) -> bool:
@@ -178,7 +178,7 @@ class PolicyDiff:
         return tuple(sorted((cell for cell in self.cells if cell.opens), key=lambda cell: not cell.crosses))
 
     @property
-    def consents(self) -> tuple[Opening, ...]:
+    def consents(self) -> tuple[WidenedAccess, ...]:
         """The openings across tenants: each needs its owner's consent."""
         return tuple(opening for opening in self.openings if opening.crosses)
 

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, SegmentRule, Via
 from kvcustody.policies.table.decision_table import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED, DecisionTable
-from kvcustody.policies.workbench.diff.model import Answer, CellChange, Opening, PolicyDiff
+from kvcustody.policies.workbench.diff.model import CellChange, CellEffect, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.obligation_changes import duty_changes
 from kvcustody.policies.workbench.diff.setting_changes import setting_changes
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, SHARED
 
-_ABSENT = Answer(False, (DEFAULT_DENY,))
+_ABSENT = CellEffect(False, (DEFAULT_DENY,))
 _Way = tuple[Action, str, Scope, Via]
 
 
@@ -30,14 +30,16 @@ class _Side(NamedTuple):
     levels: dict[str, int]
     segments: dict[str, SegmentRule]
 
-    def answer(self, way: _Way, reader: str, owner: str, now_us: int, source: str | None = None) -> Answer:
+    def answer(
+        self, way: _Way, reader: str, owner: str, now_us: int, source: str | None = None
+    ) -> CellEffect:
         """What this table says of one cell."""
         action, name, scope, via = way
         level = self.levels.get(name)
         if level is None:
             return _ABSENT
         decision = self.table.decide(action, reader, owner, level, scope, via, now_us, source)
-        return Answer(decision.permitted, decision.reasons)
+        return CellEffect(decision.permitted, decision.reasons)
 
     def content(self, source: str) -> str:
         """What a segment shares; a grant shares whatever its owner has."""
@@ -56,8 +58,8 @@ def diff(old: DecisionTable, new: DecisionTable) -> PolicyDiff:
     tenants = (*sorted(names), FRESH[0])
     levels = tuple(dict.fromkeys((*old.policy.classifications, *new.policy.classifications)))
     cells: list[CellChange] = []
-    openings: list[Opening] = []
-    closings: list[Opening] = []
+    openings: list[WidenedAccess] = []
+    closings: list[WidenedAccess] = []
     for tenant in tenants:
         cells += _own_cells(before, after, tenant, levels)
     for reader, owner in sorted(_pairs(old, new, tenants)):
@@ -148,7 +150,7 @@ def _openings(
     owner: str,
     levels: tuple[str, ...],
     pieces: list[tuple[int, int]],
-) -> Iterator[Opening]:
+) -> Iterator[WidenedAccess]:
     """The sources through which the reader may do more in `after` than through the same source in `before`."""
     ids = {
         source
@@ -166,7 +168,7 @@ def _openings(
             and (renewed or not before.answer(way, reader, owner, start, source).permitted)
         ]
         if opened:
-            yield Opening(
+            yield WidenedAccess(
                 source,
                 opened[0][2][3],
                 owner,

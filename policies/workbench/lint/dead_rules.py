@@ -13,11 +13,11 @@ from itertools import product
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import Action, Policy, Relation, Rule, RuleEffect, Via
-from kvcustody.policies.document.problems import Mark, quote
+from kvcustody.policies.document.problems import SourceMark, quote
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS
 
 _OWN, _GROUP, _OTHER = 1, 2, 4
-Finding = tuple[Mark, str, str]
+Finding = tuple[SourceMark, str, str]
 """Where, which code, and what."""
 
 

@@ -25,7 +25,7 @@ from kvcustody.policies.document.model import (
     TenantPolicy,
     Via,
 )
-from kvcustody.policies.document.problems import Mark, PolicyRejected, Problem, Problems, quote
+from kvcustody.policies.document.problems import PolicyRejected, Problem, Problems, SourceMark, quote
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.diff.obligation_changes import duration
@@ -122,7 +122,7 @@ def _lint_sources(
     yield from _covered_grants(policy)
 
 
-def _ends(what: str, mark: Mark, end_us: int | None, now_us: int, soon_days: int) -> Iterator[Finding]:
+def _ends(what: str, mark: SourceMark, end_us: int | None, now_us: int, soon_days: int) -> Iterator[Finding]:
     if end_us is None:
         return
     if end_us <= now_us:

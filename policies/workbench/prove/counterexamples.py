@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcustody.policies.table.decision_table import Decision
-from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, Property
+from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, ProvedProperty
 from kvcustody.policies.workbench.request import Request
 
 _LEVELS, _DUTIES = "ISO-8", "ISO-9"
@@ -42,11 +42,11 @@ class Findings:
         self._first.setdefault(property_id, example)
         self._broken[property_id] = self._broken.get(property_id, 0) + 1
 
-    def properties(self, *, with_never: bool) -> tuple[Property, ...]:
+    def properties(self, *, with_never: bool) -> tuple[ProvedProperty, ...]:
         """Every property, in order; `ISO-11` only where the authors said something."""
         own = {_LEVELS: (self.levels_checked, 0), _DUTIES: (self.duties_checked, 0)}
         return tuple(
-            Property(
+            ProvedProperty(
                 name,
                 *own.get(name, (self.cells, self.permits)),
                 self._first.get(name),

@@ -46,7 +46,7 @@ class Counterexample:
 
 
 @dataclass(frozen=True, slots=True)
-class Property:
+class ProvedProperty:
     """One property over the domain: how many cells were searched, how many were permits, what broke it."""
 
     id: str
@@ -90,7 +90,7 @@ class Proof:
     table_digest: str
     revoked: tuple[str, ...]
     searched: Searched
-    properties: tuple[Property, ...]
+    properties: tuple[ProvedProperty, ...]
     versions: dict[str, str] = field(
         default_factory=lambda: {
             "kvcustody": kvcustody.__version__,
@@ -104,7 +104,7 @@ class Proof:
         return all(found.holds for found in self.properties)
 
     @property
-    def broken(self) -> tuple[Property, ...]:
+    def broken(self) -> tuple[ProvedProperty, ...]:
         """The properties that do not hold."""
         return tuple(found for found in self.properties if not found.holds)
 
@@ -127,7 +127,7 @@ class Proof:
         }
 
 
-def _property_data(found: Property) -> dict[str, Any]:
+def _property_data(found: ProvedProperty) -> dict[str, Any]:
     example = found.counterexample
     return {
         "id": found.id,

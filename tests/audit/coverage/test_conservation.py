@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.coverage.conservation import Identity, conservation
+from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyOpened, ResidencyReleased
 from kvcustody.errors import LedgerError
 
@@ -22,7 +22,9 @@ STEPS: dict[str, Callable[[Event], bool]] = {
 }
 
 
-def identities(store: Engine, writer: Any, world: Any, events: list[Event]) -> tuple[Identity, ...]:
+def identities(
+    store: Engine, writer: Any, world: Any, events: list[Event]
+) -> tuple[ConservationIdentity, ...]:
     writer.submit(events)
     assert writer.flush()
     with store.connect() as connection:

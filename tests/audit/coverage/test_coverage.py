@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine
 
-from kvcustody.audit.coverage.summary import Coverage, coverage
+from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.events import (
     PROCESS_DEATH,
     BlocksAttached,
@@ -80,7 +80,7 @@ def receipt(shard: int, **facts: Any) -> Event:
     )
 
 
-def measure(store: Engine, make_writer: Any, events: list[Event], **period: Any) -> Coverage:
+def measure(store: Engine, make_writer: Any, events: list[Event], **period: Any) -> CoverageSummary:
     writer = make_writer(store)
     writer.submit(events)
     assert writer.flush()

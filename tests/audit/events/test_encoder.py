@@ -25,7 +25,7 @@ from kvcustody.audit.events import (
     leaves,
     parse,
 )
-from kvcustody.audit.events.batch import Batch, batch_of
+from kvcustody.audit.events.batch import LeafBatch, batch_of
 from kvcustody.audit.events.batch_encoder import BatchEncoder, encoded_of
 from kvcustody.audit.events.block_run_text import NotPlainError, run_texts
 from kvcustody.audit.events.block_runs import EXACT, Run, encode
@@ -34,7 +34,7 @@ from kvcustody.audit.events.column_encoder import Form, Texts
 from kvcustody.audit.events.registry import field_types
 from kvcustody.audit.tlog import merkle
 from kvcustody.audit.writer.append_leaves import leaf_hashes
-from kvcustody.audit.writer.projection import Incarnation, project
+from kvcustody.audit.writer.projection import IncarnationRow, project
 
 CONTEXT = Context(
     "ab" * 16, 1_700_000_000_000_000, lambda tenant, subject, session="": f"name{len(subject)}é{len(session)}"
@@ -83,11 +83,11 @@ def one_by_one(items: list[tuple[int, Event]]) -> list[Any]:
     return made
 
 
-def rows_of(batch: Batch) -> dict[str, dict[int, Any]]:
+def rows_of(batch: LeafBatch) -> dict[str, dict[int, Any]]:
     """Every projected row, by table and place."""
     found: dict[str, dict[int, Any]] = {}
     for group in batch.groups:
-        for made in project(group, [Incarnation(5, CONTEXT.offset_us)] * len(group.places)):
+        for made in project(group, [IncarnationRow(5, CONTEXT.offset_us)] * len(group.places)):
             count = range(len(batch.data))
             found.setdefault(made.table.name, {}).update(
                 zip(made.places, made.rows(count, count), strict=True)
@@ -108,7 +108,7 @@ def check(items: list[tuple[int, Event]]) -> None:
     assert encoded_of(done.entries()).batch.data == done.batch.data
 
 
-def same_rows(made: Batch, again: Batch) -> None:
+def same_rows(made: LeafBatch, again: LeafBatch) -> None:
     """Equal projections; where a value cannot be projected at all, neither can, and the writer makes it a gap."""
     try:
         expected = rows_of(again)

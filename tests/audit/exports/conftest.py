@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from kvcustody.audit.events import Context, PolicyActivated, ResidencyReleased, leaf
-from kvcustody.audit.exports.enclosures import Handover, Stamp
+from kvcustody.audit.exports.enclosures import HandoverProof, Stamp
 from kvcustody.audit.exports.source import RootLeaf, SubLog
 from kvcustody.audit.tlog.merkle import leaf_hash, leaf_hashes
-from kvcustody.audit.tlog.proofs import MemoryTiles, Tiles, inclusion_proof
-from kvcustody.audit.tlog.root_log import HeadProof, Opening, root_checkpoint, seal
+from kvcustody.audit.tlog.proofs import MemoryTiles, TileSource, inclusion_proof
+from kvcustody.audit.tlog.root_log import HeadProof, RootLeafOpening, root_checkpoint, seal
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 
 ORIGIN = "ledger.example/test"
@@ -45,7 +45,7 @@ class MemorySource:
         self.purged = purged
         self._tiles = {name: MemoryTiles() for name in logs}
         self._root = MemoryTiles()
-        self.openings: list[Opening | None] = []
+        self.openings: list[RootLeafOpening | None] = []
         self._latest: dict[str, int] = {}
         for batch in range(batches):
             self._append(batch, batches)
@@ -77,7 +77,7 @@ class MemorySource:
             made.append(SubLog(name, opening.head, HeadProof(opening, index, path, self._note), self.purged))
         return made
 
-    def tiles(self, name: str) -> Tiles:
+    def tiles(self, name: str) -> TileSource:
         return self._tiles[name]
 
     def leaves(self, name: str, first: int, end: int) -> Iterator[bytes]:
@@ -89,7 +89,7 @@ class MemorySource:
             [RootLeaf(leaf, opening) for leaf, opening in zip(self.commitments, self.openings, strict=True)]
         )
 
-    def handovers(self) -> Sequence[Handover]:
+    def handovers(self) -> Sequence[HandoverProof]:
         return ()
 
     def stamps(self) -> Sequence[Stamp]:

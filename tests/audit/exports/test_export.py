@@ -17,8 +17,8 @@ import pytest
 
 from kvcustody.audit.exports import file_formats as chunks
 from kvcustody.audit.exports import verify_standalone as lone
-from kvcustody.audit.exports.export_writer import Selection, write_export
-from kvcustody.audit.exports.file_formats import Format
+from kvcustody.audit.exports.export_writer import ExportSelection, write_export
+from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.tlog.merkle import Frontier, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import MemoryTiles
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
@@ -27,7 +27,7 @@ from kvcustody.audit.tlog.tiles import ExportError
 from kvcustody.audit.verify.expected_heads import KeptHead
 from kvcustody.audit.verify.verify_export import NO_WITNESS, verify_export
 
-FORMS = list(Format)
+FORMS = list(LeafFormat)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def lone_accepts(folder: Path, key: str) -> bool:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_an_export_verifies_by_a_public_key_alone(
-    make_source: Callable[..., Any], key: SigningKey, tmp_path: Path, form: Format
+    make_source: Callable[..., Any], key: SigningKey, tmp_path: Path, form: LeafFormat
 ) -> None:
     source = make_source()
     made = write_export(tmp_path / "export", source, form=form, made_at_us=1, chunk_leaves=100)
@@ -65,7 +65,7 @@ def test_an_export_verifies_by_a_public_key_alone(
     }
     assert NO_WITNESS in verdict.limits
     said = lone_says(tmp_path / "export", str(key.verifier))
-    if form is Format.PARQUET:
+    if form is LeafFormat.PARQUET:
         assert said.returncode == 2 and "audit verify" in said.stdout
     else:
         assert said.returncode == 0 and "SOUND: 348 leaves" in said.stdout and "Split views" in said.stdout, (
@@ -207,7 +207,7 @@ def test_a_run_of_leaves_verifies_without_its_neighbours(
     make_source: Callable[..., Any], key: SigningKey, tmp_path: Path
 ) -> None:
     at = 1_700_000_000_000_000
-    asked = Selection(("tenant/acme",), at + 50_000, at + 90_000)
+    asked = ExportSelection(("tenant/acme",), at + 50_000, at + 90_000)
     write_export(tmp_path / "export", make_source(), asked, made_at_us=1, chunk_leaves=16)
     found = verify_export(tmp_path / "export", [str(key.verifier)])
     assert found.ok and [(log.first, log.end) for log in found.logs] == [(50, 90)]
@@ -328,7 +328,7 @@ def test_an_export_never_replaces_another(folder: Path, make_source: Callable[..
 
 
 def test_spreadsheet_formulas_are_disarmed(make_source: Callable[..., Any], tmp_path: Path) -> None:
-    write_export(tmp_path / "export", make_source(), form=Format.CSV, made_at_us=1)
+    write_export(tmp_path / "export", make_source(), form=LeafFormat.CSV, made_at_us=1)
     [path] = (tmp_path / "export/logs/000001").glob("*.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -336,8 +336,8 @@ def test_spreadsheet_formulas_are_disarmed(make_source: Callable[..., Any], tmp_
     assert json.loads(rows[0]["leaf"])["actor"] == "=cmd|'/c calc'!A0"
 
 
-@pytest.mark.parametrize("form", [Format.CSV, Format.PARQUET])
-def test_traces_have_a_column_and_tables_from_before_it_are_read(form: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [LeafFormat.CSV, LeafFormat.PARQUET])
+def test_traces_have_a_column_and_tables_from_before_it_are_read(form: LeafFormat, tmp_path: Path) -> None:
     said = [
         {"log": "tenant/acme", "at_us": 1, "kind": "receipt"} | more for more in ({}, {"trace": "ab" * 16})
     ]
@@ -345,7 +345,7 @@ def test_traces_have_a_column_and_tables_from_before_it_are_read(form: Format, t
     path = tmp_path / "leaves"
     path.write_bytes(chunks.encode(form, "tenant/acme", 0, leaves))
     assert list(chunks.leaves_of(form, path)) == leaves
-    if form is Format.CSV:
+    if form is LeafFormat.CSV:
         rows = list(csv.reader(path.read_text().splitlines()))
         place = rows[0].index("trace")
         assert [row[place] for row in rows[1:]] == ["", "ab" * 16]

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import GapRecorded, SigningKeyRecorded
 from kvcustody.audit.exports import verify_standalone as lone
-from kvcustody.audit.exports.export_writer import Selection, write_export
+from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.tlog.checkpoint import parse_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -141,7 +141,9 @@ def test_a_key_signs_nothing_past_its_handover(build: Callable[..., Chain], tmp_
         "the system log has other handovers of the signing key than the export lists",
     )
     # Positive control, and the limit: in an export of a part, without that log, nothing is left to contradict it.
-    write_export(tmp_path / "part", LedgerSource(store), Selection(since_us=1, until_us=2), made_at_us=1)
+    write_export(
+        tmp_path / "part", LedgerSource(store), ExportSelection(since_us=1, until_us=2), made_at_us=1
+    )
     sign_again(tmp_path / "part", keys[0])
     assert all(verdicts(tmp_path / "part", keys[0]))
     change_manifest(tmp_path / "part", lambda value: value.update(handovers=[]))

@@ -32,7 +32,7 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.report.build_report import build_report, newest_checkpoint, period
 from kvcustody.audit.report.framework import NAMES, load_framework
-from kvcustody.audit.report.model import Asked, Report
+from kvcustody.audit.report.model import Report, ReportParameters
 from kvcustody.audit.report.population import VERDICTS
 from kvcustody.audit.report.wording import refused_words
 from kvcustody.audit.retention.sqlite_to_postgres import move_ledger
@@ -53,11 +53,11 @@ class Sealed:
         self.engine, self.folder, self.key = engine, folder, key
         self.vkey = str(key.verifier)
 
-    def asked(self, **changes: Any) -> Asked:
+    def asked(self, **changes: Any) -> ReportParameters:
         with self.engine.connect() as connection:
             checkpoint = changes.pop("checkpoint", None) or newest_checkpoint(connection)
             bounds = period(connection, checkpoint, None, None)
-        return Asked("cc-fdp-rip", checkpoint, *bounds)._replace(**changes)
+        return ReportParameters("cc-fdp-rip", checkpoint, *bounds)._replace(**changes)
 
     def report(self, **changes: Any) -> Report:
         with self.engine.connect() as connection:

@@ -365,9 +365,9 @@ def test_a_hold_that_comes_while_a_purge_runs_stops_it(
 
 
 def test_what_was_not_exported_is_not_dropped(aged: Engine, tmp_path: Path) -> None:
-    from kvcustody.audit.exports.export_writer import Selection
+    from kvcustody.audit.exports.export_writer import ExportSelection
 
-    write_export(tmp_path / "part", LedgerSource(aged), Selection(("tenant/beta",)), made_at_us=1)
+    write_export(tmp_path / "part", LedgerSource(aged), ExportSelection(("tenant/beta",)), made_at_us=1)
     with pytest.raises(RetentionError, match="export them first"):
         purge(
             aged, limit_us(aged), tmp_path / "part", [str(KEY.verifier)], actor="a", approver="b", reason="r"

@@ -26,7 +26,7 @@ from kvcustody.audit.tlog.signed_note import (
     KeyKind,
     Note,
     NoteError,
-    Signature,
+    NoteSignature,
     VerifierKey,
     parse_note,
     parse_signatures,
@@ -141,7 +141,7 @@ def test_what_is_no_note_is_refused(wrong: bytes) -> None:
 
 def test_a_note_of_sixteen_post_quantum_signatures_is_read() -> None:
     """signed-note: verifiers must accept at least sixteen signatures, of up to nearly 5 kB."""
-    lines = tuple(Signature(f"witness.example/{number}", bytes(4), bytes(4_900)) for number in range(16))
+    lines = tuple(NoteSignature(f"witness.example/{number}", bytes(4), bytes(4_900)) for number in range(16))
     note = Note(CHECKPOINT.text(), (LOG.sign(CHECKPOINT.text()), *lines)).to_bytes()
     assert open_checkpoint(note, [LOG.verifier]).checkpoint == CHECKPOINT
 

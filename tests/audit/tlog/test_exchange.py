@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from kvcustody.audit.siem.cloudevents import BATCH_TYPE
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.audit.tlog.http_post import post
-from kvcustody.audit.tlog.rfc3161_timestamp import Authority, TimestampError, ask
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, TimestampError, ask
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.witness.client import WitnessAddress, cosign
@@ -86,7 +86,7 @@ def witness(place: str) -> None:
 def stamp(place: str) -> None:
     pytest.importorskip("rfc3161_client")
     own = certificate()
-    ask(Authority("tsa", f"http://{place}/", own, (own,)), b"checkpoint", timeout_seconds=SECONDS)
+    ask(TimestampAuthority("tsa", f"http://{place}/", own, (own,)), b"checkpoint", timeout_seconds=SECONDS)
 
 
 @pytest.mark.parametrize(

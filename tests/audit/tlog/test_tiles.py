@@ -24,8 +24,8 @@ from kvcustody.audit.tlog.proofs import (
 from kvcustody.audit.tlog.root_log import (
     HeadProof,
     LeafProof,
-    Opening,
     RootAudit,
+    RootLeafOpening,
     check_head,
     check_leaf,
     parse_head_proof,
@@ -200,7 +200,7 @@ class World:
     def __init__(self) -> None:
         self.leaves: dict[str, list[bytes]] = {"system": [], "tenant/a": [], "tenant/b": []}
         self.root = MemoryTiles()
-        self.root_leaves: list[tuple[bytes, Opening]] = []
+        self.root_leaves: list[tuple[bytes, RootLeafOpening]] = []
         self.note = b""
 
     def commit(self, **grown: int) -> None:
@@ -266,11 +266,11 @@ def test_every_edit_of_an_opening_is_refused(world: World) -> None:
         wrong = bytearray(data)
         wrong[place] ^= 1
         with pytest.raises(ProofError):
-            opening = Opening.from_bytes(bytes(wrong))
+            opening = RootLeafOpening.from_bytes(bytes(wrong))
             check_head(HeadProof(opening, proof.index, proof.path, proof.note), [LOG.verifier])
     for wrong_length in (b"", data[:72], data[:71], data + b"n" * 1024):
         with pytest.raises(ProofError):
-            Opening.from_bytes(wrong_length)
+            RootLeafOpening.from_bytes(wrong_length)
     for name in ("", "n" * 1025):
         with pytest.raises(ProofError):
             seal({name: TreeHead(0, EMPTY_ROOT)})
@@ -323,14 +323,14 @@ def test_no_bytes_do_worse_than_be_refused(data: st.DataObject) -> None:
     """Every reader of stored or sent bytes, on good bytes that were cut, doubled or overwritten."""
     other = SigningKey.from_seed(LOG.name, KeyKind.ED25519, bytes(32))
     frontier = MemoryTiles(leaf_hashes(some(7))).frontier
-    opening = Opening("tenant/a", frontier.head(), bytes(32))
+    opening = RootLeafOpening("tenant/a", frontier.head(), bytes(32))
     head = HeadProof(
         opening, 0, (bytes(32),), sign_checkpoint(root_checkpoint(LOG.name, frontier.head()), [LOG])
     )
     readers: list[tuple[Callable[[bytes], object], bytes]] = [
         (parse_head_proof, head.to_bytes()),
         (parse_leaf_proof, LeafProof(3, (bytes(32),) * 3, head).to_bytes()),
-        (Opening.from_bytes, opening.to_bytes()),
+        (RootLeafOpening.from_bytes, opening.to_bytes()),
         (Frontier.from_bytes, frontier.to_bytes()),
         (parse_rotation, rotation_record(LOG, other, frontier.head(), 5)),
         (lambda raw: decode_bundle(raw, 3), encode_bundle(some(3))),
@@ -361,7 +361,7 @@ def test_a_head_under_another_log_or_key_is_refused(world: World) -> None:
 def test_an_auditor_with_all_openings_sees_a_fork_a_cut_and_a_hidden_leaf(world: World) -> None:
     """R4, with its control: the honest root log has no problem."""
 
-    def audit(extra: list[tuple[bytes, Opening | None, list[bytes]]]) -> RootAudit:
+    def audit(extra: list[tuple[bytes, RootLeafOpening | None, list[bytes]]]) -> RootAudit:
         found = RootAudit()
         for leaf, opening in world.root_leaves:
             before = found.latest.get(opening.name, TreeHead(0, EMPTY_ROOT)).size

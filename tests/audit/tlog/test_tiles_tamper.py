@@ -31,7 +31,7 @@ from kvcustody.audit.tlog.root_log import root_checkpoint
 from kvcustody.audit.tlog.signed_note import KeyKind, NoteError
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.tlog.tiles import CHECKPOINT, ENTRIES, TileFolder, encode_bundle, tile_path, write_export
-from kvcustody.audit.verify.verify_tiles import ExportReport, Problem, verify_export
+from kvcustody.audit.verify.verify_tiles import ExportReport, TileFinding, verify_export
 
 LOG = SigningKey.from_seed("ledger.example/tenant-a", KeyKind.ED25519, bytes(range(32)))
 VKEY = str(LOG.verifier)
@@ -413,7 +413,7 @@ def test_an_export_without_a_head_is_one_problem(note: bytes | None, copy: Path)
         (copy / CHECKPOINT).write_bytes(note)
     report = verify_export(copy, VKEY)
     assert len(report.problems) == 1
-    assert isinstance(report.problems[0], Problem)
+    assert isinstance(report.problems[0], TileFinding)
     assert "no head to verify against" in report.problems[0].text
 
 

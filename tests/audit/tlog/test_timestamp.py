@@ -22,7 +22,7 @@ from kvcustody.audit.exports.export_writer import write_export
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.schema.retention import timestamps
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.audit.tlog.rfc3161_timestamp import Authority, TimestampError, ask, check, stamp
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, TimestampError, ask, check, stamp
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.verify.verify_export import verify_export
 from kvcustody.clock import SystemClock
@@ -118,20 +118,20 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def authority(server: Server, folder: Path) -> Authority:
+def authority(server: Server, folder: Path) -> TimestampAuthority:
     url = f"http://127.0.0.1:{server.server_port}/"
-    return Authority.load("tsa", url, folder / "tsa.pem", folder / "root.pem")
+    return TimestampAuthority.load("tsa", url, folder / "tsa.pem", folder / "root.pem")
 
 
 def test_a_token_is_of_this_message_authority_and_question(
-    authority: Authority, folder: Path, server: Server
+    authority: TimestampAuthority, folder: Path, server: Server
 ) -> None:
     token, at_us = ask(authority, b"checkpoint", timeout_seconds=10)
     assert abs(at_us - SystemClock().utc_us()) < 60_000_000
     assert check(authority, token, b"checkpoint") == at_us
     with pytest.raises(TimestampError):
         check(authority, token, b"another")
-    stranger = Authority.load("tsa", authority.url, folder / "tsa.pem", folder / "stranger.pem")
+    stranger = TimestampAuthority.load("tsa", authority.url, folder / "tsa.pem", folder / "stranger.pem")
     with pytest.raises(TimestampError):
         check(stranger, token, b"checkpoint")
     server.replay = token  # an old answer to a new question: its nonce is another
@@ -139,7 +139,7 @@ def test_a_token_is_of_this_message_authority_and_question(
         ask(authority, b"checkpoint", timeout_seconds=10)
 
 
-def test_no_byte_of_a_token_can_be_changed(authority: Authority) -> None:
+def test_no_byte_of_a_token_can_be_changed(authority: TimestampAuthority) -> None:
     token, at_us = ask(authority, b"checkpoint", timeout_seconds=10)
     for at in range(0, len(token), 17):
         changed = token[:at] + bytes([token[at] ^ 1]) + token[at + 1 :]
@@ -150,7 +150,7 @@ def test_no_byte_of_a_token_can_be_changed(authority: Authority) -> None:
 
 
 def test_the_newest_checkpoint_is_stamped_once(
-    store: Engine, make_writer: Any, authority: Authority, server: Server, tmp_path: Path
+    store: Engine, make_writer: Any, authority: TimestampAuthority, server: Server, tmp_path: Path
 ) -> None:
     writer = make_writer(store)
     writer.submit_durable(KeyEvent(1, "acme", "made", 1, "operator"))
@@ -165,19 +165,19 @@ def test_the_newest_checkpoint_is_stamped_once(
     assert [(row.size, row.authority, row.at_us) for row in rows] == [(first[0], "tsa", first[1])]
 
 
-def test_an_authority_that_is_away(authority: Authority, server: Server, folder: Path) -> None:
-    gone = Authority("tsa", "http://127.0.0.1:1/", authority.certificate, authority.roots)
+def test_an_authority_that_is_away(authority: TimestampAuthority, server: Server, folder: Path) -> None:
+    gone = TimestampAuthority("tsa", "http://127.0.0.1:1/", authority.certificate, authority.roots)
     with pytest.raises(TimestampError):
         ask(gone, b"checkpoint", timeout_seconds=1)
     server.replay = b"nonsense"
     with pytest.raises(TimestampError):
         ask(authority, b"checkpoint", timeout_seconds=5)
     with pytest.raises(TimestampError):
-        Authority.load("tsa", "http://x/", folder / "absent.pem", folder / "root.pem")
+        TimestampAuthority.load("tsa", "http://x/", folder / "absent.pem", folder / "root.pem")
 
 
 def test_an_export_says_when_its_checkpoint_existed(
-    store: Engine, make_writer: Any, authority: Authority, folder: Path, tmp_path: Path
+    store: Engine, make_writer: Any, authority: TimestampAuthority, folder: Path, tmp_path: Path
 ) -> None:
     """Offline, by the reader's own certificates; also over an earlier checkpoint, and by OpenSSL alone."""
     writer, key = make_writer(store), SigningKey.generate("ledger.example")
@@ -202,7 +202,7 @@ def test_an_export_says_when_its_checkpoint_existed(
         "when this existed: 1 timestamps came along, and none was checked"
         in verify_export(place, [vkey]).limits
     )
-    stranger = Authority.load("stranger", "", folder / "tsa.pem", folder / "stranger.pem")
+    stranger = TimestampAuthority.load("stranger", "", folder / "tsa.pem", folder / "stranger.pem")
     assert "no timestamp" in verify_export(place, [vkey], authorities=[stranger]).problems[0]
     lone.check_export(place, vkey)
     text, token = (str(place / name["place"]) + ending for ending in (".txt", ".tsr"))

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import KeyEvent
 from kvcustody.audit.report.build_report import build_report, period
-from kvcustody.audit.report.model import Asked
+from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hashes
@@ -28,7 +28,7 @@ from kvcustody.audit.tlog.root_log import root_checkpoint
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_signatures
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_checkpoint
 from kvcustody.audit.witness.client import WitnessAddress, cosign
-from kvcustody.audit.witness.cosign import Answer, Witness
+from kvcustody.audit.witness.cosign import CosignReply, Witness
 from kvcustody.audit.witness.request import SIZE_TYPE, AddCheckpoint, parse_request
 from kvcustody.audit.witness.server import WitnessServer
 from kvcustody.audit.witness.state import WitnessError, WitnessMemory
@@ -88,7 +88,7 @@ def server(witness: Witness, tmp_path: Path) -> Iterator[WitnessServer]:
     made.close()
 
 
-def accepted(witness: Witness, answer: Answer, note: bytes, log: Log) -> None:
+def accepted(witness: Witness, answer: CosignReply, note: bytes, log: Log) -> None:
     assert answer.status == 200
     signed = open_checkpoint(
         note + answer.body, [log.key.verifier], witnesses=[witness.key.verifier], witness_threshold=1
@@ -121,7 +121,7 @@ def test_statuses_are_those_of_the_specification(witness: Witness, memory: Witne
     for status, body in refused.items():
         assert witness.add_checkpoint(body).status == status
     assert witness.add_checkpoint(AddCheckpoint(21, (), log.note(20)).to_bytes()).status == 400
-    assert witness.add_checkpoint(log.body(5, 20)) == Answer(409, b"10\n", SIZE_TYPE)
+    assert witness.add_checkpoint(log.body(5, 20)) == CosignReply(409, b"10\n", SIZE_TYPE)
     assert witness.add_checkpoint(fork.body(10, 10)).status == 409  # the same size and another root
     assert witness.add_checkpoint(fork.body(10, 20)).status == 422  # a fork cannot prove that it extends
     assert memory.head(ORIGIN).size == 10
@@ -383,7 +383,7 @@ def test_status_and_report_say_how_old_the_witnesses_word_is(
     with store.connect() as connection:
         status = witness_status(connection, NOW * 1_000_000 + 90_000_000)
         bounds = period(connection, made[1].size, None, None)
-        report = build_report(connection, Asked("cc-fdp-rip", made[1].size, *bounds))
+        report = build_report(connection, ReportParameters("cc-fdp-rip", made[1].size, *bounds))
     [seen] = status.witnesses
     assert (seen.name, seen.size, seen.age_us) == ("witness.example", made[0].size, 90_000_000)
     assert status.warning == "no witness has signed what was written since"

@@ -15,7 +15,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.console.replay.options import RunnerOptions, StandOptions
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run.job import run_job
-from kvcustody.console.replay.run.marked_tensors import CacheShape, PatternCache
+from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.console.replay.workload.model import Workload
 from kvcustody.errors import ConfigError, TraceError
@@ -124,7 +124,7 @@ def test_an_unscrubbed_block_is_seen(options: StandOptions, monkeypatch: pytest.
 
 def test_a_foreign_or_stale_block_is_seen() -> None:
     """Positive control of V3: K of another prompt, K at another position, V of another tenant."""
-    cache = PatternCache(8, CacheShape(layers=2), device="cpu", clock=SystemClock())
+    cache = PatternCache(8, ReplayCacheShape(layers=2), device="cpu", clock=SystemClock())
     table, tokens = np.array([3, 5]), np.arange(100, 132, dtype=np.int32)
     cache.write(table, tokens, 0, tenant=1)
     cache.check_found(table, tokens, (1,))

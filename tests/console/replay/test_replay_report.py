@@ -9,17 +9,24 @@ import numpy as np
 
 from kvcustody.audit.events import CustodyEnded, ReceiptRecorded, ResidencyOpened, ResidencyReleased
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.console.replay.charts import Bar, Series, clock_text, histogram, stacked_areas, stacked_bars
+from kvcustody.console.replay.charts import (
+    Series,
+    StackedBar,
+    clock_text,
+    histogram,
+    stacked_areas,
+    stacked_bars,
+)
 from kvcustody.console.replay.report import (
-    Coverage,
-    Identity,
+    ReplayCoverage,
+    ReplayIdentity,
     ReplayReport,
     Sample,
     Spread,
     TenantResult,
     Weighted,
 )
-from kvcustody.console.replay.run.observer import Observer
+from kvcustody.console.replay.run.observer import ReplayObserver
 from kvcustody.console.replay.summary import duration, percent, render_summary
 
 
@@ -28,7 +35,7 @@ def run(*blocks: int, generation: int = 1) -> Run:
 
 
 def life(
-    observer: Observer,
+    observer: ReplayObserver,
     blocks: tuple[int, ...],
     generation: int,
     born: int,
@@ -51,7 +58,7 @@ def life(
 
 
 def test_events_become_ages_lags_and_causes() -> None:
-    observer = Observer(16)
+    observer = ReplayObserver(16)
     life(observer, (1, 2, 3), 1, born=100, ended=1100, wiped=1150, cause="expired")
     life(observer, (3, 4), 10, born=2000, ended=2500, wiped=2510, cause="pressure")
     assert observer.ended["acme"] == Counter({"expired": 3, "pressure": 2})
@@ -63,7 +70,7 @@ def test_events_become_ages_lags_and_causes() -> None:
 
 
 def test_an_age_is_not_guessed_for_another_generation() -> None:
-    observer = Observer(4)
+    observer = ReplayObserver(4)
     life(observer, (0,), 1, born=0, ended=10, wiped=11, cause="expired")
     runs = (run(0, generation=7),)
     observer.see([CustodyEnded(99, "acme", "internal", runs, "expired", 99, 99, 99, 1)])
@@ -82,7 +89,7 @@ def test_percentiles_are_weighted_nearest_rank() -> None:
 
 
 def test_charts_draw_what_they_are_given_and_escape_it() -> None:
-    bars = stacked_bars("t", [Bar("<acme>", (3, 1), "75 %")], (Series("a", "s1"), Series("b", "s2")))
+    bars = stacked_bars("t", [StackedBar("<acme>", (3, 1), "75 %")], (Series("a", "s1"), Series("b", "s2")))
     assert bars.count("<rect") == 2 and "&lt;acme&gt;" in bars and "<acme>" not in bars
     assert histogram("t", [1, 0, 2], ["x", "y", "z"], "u").count("<rect") == 2
     areas = stacked_areas("t", [0, 1, 2], (Series("a", "s1"),), [[1, 2, 3]], "s")
@@ -108,8 +115,8 @@ def report(**changes) -> ReplayReport:
         "settings": {"policy": "<regulated>"},
         "tenants": rows,
         "samples": [Sample(i * 10**6, 1, 2, 0, 0, 0) for i in range(3)],
-        "coverage": Coverage(due=10, in_time=9, late=1, bytes_by_level=(("full", 9),)),
-        "identities": [Identity("released = scrubbed", 4, 5, "ledger; device")],
+        "coverage": ReplayCoverage(due=10, in_time=9, late=1, bytes_by_level=(("full", 9),)),
+        "identities": [ReplayIdentity("released = scrubbed", 4, 5, "ledger; device")],
         "scrub_lag": Spread(9, 10, 20_000, 3_000_000),
         "retention_age": {"internal": Spread(9, 10, 20, None)},
         "age_histogram": [0, 1],

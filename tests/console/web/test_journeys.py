@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 from web_world import World, policy_source
 
-from kvcustody.audit.erasure.certificate import Opening
+from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 
@@ -199,7 +199,7 @@ def test_a_subject_is_erased_and_the_certificate_holds(sign_in: SignIn, world: W
             page.get_by_role("link", name=name).click()
         files[name] = caught.value.path().read_bytes()
     key = read_signing_key(world.service.settings.signing_key_path)
-    opening = Opening(**orjson.loads(files["Opening"]))
+    opening = SelectorOpening(**orjson.loads(files["Opening"]))
     found = verify_certificate(files["Certificate (JSON)"], [str(key.verifier)], opening)
     assert (found.ok, found.outcome, found.opened) == (True, "partial", True)
     assert b"user-2" not in files["Certificate (JSON)"]

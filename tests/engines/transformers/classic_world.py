@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from kvcustody.audit.coverage.conservation import conservation
-from kvcustody.audit.coverage.summary import Coverage, coverage
+from kvcustody.audit.coverage.summary import CoverageSummary, coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.model_identity import ModelIdentity
@@ -146,7 +146,7 @@ class World(NamedTuple):
         options = {"max_tokens": MAX_TOKENS} | options
         return governed_cache(self.custodian, who or person(), MODEL, config=config, kind=kind, **options)
 
-    def evidence(self) -> tuple[Coverage, list[str]]:
+    def evidence(self) -> tuple[CoverageSummary, list[str]]:
         """Coverage, and the conservation identities that do not hold, after everything has reached the ledger."""
         counts = self.worker.governor.counts()
         assert self.worker.writer.flush()

@@ -19,7 +19,7 @@ from continuous_world import (
 from kvcustody.errors import IdentityError
 from kvcustody.governance.governor import erase_in_pools as erasure
 from kvcustody.governance.governor.erase_in_pools import Selector
-from kvcustody.integrations.transformers.batching.request_claims import Claim, Claims
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
 
 PROMPT = prompt(50)
 HIT = (len(PROMPT) - 1) // PAGE * PAGE
@@ -110,7 +110,7 @@ def test_ids_that_nobody_claimed_reuse_nothing_not_even_their_own() -> None:
 
 def test_positive_control_one_name_for_all_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its random key and as a tenant's subject, an unclaimed request finds what others left."""
-    monkeypatch.setattr(Claim, "private", lambda claim: Claim(person()))
+    monkeypatch.setattr(RequestClaim, "private", lambda claim: RequestClaim(person()))
     with governed(text=policy(TENANTS + ANYBODY)) as engine:
         engine.submit(person(), PROMPT)
         engine.run()
@@ -125,7 +125,7 @@ def test_strangers_are_kept_apart_by_a_random_key_even_where_their_tenant_shares
 ) -> None:
     """The control is the parameter: the key off, the second stranger finds the first one's blocks."""
     if not is_private:
-        monkeypatch.setattr(Claim, "private", lambda claim: claim)
+        monkeypatch.setattr(RequestClaim, "private", lambda claim: claim)
     shared = policy(TENANTS + ANYBODY).replace("scope: subject", "scope: tenant")
     with governed(text=shared) as engine:
         names = []
@@ -156,7 +156,7 @@ def test_an_id_that_looks_like_a_child_inherits_nothing() -> None:
 
 
 def test_a_claim_serves_one_request() -> None:
-    claims = Claims()
+    claims = RequestClaims()
     with governed() as engine:
         engine.batching.identify("mine", person())
         with pytest.raises(IdentityError, match="claimed already"):

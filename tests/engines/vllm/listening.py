@@ -25,7 +25,7 @@ from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
 from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
 from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
 from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, GovernedRequest, governed
-from kvcustody.integrations.vllm.scheduler.request_state import Books
+from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 
@@ -56,7 +56,7 @@ class NoLedger:
         return 0
 
 
-class ListeningBooks(Books):
+class ListeningBooks(SchedulerState):
     """The adapter's books, with requests that nobody admitted admitted when they first show, and vLLM's hashes kept."""
 
     def begin_look_up(self, request: Any) -> bool:

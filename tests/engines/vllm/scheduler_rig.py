@@ -42,7 +42,7 @@ from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm import plugin
 from kvcustody.integrations.vllm.connector import GovernedConnector
-from kvcustody.integrations.vllm.open_custody import Opened
+from kvcustody.integrations.vllm.open_custody import OpenedCustody
 from kvcustody.integrations.vllm.scheduler import block_hasher as hasher
 
 BLOCK_TOKENS = 16
@@ -244,7 +244,7 @@ class Rig:
         tensors = [KVCacheTensor(LAYERS * page * blocks, names, page * blocks, page)]
         return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
-    def _open(self, settings: Any, plan: Any, control: Any) -> Opened:
+    def _open(self, settings: Any, plan: Any, control: Any) -> OpenedCustody:
         pool = ForeignPool(plan.blocks, bytes_per_block=plan.bytes_per_block, reserved=plan.reserved)
         port = EnginePort(
             pool,
@@ -255,7 +255,7 @@ class Rig:
             clock=self.clock,
             block_tokens=plan.block_tokens,
         )
-        return Opened(port, self.tokens, self.clock)
+        return OpenedCustody(port, self.tokens, self.clock)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

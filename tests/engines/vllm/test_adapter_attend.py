@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.governance.governor.erase_in_pools import Selector
-from kvcustody.integrations.vllm.scheduler.request_state import Books
+from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_and_would_compute_it_twice_if_nothing_entered_before_the_look_up(
 ) -> None:
     """Positive control."""
     one = rig()
-    monkeypatch.setattr(Books, "_enter_before", lambda self, residency: None)
+    monkeypatch.setattr(SchedulerState, "_enter_before", lambda self, residency: None)
     one.add(prompt(40), "alpha")
     second = one.add(prompt(40), "alpha")
     assert one.step()[second.request_id] == 0

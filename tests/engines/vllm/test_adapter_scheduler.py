@@ -320,7 +320,7 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
-    from kvcustody.integrations.conformance import ALL, Report, Verdict
+    from kvcustody.integrations.conformance import ALL, CaseVerdict, ConformanceReport
     from kvcustody.integrations.conformance.record import digest_of, record, subject_of
     from kvcustody.integrations.vllm.open_custody import refuse_foreign_connectors
 
@@ -328,7 +328,9 @@ def test_a_connector_is_allowed_by_the_record_of_its_own_code(tmp_path: Path) ->
     transfer = KVTransferConfig("MultiConnector", kv_role="kv_both")
     transfer.kv_connector_extra_config = {"connectors": children}
     config: Any = SimpleNamespace(kv_transfer_config=transfer)
-    report = Report("an engine with this tier", tuple(Verdict(case.name, "pass", "", 0.1, 1) for case in ALL))
+    report = ConformanceReport(
+        "an engine with this tier", tuple(CaseVerdict(case.name, "pass", "", 0.1, 1) for case in ALL)
+    )
 
     def allowed(tested: type) -> str:
         path = tmp_path / f"{tested.__name__}.json"

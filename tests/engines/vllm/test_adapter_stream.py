@@ -15,7 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.vllm.step_messages import Answer, StepOrder, StepReceipt
+from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
@@ -35,7 +35,7 @@ class Device:
         self.worker = WorkerSide(0, VirtualClock(), streams=self.streams)
         self.worker.register({"layer": self.cache}, BLOCKS)
         self.found: list[int] = []
-        self.answers: list[Answer] = []
+        self.answers: list[ScrubReply] = []
         self.ordered: list[int] = []  # blocks by order
 
     def step(self, number: int, *, shares: tuple[float, ...] = (1.0, 0.0)) -> int:

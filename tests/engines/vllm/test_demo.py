@@ -16,7 +16,7 @@ import pytest
 
 from kvcustody.integrations.demo.attacks import probe
 from kvcustody.integrations.demo.deployment import Deployment
-from kvcustody.integrations.demo.vllm_engine import VllmEngine
+from kvcustody.integrations.demo.vllm_engine import VllmDemoEngine
 from kvcustody.integrations.demo.vocabulary import draw_secret, note
 
 COMMAND = [sys.executable, "-m", "kvcustody.console.main", "demo", "attack", "--engine", "vllm", "--json"]
@@ -97,7 +97,7 @@ def test_ended_in_the_middle_it_leaves_nothing(tmp_path: Path):
 
 @pytest.fixture
 def governed(tmp_path: Path):
-    engine = VllmEngine(tmp_path / "engine", Deployment(tmp_path / "deployment"))
+    engine = VllmDemoEngine(tmp_path / "engine", Deployment(tmp_path / "deployment"))
     try:
         engine.launch()
         yield engine.ready()
@@ -107,7 +107,7 @@ def governed(tmp_path: Path):
 
 @pytest.mark.soak  # the same probe meets the same door on transformers in `make test-system`
 def test_a_door_that_takes_all_tenants_for_one_is_found_out(
-    governed: VllmEngine, monkeypatch: pytest.MonkeyPatch
+    governed: VllmDemoEngine, monkeypatch: pytest.MonkeyPatch
 ):
     """The probe sees reuse in the governed engine wherever there is any, and none once the keys are their own again."""
     door = governed._door

@@ -16,7 +16,7 @@ from local_engine import BLOCK, LocalEngine
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.query.observed_engines import observed_totals
-from kvcustody.integrations.events.observer import Observer, Watch, open_observer
+from kvcustody.integrations.events.observer import EngineObserver, WatchOptions, open_observer
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 
@@ -57,7 +57,7 @@ def engine(model: Path, site: list[str], addresses: list[str]) -> Iterator[Local
     made.close()
 
 
-def step_until(observer: Observer, condition: Callable[[], bool]) -> None:
+def step_until(observer: EngineObserver, condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < until, observer.status()
@@ -68,7 +68,7 @@ def test_a_whole_engine_is_observed_and_nothing_in_it_is_enforced(
     engine: LocalEngine, addresses: list[str], tmp_path: Path
 ) -> None:
     table = compile_policy(load_policy(POLICY, name="brief.yaml"), revision=1)
-    watch = Watch(
+    watch = WatchOptions(
         addresses[0],
         table,
         replay_endpoint=addresses[1],

@@ -85,7 +85,7 @@ def test_bytes_are_theirs_for_two_thousand_random_batches() -> None:
         events = [some(getattr(theirs, draw.choice(KINDS)), draw) for _ in range(draw.randint(0, 3))]
         ts, rank = draw.random() * 1e9, draw.choice([None, 0, 3])
         payload = encoder.encode(theirs.KVEventBatch(ts=ts, events=events, data_parallel_rank=rank))
-        assert vllm_wire.encode(vllm_wire.Batch(ts, [converted(e) for e in events], rank)) == payload
+        assert vllm_wire.encode(vllm_wire.VllmEventBatch(ts, [converted(e) for e in events], rank)) == payload
         assert list(map(as_plain, vllm_wire.decode(payload).events)) == list(
             map(as_plain, decoder.decode(payload).events)
         )
@@ -99,10 +99,10 @@ def test_a_difference_in_one_field_would_be_seen() -> None:
     event = some(theirs.BlockRemoved, random.Random(2))
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     plain = msgspec.msgpack.encode(theirs.KVEventBatch(1.0, [event], 0))
-    assert vllm_wire.encode(vllm_wire.Batch(1.0, [converted(event)], 0)) == plain
+    assert vllm_wire.encode(vllm_wire.VllmEventBatch(1.0, [converted(event)], 0)) == plain
     scope = vllm_wire.Custody("acme", "tenant", "internal", 1, 1)
     governed = vllm_wire.GovernedRemoved(**fields, kvcustody=scope)
-    assert vllm_wire.encode(vllm_wire.Batch(1.0, [governed], 0)) != plain
+    assert vllm_wire.encode(vllm_wire.VllmEventBatch(1.0, [governed], 0)) != plain
 
 
 def test_their_own_typed_decoder_reads_what_we_publish() -> None:
@@ -130,4 +130,4 @@ def test_their_salt_is_where_we_look_for_it() -> None:
     keys = convert([(("lora", "adapter"), ("mm", "image", 3), ("cache_salt", "pepper")), None])
     event = theirs.BlockStored([b"h"], None, [], 16, None, "GPU", "adapter", extra_keys=keys)
     (read,) = incoming.read(msgspec.msgpack.encode(theirs.KVEventBatch(1.0, [event], 0))).events
-    assert isinstance(read, incoming.Stored) and read.salts == ("pepper",)
+    assert isinstance(read, incoming.StoredBlocks) and read.salts == ("pepper",)

@@ -25,7 +25,7 @@ from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
 from vllm.v1.request import Request
 
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED
 
@@ -64,7 +64,7 @@ def test_the_token_reaches_the_engines_request(
     transfer = (inside.kv_transfer_params or {}).get(OUR_TRANSFER_FIELD)
     assert (transfer is None) == (subject == "alice")
     outcome = deployment.tokens.verify(inside.cache_salt, transfer)
-    assert isinstance(outcome, Verified), outcome
+    assert isinstance(outcome, VerifiedToken), outcome
     assert outcome.principal.subject == subject and outcome.uses_left == 0
     assert outcome.hints.salt is not None
 
@@ -75,7 +75,7 @@ def test_requests_that_generate_nothing_accept_the_token(
 ) -> None:
     request = parsed(deployment, path, kind, body, deployment.acme)
     outcome = deployment.tokens.verify(request.cache_salt)
-    assert isinstance(outcome, Verified) and outcome.principal.tenant == "acme"
+    assert isinstance(outcome, VerifiedToken) and outcome.principal.tenant == "acme"
 
 
 def test_ids_are_those_of_the_owner(deployment: Deployment) -> None:

@@ -28,7 +28,7 @@ from kvcustody.governance.tokens.scope_token import (
     SALT_CHARACTERS_MAX,
     Rejected,
     ScopeTokens,
-    Verified,
+    VerifiedToken,
 )
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.governance.tokens.spent_tokens import SpentTokens
@@ -48,13 +48,13 @@ def tokens(clock: VirtualClock | None = None, **options: Any) -> ScopeTokens:
     return ScopeTokens(secret(options.pop("byte", 7)), clock or VirtualClock(), **options)
 
 
-def reason(outcome: Verified | Rejected) -> str:
+def reason(outcome: VerifiedToken | Rejected) -> str:
     assert isinstance(outcome, Rejected), "believed"
     return outcome.reason
 
 
-def verified(outcome: Verified | Rejected) -> Verified:
-    assert isinstance(outcome, Verified), outcome
+def verified(outcome: VerifiedToken | Rejected) -> VerifiedToken:
+    assert isinstance(outcome, VerifiedToken), outcome
     return outcome
 
 
@@ -120,7 +120,7 @@ def test_a_usual_identity_fits_in_the_salt_alone_and_a_long_one_is_carried_besid
     assert reason(both.verify(long.transfer, long.transfer)) == "malformed"
     another = both.carry(both.issue(Principal("idp", TenantId("t" * 128))))
     assert reason(both.verify(long.cache_salt, another.transfer)) == "incomplete"
-    assert isinstance(both.verify(*long), Verified)
+    assert isinstance(both.verify(*long), VerifiedToken)
 
 
 def test_every_single_bit_flip_and_every_cut_is_rejected_and_spends_nothing() -> None:
@@ -136,7 +136,7 @@ def test_every_single_bit_flip_and_every_cut_is_rejected_and_spends_nothing() ->
         reasons[reason(both.verify(token[:length]))] += 1
     assert set(reasons) <= {"malformed", "forged", "other-key", "incomplete"}
     assert reasons["forged"] >= 8 * (len(data) - 3)
-    assert isinstance(both.verify(token), Verified)  # the control: the untouched one is still good
+    assert isinstance(both.verify(token), VerifiedToken)  # the control: the untouched one is still good
 
 
 def test_without_the_tag_compare_the_flips_would_be_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,13 +194,13 @@ def test_one_text_has_one_encoding() -> None:
     for spoiled in (token + "=", token + "\n", " " + token, token + "A", token.replace("-", "+")):
         if spoiled != token:
             assert isinstance(both.verify(spoiled), Rejected)
-    assert isinstance(both.verify(token), Verified)
+    assert isinstance(both.verify(token), VerifiedToken)
 
 
 def test_another_deployments_token_is_rejected_for_its_key() -> None:
     foreign = tokens(byte=8).issue(ALICE)
     assert reason(tokens(byte=7).verify(foreign)) == "other-key"
-    assert isinstance(tokens(byte=8).verify(foreign), Verified)
+    assert isinstance(tokens(byte=8).verify(foreign), VerifiedToken)
 
 
 def test_a_token_lives_from_issue_to_expiry() -> None:
@@ -208,7 +208,7 @@ def test_a_token_lives_from_issue_to_expiry() -> None:
     both = tokens(clock)
     first, second = both.issue(ALICE, ttl_seconds=60), both.issue(ALICE, ttl_seconds=60)
     clock.advance(60 * MICROSECONDS - 1_000)
-    assert isinstance(both.verify(first), Verified)
+    assert isinstance(both.verify(first), VerifiedToken)
     clock.advance(1_000)
     assert reason(both.verify(second)) == "expired"
 
@@ -218,7 +218,7 @@ def test_a_token_from_the_future_is_rejected_beyond_the_leeway() -> None:
     engine = tokens(clock)
     ahead.step_utc(FUTURE_MS_MAX * 1_000)
     door = tokens(ahead)
-    assert isinstance(engine.verify(door.issue(ALICE)), Verified)
+    assert isinstance(engine.verify(door.issue(ALICE)), VerifiedToken)
     ahead.step_utc(1_000)
     assert reason(engine.verify(door.issue(ALICE))) == "future-dated"
 
@@ -227,9 +227,9 @@ def test_neither_a_stepped_clock_nor_a_restart_revives_a_token() -> None:
     clock = VirtualClock()
     both = tokens(clock)
     spent = both.issue(ALICE, ttl_seconds=10)
-    assert isinstance(both.verify(spent), Verified)
+    assert isinstance(both.verify(spent), VerifiedToken)
     clock.advance(20 * MICROSECONDS)
-    assert isinstance(both.verify(both.issue(ALICE)), Verified)  # sweeps what has expired
+    assert isinstance(both.verify(both.issue(ALICE)), VerifiedToken)  # sweeps what has expired
     assert len(both._spent) == 1
     clock.step_utc(-20 * MICROSECONDS)
     assert reason(both.verify(spent)) == "expired"
@@ -238,7 +238,7 @@ def test_neither_a_stepped_clock_nor_a_restart_revives_a_token() -> None:
     clock.advance(1_000)
     restarted = tokens(clock)
     assert reason(restarted.verify(unused)) == "before-start"
-    assert isinstance(restarted.verify(restarted.issue(ALICE)), Verified)
+    assert isinstance(restarted.verify(restarted.issue(ALICE)), VerifiedToken)
 
 
 def test_a_token_covers_exactly_its_uses() -> None:
@@ -251,7 +251,7 @@ def test_a_token_covers_exactly_its_uses() -> None:
 def test_uses_are_counted_once_across_threads() -> None:
     both = tokens()
     token = both.issue(ALICE, uses=500)
-    outcomes: list[Verified | Rejected] = []
+    outcomes: list[VerifiedToken | Rejected] = []
 
     def spend() -> None:
         outcomes.extend(both.verify(token) for _ in range(200))
@@ -261,7 +261,7 @@ def test_uses_are_counted_once_across_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    left = [outcome.uses_left for outcome in outcomes if isinstance(outcome, Verified)]
+    left = [outcome.uses_left for outcome in outcomes if isinstance(outcome, VerifiedToken)]
     assert sorted(left) == list(range(500))
 
 
@@ -269,20 +269,20 @@ def test_a_full_memory_refuses_and_forgets_nothing_that_lives() -> None:
     clock = VirtualClock()
     both = tokens(clock, remembered_max=4, remembered_per_tenant_max=4)
     spent = [both.issue(ALICE, ttl_seconds=30) for _ in range(5)]
-    assert [type(both.verify(token)) for token in spent] == [Verified] * 4 + [Rejected]
+    assert [type(both.verify(token)) for token in spent] == [VerifiedToken] * 4 + [Rejected]
     assert reason(both.verify(spent[4])) == "memory-full"
     assert reason(both.verify(spent[0])) == "replayed"
     clock.advance(32 * MICROSECONDS)
-    assert isinstance(both.verify(both.issue(ALICE)), Verified)
+    assert isinstance(both.verify(both.issue(ALICE)), VerifiedToken)
     assert len(both._spent) == 1
 
 
 def test_one_tenant_cannot_fill_the_memory_of_another() -> None:
     both = tokens(remembered_max=8, remembered_per_tenant_max=2)
     flood = [both.verify(both.issue(ALICE)) for _ in range(9)]
-    assert [type(outcome) for outcome in flood] == [Verified] * 2 + [Rejected] * 7
+    assert [type(outcome) for outcome in flood] == [VerifiedToken] * 2 + [Rejected] * 7
     other = Principal("https://idp.example", TenantId("globex"))
-    assert isinstance(both.verify(both.issue(other)), Verified)
+    assert isinstance(both.verify(both.issue(other)), VerifiedToken)
     shared = tokens(remembered_max=8, remembered_per_tenant_max=8)  # the control: one memory for all
     for _ in range(9):
         shared.verify(shared.issue(ALICE))

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from kvcustody.console.main import app
 from kvcustody.integrations.demo import run as demonstration
-from kvcustody.integrations.demo.attacks import Attack, Outcome, own_reuse, probe, residual_read
+from kvcustody.integrations.demo.attacks import Attack, AttackOutcome, own_reuse, probe, residual_read
 from kvcustody.integrations.demo.codebook import Codebook
 from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM
 from kvcustody.integrations.demo.printing import print_report
-from kvcustody.integrations.demo.run import Report
-from kvcustody.integrations.demo.transformers_engine import TransformersEngine
+from kvcustody.integrations.demo.run import AttackReport
+from kvcustody.integrations.demo.transformers_engine import TransformersDemoEngine
 from kvcustody.integrations.demo.vocabulary import draw_secret, note, token_ids
 from kvcustody.kernels.host import HostRows
 
@@ -54,20 +54,20 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[TransformersEngine]:
-    engine = TransformersEngine()
+def plain() -> Iterator[TransformersDemoEngine]:
+    engine = TransformersDemoEngine()
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def book(plain: TransformersEngine) -> Codebook:
+def book(plain: TransformersDemoEngine) -> Codebook:
     return Codebook.learn(plain)
 
 
 @pytest.fixture
-def governed(tmp_path: Path) -> Iterator[TransformersEngine]:
-    engine = TransformersEngine(Deployment(tmp_path / "deployment"))
+def governed(tmp_path: Path) -> Iterator[TransformersDemoEngine]:
+    engine = TransformersDemoEngine(Deployment(tmp_path / "deployment"))
     yield engine
     engine.close()
 
@@ -89,7 +89,7 @@ def test_the_plain_engine_gives_everything_away_and_the_governed_one_nothing(res
 
 
 def test_an_engine_whose_scrub_does_nothing_is_found_out(
-    governed: TransformersEngine, book: Codebook
+    governed: TransformersDemoEngine, book: Codebook
 ) -> None:
     assert governed._governed is not None
     (memory,) = governed._governed.custody.blocks.memories
@@ -102,7 +102,7 @@ def test_an_engine_whose_scrub_does_nothing_is_found_out(
 
 
 def test_an_engine_that_takes_all_tenants_for_one_is_found_out(
-    governed: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    governed: TransformersDemoEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submit = governed.submit
     monkeypatch.setattr(governed, "submit", lambda tenant, *rest: submit(VICTIM, *rest))
@@ -111,7 +111,7 @@ def test_an_engine_that_takes_all_tenants_for_one_is_found_out(
 
 
 def test_an_attack_that_works_on_neither_engine_is_void(
-    plain: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+    plain: TransformersDemoEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvcustody.integrations.demo.transformers_engine.NEW_TOKENS", 1)
     submit = plain.submit
@@ -123,14 +123,14 @@ def test_an_attack_that_works_on_neither_engine_is_void(
     assert Attack("", "", nothing, nothing).verdict == "void"
 
 
-def test_what_a_victim_reuses_itself_is_measured(plain: TransformersEngine) -> None:
+def test_what_a_victim_reuses_itself_is_measured(plain: TransformersDemoEngine) -> None:
     words = draw_secret(Random(5))
     assert own_reuse(plain, words) == (0, 48)
     assert own_reuse(plain, words) == (48, 48)
 
 
 def test_a_block_reads_as_what_was_written_and_nothing_else(
-    plain: TransformersEngine, book: Codebook
+    plain: TransformersDemoEngine, book: Codebook
 ) -> None:
     (served,) = plain.serve(VICTIM, [token_ids(note(SECRET))])
     assert [word for word in book.read(served.left) if word][: len(note(SECRET))] == list(note(SECRET))
@@ -140,16 +140,16 @@ def test_a_block_reads_as_what_was_written_and_nothing_else(
 
 # -- what is concluded ------------------------------------------------------------------------------------------------
 
-ALL = Outcome(SECRET, " ".join(SECRET))
-NOTHING = Outcome()
-RESIDUE = Outcome(residue_bytes=1)
-CLEAN = Outcome(residue_bytes=0)
-REFUSED = Outcome(refused="not here")
+ALL = AttackOutcome(SECRET, " ".join(SECRET))
+NOTHING = AttackOutcome()
+RESIDUE = AttackOutcome(residue_bytes=1)
+CLEAN = AttackOutcome(residue_bytes=0)
+REFUSED = AttackOutcome(refused="not here")
 
 
-def report(*pairs: tuple[Outcome, Outcome], own: int = 48) -> Report:
+def report(*pairs: tuple[AttackOutcome, AttackOutcome], own: int = 48) -> AttackReport:
     attacks = tuple(Attack("attack", "sees", plain, governed) for plain, governed in pairs)
-    return Report("transformers", {}, 3, SECRET, 16, attacks, (own, 48), None, 1.0)
+    return AttackReport("transformers", {}, 3, SECRET, 16, attacks, (own, 48), None, 1.0)
 
 
 CONCLUSIONS = [
@@ -167,7 +167,7 @@ CONCLUSIONS = [
 
 @pytest.mark.parametrize(("made", "verdict", "code"), CONCLUSIONS)
 def test_what_may_be_concluded(
-    made: Report, verdict: str, code: int, monkeypatch: pytest.MonkeyPatch
+    made: AttackReport, verdict: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demonstration, "demonstrate", lambda *given: made)
     shown = CliRunner().invoke(app, ["demo", "attack"])
@@ -178,7 +178,7 @@ def test_what_may_be_concluded(
 
 def test_both_engines_stand_side_by_side() -> None:
     console = Console(width=160, file=StringIO())
-    print_report(report((ALL, NOTHING), (Outcome(SECRET, "said so", 77), RESIDUE)), console)
+    print_report(report((ALL, NOTHING), (AttackOutcome(SECRET, "said so", 77), RESIDUE)), console)
     text = console.file.getvalue()
     assert f'"{" ".join(SECRET)}", 3 of 3 words' in text and "0 of 3 words" in text
     assert '77 bytes not zero; they say: "said so"' in text

@@ -12,7 +12,7 @@ from kvcustody.integrations.events.sequence_gaps import (
     Continuity,
     Delivered,
     Missed,
-    Replayed,
+    ReplayedBatches,
     Restarted,
 )
 
@@ -36,11 +36,13 @@ class Source:
         self.life += 1
         self.batches = []
 
-    def replay(self, first: int) -> Replayed | None:
+    def replay(self, first: int) -> ReplayedBatches | None:
         if self.deaf:
             return None
         start = max(first, len(self.batches) - self.buffer)
-        return Replayed([(n, self.batches[n]) for n in range(start, len(self.batches)) if n not in self.drop])
+        return ReplayedBatches(
+            [(n, self.batches[n]) for n in range(start, len(self.batches)) if n not in self.drop]
+        )
 
 
 def numbers(arrivals: list[Arrival]) -> list[object]:
@@ -94,7 +96,7 @@ def test_answers_that_lack_batches_are_asked_for_again() -> None:
     lost = iter([{1, 2, 5}, {5, 7}, set(), set()])
     whole = source.replay
 
-    def lossy(first: int) -> Replayed | None:
+    def lossy(first: int) -> ReplayedBatches | None:
         source.drop = next(lost)
         return whole(first)
 

@@ -27,10 +27,10 @@ from kvcustody.errors import ConfigError, IsolationError
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.events import vllm_wire
 from kvcustody.integrations.events.endpoint import at_rank, check_bind, check_endpoint
-from kvcustody.integrations.events.publisher import EventPublisher, Limits, open_publisher
+from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits, open_publisher
 
 LOCAL = "tcp://127.0.0.1:0"
-SMALL = Limits(waiting_batches=3, waiting_blocks=8)
+SMALL = PublisherLimits(waiting_batches=3, waiting_blocks=8)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_stream_begins_with_a_clear_of_what_was_before(publisher: EventPubli
 
 
 def test_replay_gives_the_last_batches_from_a_number_on_and_an_end_marker() -> None:
-    limits = Limits(replay_batches=4)
+    limits = PublisherLimits(replay_batches=4)
     with EventPublisher(LOCAL, LOCAL, limits=limits) as publisher, sockets(zmq.DEALER) as [dealer]:
         for _ in range(6):
             publisher.publish([some_removed()])
@@ -104,7 +104,7 @@ def test_replay_gives_the_last_batches_from_a_number_on_and_an_end_marker() -> N
 
 
 def test_bytes_kept_for_replay_are_bounded() -> None:
-    limits = Limits(replay_bytes=2000)
+    limits = PublisherLimits(replay_bytes=2000)
     with EventPublisher(LOCAL, LOCAL, limits=limits) as publisher, sockets(zmq.DEALER) as [dealer]:
         for number in range(50):
             publisher.publish([some_removed(number, 10)])

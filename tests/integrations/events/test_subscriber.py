@@ -11,7 +11,7 @@ import zmq
 from kv_wires import sockets, some_removed, some_stored, wait_until
 
 from kvcustody.errors import ConfigError
-from kvcustody.integrations.events.publisher import EventPublisher, Limits
+from kvcustody.integrations.events.publisher import EventPublisher, PublisherLimits
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed, Restarted
 from kvcustody.integrations.events.subscriber import Reading, Subscriber
 
@@ -35,7 +35,7 @@ def numbers(arrivals: list[Arrival]) -> list[object]:
 
 @contextmanager
 def pair(
-    limits: Limits | None = None, reading: Reading = QUICK
+    limits: PublisherLimits | None = None, reading: Reading = QUICK
 ) -> Iterator[tuple[EventPublisher, Subscriber]]:
     with (
         EventPublisher(LOCAL, LOCAL, limits=limits) as publisher,
@@ -68,7 +68,7 @@ def test_a_stream_under_load_comes_whole() -> None:
 def test_messages_that_the_wire_dropped_come_by_replay() -> None:
     """A queue of ten messages at the subscriber, and a publisher that drops what finds a full one."""
     tight = Reading(waiting_messages=10, check_seconds=60, replay_seconds=2)
-    limits = Limits(peer_messages=10)
+    limits = PublisherLimits(peer_messages=10)
     with pair(limits, tight) as (publisher, subscriber):
         publisher.publish([some_stored()])
         gather(subscriber, 0)

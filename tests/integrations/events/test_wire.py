@@ -25,7 +25,7 @@ from kvcustody.integrations.events.block_event import (
     scope_of,
     stored,
 )
-from kvcustody.integrations.events.custody_field import Custody
+from kvcustody.integrations.events.custody_field import CustodyField
 
 WIRES: dict[str, Any] = {"vllm": vllm_wire, "sglang": sglang_wire}
 EVENTS = [some_stored(), some_removed(), cleared(5, "start")]
@@ -35,7 +35,7 @@ hashes = st.binary(min_size=1, max_size=64) | st.integers(-(2**63), 2**64 - 1)
 small = st.integers(0, 2**31 - 1)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 custodies = st.builds(
-    Custody,
+    CustodyField,
     tenant=text,
     scope=text,
     classification=text,
@@ -79,7 +79,7 @@ vllm_events = st.one_of(
 )
 sglang_events = st.one_of(
     st.builds(
-        sglang_wire.BlockStored,
+        sglang_wire.SglangBlockStored,
         block_hashes=st.lists(int64, max_size=3),
         parent_block_hash=st.none() | int64,
         token_ids=tokens,
@@ -91,8 +91,10 @@ sglang_events = st.one_of(
         lora_name=maybe_text,
         **ours,
     ),
-    st.builds(sglang_wire.BlockRemoved, block_hashes=st.lists(int64, max_size=3), medium=maybe_text, **ours),
-    st.builds(sglang_wire.AllBlocksCleared, **ours),
+    st.builds(
+        sglang_wire.SglangBlockRemoved, block_hashes=st.lists(int64, max_size=3), medium=maybe_text, **ours
+    ),
+    st.builds(sglang_wire.SglangAllBlocksCleared, **ours),
 )
 
 
@@ -116,7 +118,7 @@ def test_vllm_batches_come_back_as_they_were(events: list[Any], ts: float, rank:
 @settings(max_examples=60, deadline=None)
 @given(events=st.lists(sglang_events, max_size=4), ts=st.floats(0, 1e10), rank=st.none() | small)
 def test_sglang_batches_come_back_as_they_were(events: list[Any], ts: float, rank: int | None) -> None:
-    batch = sglang_wire.Batch(ts, events, rank)
+    batch = sglang_wire.SglangEventBatch(ts, events, rank)
     assert sglang_wire.decode(sglang_wire.encode(batch)) == batch
 
 
@@ -137,8 +139,8 @@ def test_every_event_has_its_scope_removal_included(form: str, monkeypatch: pyte
     whole = WIRES[form].custody_of
     for kind in ("stored", "removed", "cleared"):  # the control: each kind of event, with its scope dropped
 
-        def dropped(event: BlockEvent, *rest: Any, lost: str = kind, **more: Any) -> Custody | None:
-            made: Custody = whole(event, *rest, **more)
+        def dropped(event: BlockEvent, *rest: Any, lost: str = kind, **more: Any) -> CustodyField | None:
+            made: CustodyField = whole(event, *rest, **more)
             return None if event.kind == lost else made
 
         monkeypatch.setattr(WIRES[form], "custody_of", dropped)
@@ -240,9 +242,9 @@ def test_both_forms_of_both_engines_are_read() -> None:
     oldest = ["BlockStored", [1], None, [1], 1, None]
     payload = pack([2.0, [vllm_old, sglang_old, oldest, ["BlockRemoved", [1]], ["AllBlocksCleared"]]])
     assert incoming.read(payload).events == (
-        incoming.Stored([b"a" * 32, 7], None, "GPU", 2, ("salty",), None),
-        incoming.Stored([-5], -9, "CPU_PINNED", 0, ("salty",), None),
-        incoming.Stored([1], None, "GPU", 0, (), None),
+        incoming.StoredBlocks([b"a" * 32, 7], None, "GPU", 2, ("salty",), None),
+        incoming.StoredBlocks([-5], -9, "CPU_PINNED", 0, ("salty",), None),
+        incoming.StoredBlocks([1], None, "GPU", 0, (), None),
         incoming.Removed([1], "GPU", 0),
         incoming.Cleared(),
     )

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.tokens.scope_token import Rejected, ScopeTokens, Verified
+from kvcustody.governance.tokens.scope_token import Rejected, ScopeTokens, VerifiedToken
 from kvcustody.integrations.identity.api_keys import add_key
 from kvcustody.integrations.identity.authenticate_request import Door
 from kvcustody.integrations.identity.identity_document import load_identity
@@ -110,7 +110,7 @@ class Deployment:
         data = json.dumps(payload).encode()
         return jwt.api_jws.encode(data, key, algorithm, headers=None if kid is None else {"kid": kid})
 
-    def verify(self, body: dict[str, Any]) -> Verified | Rejected:
+    def verify(self, body: dict[str, Any]) -> VerifiedToken | Rejected:
         """What the engine makes of a body that reached the application."""
         transfer = (body.get("kv_transfer_params") or {}).get(OUR_TRANSFER_FIELD)
         return self.tokens.verify(body.get("cache_salt"), transfer)

@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import ConfigError
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.identity import api_keys
 from kvcustody.integrations.identity.api_keys import add_key, key_digest, read_keys, revoke_key
 from kvcustody.integrations.identity.web_tokens import read_verification_keys
 
 
-def who(deployment: Deployment, key: str) -> Verified | None:
+def who(deployment: Deployment, key: str) -> VerifiedToken | None:
     """Who the engine believes to be asking, `None` for a 401."""
     reply = ask(deployment.door, key=key)
     if reply.status == 401:
         assert reply.received is None
         return None
     found = deployment.verify(reply.passed.json)
-    assert isinstance(found, Verified), found
+    assert isinstance(found, VerifiedToken), found
     return found
 
 

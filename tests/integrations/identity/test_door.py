@@ -11,7 +11,7 @@ import structlog
 from door_world import DOCUMENT, Deployment, Signers, ask
 from starlette._utils import get_route_path
 
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.routes import PLAIN, SCOPED, route_path
@@ -29,7 +29,7 @@ def scoped(
     deployment: Deployment, key: str, headers: dict[str, str] | None = None, path: str = "/v1/completions"
 ):  # type: ignore[no-untyped-def]
     found = deployment.verify(ask(deployment.door, path, headers=headers, key=key).passed.json)
-    assert isinstance(found, Verified), found
+    assert isinstance(found, VerifiedToken), found
     return found
 
 
@@ -289,7 +289,7 @@ def test_transfer_parameters_pass_where_the_document_says_so(tmp_path: Any, sign
     sent = {"prompt": "p", "kv_transfer_params": {"do_remote_decode": True, "kvcustody": "forged"}}
     got = ask(trusting.door, body=sent, key=trusting.token(sid="x" * 128)).passed.json
     assert got["kv_transfer_params"]["do_remote_decode"] is True
-    assert isinstance(trusting.verify(got), Verified)
+    assert isinstance(trusting.verify(got), VerifiedToken)
     short = ask(trusting.door, body=sent, key=trusting.acme).passed.json
     assert short["kv_transfer_params"] == {"do_remote_decode": True}
-    assert isinstance(trusting.verify(short), Verified)
+    assert isinstance(trusting.verify(short), VerifiedToken)

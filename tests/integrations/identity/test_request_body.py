@@ -11,7 +11,7 @@ from door_world import Deployment, ask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvcustody.governance.tokens.scope_token import Rejected, Verified
+from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.integrations.identity import authenticate_request as door_module
 from kvcustody.integrations.identity.engine_requests import engine_requests
 from kvcustody.integrations.identity.refusal import RequestRefused
@@ -210,7 +210,7 @@ def test_a_token_covers_the_engine_requests_of_its_body(
     assert engine_requests(SCOPED[path].body, body) == expected
     got = ask(deployment.door, path, body, key=deployment.acme).passed.json
     outcomes = [deployment.verify(got) for _ in range(expected + 1)]
-    assert [type(outcome) for outcome in outcomes] == [Verified] * expected + [Rejected]
+    assert [type(outcome) for outcome in outcomes] == [VerifiedToken] * expected + [Rejected]
     assert outcomes[-1] == Rejected("replayed")
 
 
@@ -223,7 +223,7 @@ def test_a_stolen_token_sent_by_another_tenant_is_only_a_salt(deployment: Deploy
     stolen = ask(deployment.door, key=deployment.acme).passed.json["cache_salt"]
     body = {"prompt": "p", "cache_salt": stolen, "kv_transfer_params": {OUR_TRANSFER_FIELD: stolen}}
     outcome = deployment.verify(ask(deployment.door, body=body, key=deployment.globex).passed.json)
-    assert isinstance(outcome, Verified) and outcome.principal.tenant == "globex"
+    assert isinstance(outcome, VerifiedToken) and outcome.principal.tenant == "globex"
 
 
 def test_a_token_too_long_for_a_salt_goes_beside_it_or_is_refused(deployment: Deployment) -> None:
@@ -231,7 +231,7 @@ def test_a_token_too_long_for_a_salt_goes_beside_it_or_is_refused(deployment: De
     got = ask(deployment.door, key=token).passed.json
     assert len(got["cache_salt"]) <= 128 and OUR_TRANSFER_FIELD in got["kv_transfer_params"]
     outcome = deployment.verify(got)
-    assert isinstance(outcome, Verified) and outcome.principal.subject == "s" * 128
+    assert isinstance(outcome, VerifiedToken) and outcome.principal.subject == "s" * 128
     refused = ask(deployment.door, "/v1/embeddings", {"input": "p"}, key=token)
     assert refused.status == 400 and b"too long" in refused.body
 
@@ -360,7 +360,7 @@ def test_the_headers_trace_goes_with_the_body_where_there_is_room(deployment: De
     had, got = (passed.json.get("kv_transfer_params", {}) for passed in (bare, traced))
     assert got == had | ({OUR_TRACE_FIELD: TRACE} if SCOPED[path].carries_transfer else {})
     assert OUR_TRACE_FIELD not in had, "control"
-    assert isinstance(deployment.verify(traced.json), Verified)
+    assert isinstance(deployment.verify(traced.json), VerifiedToken)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from kvcustody.errors import CustodyError
 from kvcustody.governance.settings import load_settings
-from kvcustody.governance.tokens.scope_token import Verified
+from kvcustody.governance.tokens.scope_token import VerifiedToken
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
 from kvcustody.integrations.identity.from_settings import open_verifier
 from kvcustody.integrations.vllm.middleware import ScopeMiddleware
@@ -108,9 +108,9 @@ def test_the_engines_verifier_believes_what_the_server_let_in(configured: Deploy
     got = httpx.post(f"{governed}/v1/completions", json=body, headers=bearer(configured.acme)).json()["got"]
     for _ in range(2):
         outcome = verifier.verify(got["cache_salt"])
-        assert isinstance(outcome, Verified) and outcome.principal.tenant == "acme"
+        assert isinstance(outcome, VerifiedToken) and outcome.principal.tenant == "acme"
         assert outcome.hints.salt is not None
-    assert not isinstance(verifier.verify(got["cache_salt"]), Verified)
+    assert not isinstance(verifier.verify(got["cache_salt"]), VerifiedToken)
     assert got["prompt"] == ["a", "b"]
 
 

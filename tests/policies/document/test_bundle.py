@@ -25,8 +25,8 @@ from kvcustody.policies.bundle.bundle import (
     write_bundle,
 )
 from kvcustody.policies.bundle.canonical_json import BundleRejected
-from kvcustody.policies.bundle.manifest import Signature
-from kvcustody.policies.bundle.trust import Role, Trust, TrustedKey
+from kvcustody.policies.bundle.manifest import BundleSignature
+from kvcustody.policies.bundle.trust import KeyRole, Trust, TrustedKey
 
 POLICY = (Path(__file__).parents[1] / "base.yaml").read_text(encoding="utf-8")
 NOW, LATER = 1_800_000_000_000_000, 1_900_000_000_000_000
@@ -42,12 +42,12 @@ class Key:
     def sign(self, message: bytes) -> bytes:
         return self._key.sign(message)
 
-    def trusted(self, *roles: Role) -> TrustedKey:
+    def trusted(self, *roles: KeyRole) -> TrustedKey:
         return TrustedKey(self.name, self._key.public_key().public_bytes_raw(), frozenset(roles))
 
 
 ADA, GRACE, EVE = Key("ada"), Key("grace"), Key("eve")
-TRUST = Trust("prod", {"ada": ADA.trusted(Role.AUTHOR), "grace": GRACE.trusted(Role.APPROVER)})
+TRUST = Trust("prod", {"ada": ADA.trusted(KeyRole.AUTHOR), "grace": GRACE.trusted(KeyRole.APPROVER)})
 
 
 def made(*signers: Key, document: str = POLICY, **fields: Any) -> bytes:
@@ -73,7 +73,7 @@ def test_what_was_signed_is_accepted() -> None:
     assert write_bundle(read_bundle(GOOD)) == GOOD
 
 
-def resigned(document: str, signatures: tuple[Signature, ...]) -> bytes:
+def resigned(document: str, signatures: tuple[BundleSignature, ...]) -> bytes:
     """A consistent forgery: every digest is right, the signatures are of something else."""
     manifest, _ = manifest_of(document, audience="prod", revision=8, issued_us=NOW, expires_us=LATER)
     return write_bundle(Bundle(manifest, document, signatures))
@@ -100,14 +100,15 @@ FORGED: dict[str, bytes] = {
         replace(
             _PARSED,
             signatures=tuple(
-                Signature(a.key, b.data)
+                BundleSignature(a.key, b.data)
                 for a, b in zip(_PARSED.signatures, _PARSED.signatures[::-1], strict=True)
             ),
         )
     ),
     "signed as another kind of statement": write_bundle(
         replace(
-            _PARSED, signatures=(Signature("ada", ADA.sign(b"kvcustody/other@1\n{}")), _PARSED.signatures[1])
+            _PARSED,
+            signatures=(BundleSignature("ada", ADA.sign(b"kvcustody/other@1\n{}")), _PARSED.signatures[1]),
         )
     ),
     "empty": b"",
@@ -185,14 +186,14 @@ def test_without_the_signature_check_consistent_forgeries_pass(monkeypatch: pyte
 
 
 CONTROLS: dict[str, tuple[bytes, dict[str, Any]]] = {
-    "needs": (made(ADA), {"trust": replace(TRUST, needs=(Role.AUTHOR,))}),
+    "needs": (made(ADA), {"trust": replace(TRUST, needs=(KeyRole.AUTHOR,))}),
     "audience": (FORGED["of another deployment"], {"trust": replace(TRUST, audience="staging")}),
     "revision": (FORGED["rolled back"], {"revision_min": 6}),
     "expiry": (FORGED["expired"], {"now": NOW - 1}),
     "issue": (FORGED["future-dated"], {"now": NOW + 1}),
     "key": (
         FORGED["signed by nobody we know"],
-        {"trust": replace(TRUST, keys={**TRUST.keys, "eve": EVE.trusted(Role.APPROVER)})},
+        {"trust": replace(TRUST, keys={**TRUST.keys, "eve": EVE.trusted(KeyRole.APPROVER)})},
     ),
 }
 
@@ -215,14 +216,14 @@ def test_without_the_canonical_form_a_duplicate_key_passes(monkeypatch: pytest.M
 
 def test_one_key_under_two_names_is_one_person() -> None:
     alias = type("Alias", (), {"name": "ada2", "sign": ADA.sign})()
-    trust = replace(TRUST, keys={**TRUST.keys, "ada2": replace(ADA.trusted(Role.APPROVER), name="ada2")})
+    trust = replace(TRUST, keys={**TRUST.keys, "ada2": replace(ADA.trusted(KeyRole.APPROVER), name="ada2")})
     assert not accepted(made(ADA, alias), trust)
     assert accepted(made(ADA, GRACE), trust)
 
 
 def test_one_person_with_both_roles_does_not_stand_for_two() -> None:
-    both = TrustedKey("ada", TRUST.keys["ada"].public, frozenset({Role.AUTHOR, Role.APPROVER}))
-    trust = replace(TRUST, keys={**TRUST.keys, "ada": both, "eve": EVE.trusted(Role.OPERATOR)})
+    both = TrustedKey("ada", TRUST.keys["ada"].public, frozenset({KeyRole.AUTHOR, KeyRole.APPROVER}))
+    trust = replace(TRUST, keys={**TRUST.keys, "ada": both, "eve": EVE.trusted(KeyRole.OPERATOR)})
     assert not accepted(made(ADA, EVE), trust)
     assert accepted(made(ADA, GRACE), trust)
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvcustody.policies import library
 from kvcustody.policies.document.problem_codes import CODES
-from kvcustody.policies.reading.fields import RESERVED, Fields
+from kvcustody.policies.reading.fields import RESERVED, FieldReader
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.workbench.prove.model import PROPERTIES
@@ -43,14 +43,14 @@ def test_every_fragment_loads_in_the_whole_example(fragment):
 def test_every_field_is_documented(base, monkeypatch):
     """The fields that the reader knows, recorded while it reads policies that use every section."""
     known: set[str] = set()
-    read = Fields.mapping
+    read = FieldReader.mapping
 
     def recording(self, node, what, required, optional=()):
         required, optional = tuple(required), tuple(optional)
         known.update(required, optional)
         return read(self, node, what, required, optional)
 
-    monkeypatch.setattr(Fields, "mapping", recording)
+    monkeypatch.setattr(FieldReader, "mapping", recording)
     for fragment in ("", *FRAGMENTS):
         load_policy("".join((sections(WHOLE) | sections(fragment)).values()), name="fragment.yaml")
     for text in (base, *map(library.source, library.names())):

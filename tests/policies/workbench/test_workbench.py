@@ -15,10 +15,10 @@ from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import Action, Effect, Scope, Via
 from kvcustody.policies.document.problem_codes import LINT_CODES
 from kvcustody.policies.document.problems import PolicyRejected
-from kvcustody.policies.reading.fields import Fields
+from kvcustody.policies.reading.fields import FieldReader
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
-from kvcustody.policies.workbench.diff.model import Verdict
+from kvcustody.policies.workbench.diff.model import DiffVerdict
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.explain import explain
 from kvcustody.policies.workbench.format import fmt
@@ -83,7 +83,7 @@ def test_a_difference_is_exact(compiled):
         compiled(("until: 2027-03-31", "until: 2027-06-01"), ("reader: owner", "reader: [acme]")),
     )
     found = diff(one, two)
-    assert found.verdict is Verdict.INCOMPARABLE
+    assert found.verdict is DiffVerdict.INCOMPARABLE
     (opening,) = found.consents
     assert (opening.id, opening.owner, opening.reader) == ("labs-reads-acme", "acme", "labs")
     told = {(c.action, c.reader, c.owner, c.classification, c.scope, c.via): c for c in found.cells}
@@ -113,7 +113,7 @@ def test_what_an_approver_signs_names_what_widens(compiled):
 def test_a_new_source_is_an_opening_even_where_another_had_opened_the_cell(compiled):
     more = "grants:\n  - {id: again, owner: acme, reader: labs, at_most: low, until: 2027-01-01, reason: x}\n"
     found = diff(compiled(), compiled(("grants:\n", more)))
-    assert found.verdict is Verdict.WIDER and found.cells == ()
+    assert found.verdict is DiffVerdict.WIDER and found.cells == ()
     assert [opening.id for opening in found.consents] == ["again"]
 
 
@@ -237,13 +237,13 @@ def test_the_schema_refuses(base, old, new):
 def test_the_schema_has_the_fields_of_the_loader(base, monkeypatch):
     """Field by field: what the loader knows, recorded while it reads, is what the schema describes."""
     known: set[str] = set()
-    read = Fields.mapping
+    read = FieldReader.mapping
 
     def recording(self, node, what, required, optional=()):
         known.update(required, optional)
         return read(self, node, what, tuple(required), tuple(optional))
 
-    monkeypatch.setattr(Fields, "mapping", recording)
+    monkeypatch.setattr(FieldReader, "mapping", recording)
     extra = "erasure: {within: 1h}\nlabels: {region: [eu, us]}\n"
     load_policy(base.replace("labels: {region: [eu, us]}\n", extra), name="p.yaml")
     load_policy(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvcustody.errors import ConfigError, IdentityError
-from kvcustody.governance.service.access.roles import PERMISSIONS, Action, Reach, Role, check_roles
+from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach, Role, check_roles
 from kvcustody.governance.service.settings import load_service_settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -16,25 +16,25 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_roles_are_the_table_of_the_design() -> None:
     """Each line is one row of design §6, as (action, who reaches only the own tenant, who reaches all)."""
     table = [
-        (Action.READ_CUSTODY, {"tenant-viewer", "tenant-admin"}, {"dpo", "auditor"}),
-        (Action.READ_HEALTH, set(), {"dpo", "auditor", "operator"}),
-        (Action.ERASE, {"tenant-admin"}, {"dpo"}),
-        (Action.CONSENT, {"tenant-admin"}, set()),
-        (Action.CERTIFY, {"tenant-admin"}, {"dpo"}),
-        (Action.READ_POLICY, set(), {"auditor", "author", "approver"}),
-        (Action.WRITE_POLICY, set(), {"author", "approver"}),
-        (Action.APPROVE_POLICY, set(), {"approver"}),
-        (Action.ACTIVATE_POLICY, set(), {"approver"}),
-        (Action.STAGE_POLICY, set(), {"approver", "operator"}),
-        (Action.NARROW_POLICY, set(), {"approver", "break-glass"}),
-        (Action.READ_OPERATIONS, set(), {"auditor", "operator"}),
-        (Action.OPERATE, set(), {"operator"}),
-        (Action.MANAGE_KEYS, set(), {"key-custodian"}),
-        (Action.WORK, set(), {"worker"}),
-        (Action.ENROL, set(), {"bootstrap"}),
-        (Action.SELF, set(), {role.value for role in Role if role is not Role.BOOTSTRAP}),
+        (Permission.READ_CUSTODY, {"tenant-viewer", "tenant-admin"}, {"dpo", "auditor"}),
+        (Permission.READ_HEALTH, set(), {"dpo", "auditor", "operator"}),
+        (Permission.ERASE, {"tenant-admin"}, {"dpo"}),
+        (Permission.CONSENT, {"tenant-admin"}, set()),
+        (Permission.CERTIFY, {"tenant-admin"}, {"dpo"}),
+        (Permission.READ_POLICY, set(), {"auditor", "author", "approver"}),
+        (Permission.WRITE_POLICY, set(), {"author", "approver"}),
+        (Permission.APPROVE_POLICY, set(), {"approver"}),
+        (Permission.ACTIVATE_POLICY, set(), {"approver"}),
+        (Permission.STAGE_POLICY, set(), {"approver", "operator"}),
+        (Permission.NARROW_POLICY, set(), {"approver", "break-glass"}),
+        (Permission.READ_OPERATIONS, set(), {"auditor", "operator"}),
+        (Permission.OPERATE, set(), {"operator"}),
+        (Permission.MANAGE_KEYS, set(), {"key-custodian"}),
+        (Permission.WORK, set(), {"worker"}),
+        (Permission.ENROL, set(), {"bootstrap"}),
+        (Permission.SELF, set(), {role.value for role in Role if role is not Role.BOOTSTRAP}),
     ]
-    assert {row[0] for row in table} == set(Action)
+    assert {row[0] for row in table} == set(Permission)
     for action, own, everything in table:
         found = {role: PERMISSIONS[role].get(action, Reach.NONE) for role in Role}
         assert {role for role in Role if found[role] is Reach.OWN} == own, action

@@ -160,10 +160,10 @@ def test_a_path_tells_nothing_without_a_credential(client) -> None:
 
 
 def test_failures_of_one_address_are_slowed(make_service: Callable[..., Service]) -> None:
-    from kvcustody.governance.service.access.authenticator import Authenticator
+    from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 
     service = make_service(failures_per_minute=3)
-    check: Authenticator = service.authenticator
+    check: ServiceAuthenticator = service.authenticator
     statuses = []
     for address in ("1.1.1.1",) * 5 + ("2.2.2.2",):
         with pytest.raises(ProblemError) as caught:

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from kvcustody.clock import SystemClock
 from kvcustody.console.main import app
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.governance.release.record import ReleaseError, Step, make_record
+from kvcustody.governance.release.record import ReleaseAction, ReleaseError, make_record
 from kvcustody.governance.release.release_desk import ReleaseDesk
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.trust import read_trust
@@ -33,22 +33,22 @@ def _other(tenant: str) -> str:
     return "reader" if tenant == "holder" else "holder"
 
 
-def desk(plane: ControlPlane, connection: Connection) -> ReleaseDesk:
+def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseDesk:
     trust = read_trust(plane.folder / "trust.toml")
     return ReleaseDesk(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
 
 
-def own(plane: ControlPlane, connection: Connection) -> OwnerConsents:
+def own(plane: ControlPlane, connection: ControlPlaneConnection) -> OwnerConsents:
     return OwnerConsents(connection, "prod", SystemClock())
 
 
 def send(
-    plane: ControlPlane, connection: Connection, ids: Any, path: str = "/v1/policies:withdraw"
+    plane: ControlPlane, connection: ControlPlaneConnection, ids: Any, path: str = "/v1/policies:withdraw"
 ) -> tuple[int, str]:
     """Status and problem of a revocation that `holger` signs and that is refused."""
     stands = connection.get("/v1/policies/release")
     record = make_record(
-        plane.signers["holger"], Step.REVOKED, {"ids": ids, "reason": "test"}, number=stands["steps"] + 1,
+        plane.signers["holger"], ReleaseAction.REVOKED, {"ids": ids, "reason": "test"}, number=stands["steps"] + 1,
         previous=stands["head"], audience="prod", at_us=max(SystemClock().utc_us(), stands["last_us"]),
     )  # fmt: skip
     with pytest.raises(ServiceError) as refused:

@@ -18,7 +18,7 @@ from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IdentityError
 from kvcustody.governance.service.access.jwks import KeySet, read_key_set
-from kvcustody.governance.service.access.oidc_token import WebTokens
+from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import Issuer
 
@@ -42,8 +42,8 @@ def issuer(tmp_path: Path) -> Issuer:
 
 
 @pytest.fixture
-def tokens(issuer: Issuer) -> WebTokens:
-    return WebTokens((issuer,), VirtualClock(utc_us=1_790_000_000 * 10**6))
+def tokens(issuer: Issuer) -> OidcTokens:
+    return OidcTokens((issuer,), VirtualClock(utc_us=1_790_000_000 * 10**6))
 
 
 def claims(**more: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def hmac_of_public_key() -> str:
     return f"{signed}.{base64.urlsafe_b64encode(tag).rstrip(b'=').decode()}"
 
 
-def test_the_honest_token_counts(tokens: WebTokens) -> None:
+def test_the_honest_token_counts(tokens: OidcTokens) -> None:
     found = tokens.verify(sign(claims()))
     assert (found.principal, set(found.roles), found.tenant) == ("id:alice", {"auditor"}, None)
     assert tokens.verify(sign(claims(), EC, "ES256")).principal == "id:alice"
@@ -126,12 +126,12 @@ ATTACKS: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_comes_to_nothing(tokens: WebTokens, attack: str) -> None:
+def test_an_attack_comes_to_nothing(tokens: OidcTokens, attack: str) -> None:
     with pytest.raises(IdentityError):
         tokens.verify(ATTACKS[attack]())
 
 
-def test_a_bound_token_counts_with_its_certificate_alone(tokens: WebTokens) -> None:
+def test_a_bound_token_counts_with_its_certificate_alone(tokens: OidcTokens) -> None:
     bound = sign(claims(cnf={"x5t#S256": "mine"}))
     assert tokens.verify(bound, "mine") == tokens.verify(sign(claims()))  # control: it is the honest token
     for certificate in (None, "another", "mine2"):
@@ -142,7 +142,7 @@ def test_a_bound_token_counts_with_its_certificate_alone(tokens: WebTokens) -> N
             tokens.verify(sign(claims(cnf=strange)), "mine")
 
 
-def test_every_changed_character_of_a_token_is_refused(tokens: WebTokens) -> None:
+def test_every_changed_character_of_a_token_is_refused(tokens: OidcTokens) -> None:
     token = sign(claims(), EC, "ES256")
     for place in range(0, len(token), 3):
         changed = "A" if token[place] != "A" else "B"

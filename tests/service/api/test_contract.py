@@ -13,7 +13,7 @@ from kvcustody.audit.schema.service import service_answers, service_keys
 from kvcustody.governance.service.access.rate_limit import Rates
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.access.service_secret import ServiceSecret
-from kvcustody.governance.service.page_cursor import Cursors, Question
+from kvcustody.governance.service.page_cursor import CursorBinding, Cursors
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.service import Service
 
@@ -99,7 +99,7 @@ def test_a_mutating_post_needs_a_key(client, people) -> None:
 
 def test_every_changed_bit_of_a_cursor_is_refused() -> None:
     cursors = Cursors(ServiceSecret(bytes(32)))
-    question = Question("list", "alice", {"tenant": "acme", "as_of": 4})
+    question = CursorBinding("list", "alice", {"tenant": "acme", "as_of": 4})
     cursor = cursors.write(question, [3, 7])
     assert cursors.read(question, cursor) == [3, 7]
     raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))

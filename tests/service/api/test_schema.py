@@ -23,7 +23,7 @@ import uvicorn
 from service_world import Worker, register, ship
 
 from kvcustody.governance.api.app import create_api, create_app
-from kvcustody.governance.service.access.roles import OF_TENANTS, PERMISSIONS, Action, Role
+from kvcustody.governance.service.access.roles import OF_TENANTS, PERMISSIONS, Permission, Role
 
 pytestmark = pytest.mark.system
 
@@ -56,10 +56,10 @@ def server(service, people, client) -> Iterator[str]:
 
 def _who(people: Any, action: str) -> str:
     """Somebody who may do it, one who sees all where there is one; own keys end by one who does nothing else."""
-    if action == Action.SELF:
+    if action == Permission.SELF:
         return people[Role.KEY_CUSTODIAN.value]
-    able = [role for role in Role if Action(action) in PERMISSIONS[role]]
-    best = max(able, key=lambda role: (PERMISSIONS[role][Action(action)].value, role is Role.AUDITOR))
+    able = [role for role in Role if Permission(action) in PERMISSIONS[role]]
+    best = max(able, key=lambda role: (PERMISSIONS[role][Permission(action)].value, role is Role.AUDITOR))
     return people[f"{best}@acme" if best in OF_TENANTS else best.value]
 
 

@@ -10,7 +10,7 @@ from control_plane_world import READS, ControlPlane
 
 from kvcustody.clock import SystemClock
 from kvcustody.errors import ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
@@ -36,12 +36,12 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     made.end()
 
 
-def desk(plane: ControlPlane, connection: Connection) -> ReleaseDesk:
+def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseDesk:
     trust = read_trust(plane.folder / "trust.toml")
     return ReleaseDesk(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
 
 
-def refused(connection: Connection, path: str) -> int:
+def refused(connection: ControlPlaneConnection, path: str) -> int:
     with pytest.raises(ServiceError) as error:
         connection.get(path)
     return int(error.value.operands["status"])

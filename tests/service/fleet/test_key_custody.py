@@ -16,7 +16,7 @@ from kvcustody.audit.tlog.checkpoint import open_checkpoint
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.errors import LedgerUnavailable
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.service.access.roles import Role
 
@@ -111,7 +111,7 @@ def test_tenants_keys_are_rotated_and_destroyed_on_every_worker(plane: ControlPl
             ask(worker, "holder")
             ask(worker, "reader")
             assert ask(worker, "holder") > 0, "control: it hits before"
-        with Connection(plane.address, key) as custodian:
+        with ControlPlaneConnection(plane.address, key) as custodian:
             for path, after in (("rotate", (1, 2)), ("destroy", (3,))):
                 made = custodian.post(f"/v1/keys/tenants:{path}", {"tenant": "holder", **REASON})
                 assert (made["action"], made["actor"]) == (path, "carl")

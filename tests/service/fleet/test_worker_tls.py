@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from kvcustody.errors import ConfigError, CustodyError, ServiceError
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_in
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -114,14 +114,14 @@ def walled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walled]:
 
 def connect(
     walled: Walled, whose: str, *, authority: Path | None = None, key: str | None = None
-) -> Connection:
+) -> ControlPlaneConnection:
     pair = walled.certificates[whose]
     files = {} if pair is None else {"certificate": pair.certificate, "certificate_key": pair.key}
     key = key or walled.plane.keys["gpu-0"]
-    return Connection(walled.workers, key, authority=authority or walled.ours.pem, **files)
+    return ControlPlaneConnection(walled.workers, key, authority=authority or walled.ours.pem, **files)
 
 
-def register(connection: Connection) -> bool:
+def register(connection: ControlPlaneConnection) -> bool:
     with connection:
         path = f"/v1/worker/incarnations/{uuid.uuid4().hex}"
         return bool(connection.put(path, {"offset_us": 1})["new"])

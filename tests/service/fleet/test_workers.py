@@ -29,17 +29,17 @@ from kvcustody.audit.events import (
     WorkerStarted,
     parse,
 )
-from kvcustody.audit.events.batch import Batch, batch_of
+from kvcustody.audit.events.batch import LeafBatch, batch_of
 from kvcustody.audit.query.custody import custody_of, gaps
 from kvcustody.audit.schema.ledger import events, incarnations, releases, subjects
 from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.writer.event_writer import WriterSettings
-from kvcustody.audit.writer.spill_file import Spill
+from kvcustody.audit.writer.spill_file import SpillFile
 from kvcustody.clock import SystemClock
 from kvcustody.errors import LedgerUnavailable, ServiceError
 from kvcustody.governance.api.app import create_app
-from kvcustody.governance.control_plane.connection import Connection
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
@@ -222,7 +222,7 @@ def test_columns_say_what_the_leaves_say() -> None:
     assert _plain(gathered(batches)) == _plain(whole)
 
 
-def _plain(batch: Batch) -> Any:
+def _plain(batch: LeafBatch) -> Any:
     """A batch as lists, whatever sequences it was made of."""
     groups = {}
     for group in batch.groups:
@@ -345,7 +345,7 @@ def server(service) -> Iterator[Server]:
     running.close()
 
 
-class Flaky(Connection):
+class Flaky(ControlPlaneConnection):
     """Loses answers, and sometimes requests, of batches."""
 
     lose: Callable[[], str] = staticmethod(lambda: "")
@@ -476,7 +476,7 @@ def test_a_spill_of_a_release_without_secrets_is_handed_in(
     made, folder = Worker("elder"), tmp_path / "spill"
     batch = made.batch([made.started(), *made.request("acme", "eve")])
     folder.mkdir()
-    spill = Spill(folder, made.incarnation, limit_bytes=1 << 20)
+    spill = SpillFile(folder, made.incarnation, limit_bytes=1 << 20)
     names = json.loads(batch.body.split(b"\n", 1)[0])
     spill.append(
         [b"P" + json.dumps(row[:4]).encode() for row in names] + [b"L" + leaf for leaf in batch.leaves]
@@ -512,14 +512,14 @@ def test_erasures_reach_a_waiting_worker_at_once_and_until_it_answers(
     ship(
         client, people["worker"], worker, worker.batch([worker.started(), *worker.request("acme", "user-7")])
     )
-    with Connection(server.address, people["worker"]) as connection:
+    with ControlPlaneConnection(server.address, people["worker"]) as connection:
         before = {item["erasure"] for item in connection.get("/v1/worker/erasures")["items"]}
         asked: list[str] = []
 
         def ask() -> None:
             time.sleep(0.3)
             body = {"tenant": "acme", "subject": "user-7"}
-            with Connection(server.address, people["tenant-admin@acme"]) as admin:
+            with ControlPlaneConnection(server.address, people["tenant-admin@acme"]) as admin:
                 asked.append(admin.post("/v1/erasures", body)["erasure"])
 
         thread = threading.Thread(target=ask)
@@ -563,7 +563,9 @@ def test_a_server_killed_under_load_loses_no_acknowledged_batch(tmp_path: Path) 
         registered = False
         while not stop.is_set() or waiting:
             try:
-                with Connection(f"unix:{folder}/api.sock", keys[name], timeout_seconds=5) as connection:
+                with ControlPlaneConnection(
+                    f"unix:{folder}/api.sock", keys[name], timeout_seconds=5
+                ) as connection:
                     if not registered:
                         connection.put(made.path, {"offset_us": OFFSET_US})
                         registered = True

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from service_world import Worker, register, ship
 
-from kvcustody.audit.erasure.certificate import Opening
+from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.governance.service.render_protocol import PlainDocuments
@@ -59,7 +59,7 @@ def test_a_certificate_verifies_with_the_public_key_alone(client, people, worker
     path, admin = f"/v1/erasures/{erasure}", people["tenant-admin@acme"]
     made = patiently(lambda: client("GET", f"{path}/certificate", admin))
     assert made.status_code == 200, made.text
-    opening = Opening(**client("GET", f"{path}/opening", people["dpo"]).json())
+    opening = SelectorOpening(**client("GET", f"{path}/opening", people["dpo"]).json())
     report = verify(made.content, [vkey], opening)
     assert report.ok and report.opened and report.erasure == erasure, report.problems
     assert "user-1" in opening.selector and b"user-1" not in made.content
