@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import falsified

@@ -114,7 +114,7 @@ def test_the_report_is_json_with_its_seed():
 
 
 def test_the_command_line(capsys):
-    engine = f"{MODULE}.reference_engine:ReferenceEngine"
+    engine = f"{MODULE}.engines.reference_engine:ReferenceEngine"
     assert main(["--engine", engine, "--case", "scope/look-up", "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["passed"] is True
@@ -125,4 +125,4 @@ def test_the_command_line(capsys):
 
 def test_the_command_line_says_what_is_not_there():
     with pytest.raises(ConfigError, match="no_such_engine"):
-        main(["--engine", f"{MODULE}.reference_engine:no_such_engine"])
+        main(["--engine", f"{MODULE}.engines.reference_engine:no_such_engine"])

@@ -15,8 +15,7 @@ import orjson
 import pytest
 from service_world import OFFSET_US, Worker, register, ship
 
-from kvcustody.governance.service.ingest import ingest
-from kvcustody.governance.service.ingest import reader_processes as batch_reader
+from kvcustody.governance.service.ingest import ingest, reader_processes
 from kvcustody.governance.service.ingest.check_columns import Sender
 from kvcustody.governance.service.ingest.check_leaves import Received, read_batch
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
@@ -46,7 +45,7 @@ def eventually(act: Callable[[], Any]) -> Any:
 
 
 def as_told(found: Received) -> tuple[bytes, list[bytes]]:
-    return batch_reader._told(found), list(found.batch.data)
+    return reader_processes._told(found), list(found.batch.data)
 
 
 def process_of(readers: BatchReaders) -> subprocess.Popen[bytes]:
@@ -60,8 +59,8 @@ def process_of(readers: BatchReaders) -> subprocess.Popen[bytes]:
 def at_once() -> Iterator[pytest.MonkeyPatch]:
     """Small batches go to the other process too, and one that ended is begun again at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_reader, "SMALL_BYTES", 0)
-        patch.setattr(batch_reader, "_AGAIN_SECONDS", 0.0)
+        patch.setattr(reader_processes, "SMALL_BYTES", 0)
+        patch.setattr(reader_processes, "_AGAIN_SECONDS", 0.0)
         yield patch
 
 
@@ -119,11 +118,11 @@ def test_one_that_is_silent_is_not_waited_for(
     readers: BatchReaders, monkeypatch: pytest.MonkeyPatch, requests: int
 ) -> None:
     body, sender = made(requests)
-    assert (len(body) > batch_reader._PIPE_BYTES) == (requests == 1500)
+    assert (len(body) > reader_processes._PIPE_BYTES) == (requests == 1500)
     process = process_of(readers)
     os.kill(process.pid, signal.SIGSTOP)
     with monkeypatch.context() as patch:
-        patch.setattr(batch_reader, "_SILENT_SECONDS", 0.2)
+        patch.setattr(reader_processes, "_SILENT_SECONDS", 0.2)
         assert readers.read(body, sender) is None
     assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
     assert eventually(lambda: readers.read(body, sender)) is not None
@@ -131,9 +130,9 @@ def test_one_that_is_silent_is_not_waited_for(
 
 def test_none_is_begun_for_small_batches_or_where_none_is_wanted() -> None:
     body, sender = made(1)
-    assert len(body) < batch_reader.SMALL_BYTES or batch_reader.SMALL_BYTES == 0
+    assert len(body) < reader_processes.SMALL_BYTES or reader_processes.SMALL_BYTES == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_reader, "SMALL_BYTES", len(body) + 1)
+        patch.setattr(reader_processes, "SMALL_BYTES", len(body) + 1)
         few = BatchReaders(1)
         assert few.read(body, sender) is None
         assert few._idle.get_nowait()._process is None
@@ -142,8 +141,8 @@ def test_none_is_begun_for_small_batches_or_where_none_is_wanted() -> None:
 
 _PARENT = """
 import sys, time
-from kvcustody.governance.service import batch_reader
-process = batch_reader._Process()
+from kvcustody.governance.service.ingest import reader_processes
+process = reader_processes._Process()
 process._begin()
 print(process._process.pid, flush=True)
 time.sleep(600)
@@ -158,7 +157,7 @@ def test_it_ends_with_its_parent_and_was_told_no_secret() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         folder = Path("/proc") / parent.stdout.readline().strip()
-        eventually(lambda: b"batch_reader" in (folder / "cmdline").read_bytes())
+        eventually(lambda: b"reader_processes" in (folder / "cmdline").read_bytes())
         assert b"hidden" in Path(f"/proc/{parent.pid}/environ").read_bytes(), (
             "there was one to tell (control)"
         )
@@ -167,7 +166,7 @@ def test_it_ends_with_its_parent_and_was_told_no_secret() -> None:
 
     def ended() -> bool:
         try:
-            return b"batch_reader" not in (folder / "cmdline").read_bytes()
+            return b"reader_processes" not in (folder / "cmdline").read_bytes()
         except OSError:
             return True
 
