@@ -34,7 +34,8 @@ from kvcustody.governance.identity.domain_spec import (
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
-from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 from kvcustody.policies.table.obligations import Obligations
 
 GRANTS_READ_MAX = 4

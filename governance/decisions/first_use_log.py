@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from kvcustody.audit.events import DecisionRecorded
 from kvcustody.clock import Clock
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.policies.table.decision_table import Decision
+from kvcustody.policies.table.model import Decision
 
 _Key = tuple[str, str, int]
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import structlog
 
 from kvcustody.policies.document.model import Action, Scope, Via
-from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 
 KINDS_MAX = 10_000
 _log = structlog.get_logger(__name__)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from kvcustody.errors import ConfigError
 from kvcustody.policies.document.model import Action, Grant, Labels, Scope, SegmentRule, TenantPolicy, Via
 from kvcustody.policies.table.batch_decide import BatchTable
-from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 from kvcustody.policies.table.obligations import Obligations
 
 

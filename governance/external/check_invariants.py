@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, BlockState
-
-if TYPE_CHECKING:
-    from kvcustody.governance.external.engine_port import EnginePort
+from kvcustody.governance.external.port_view import PortView
 
 
-def check(port: EnginePort) -> list[str]:
+def check(port: PortView) -> list[str]:
     """Recompute references, holds and charges from the residencies; every difference is a problem."""
     pool = port.pool
     problems: list[str] = []

@@ -35,10 +35,9 @@ from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunne
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveLimits
-from kvcustody.governance.external.block_keys import RequestKeys
 from kvcustody.governance.external.block_moves import PortMoves
 from kvcustody.governance.external.check_invariants import check
-from kvcustody.governance.external.engine_control import EngineControl, EngineView
+from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.erase_in_engine import PortCustodian
 from kvcustody.governance.external.scan_books import EngineBooks
 from kvcustody.governance.external.stats import pool_counts, port_stats
@@ -263,6 +262,3 @@ class EnginePort(PortMoves):
 
 def _nothing() -> None:
     """Everything has been told."""
-
-
-__all__ = ["ANONYMOUS", "EngineControl", "EnginePort", "EngineView", "RequestKeys", "ScrubOrder"]

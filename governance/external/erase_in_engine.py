@@ -7,7 +7,6 @@ after the erasure and see nothing of what was before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +24,14 @@ from kvcustody.governance.erasure.erasure_run import (
     unique_units,
 )
 from kvcustody.governance.erasure.selector import Selector, matches_label, matches_plan, may_hold
-
-if TYPE_CHECKING:
-    from kvcustody.governance.external.engine_port import EngineControl, EnginePort
+from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.port_view import PortView
 
 
 class PortCustodian:
     """An engine port as erasures see it; requests are residencies here."""
 
-    def __init__(self, port: EnginePort, engine: EngineControl) -> None:
+    def __init__(self, port: PortView, engine: EngineControl) -> None:
         self._port = port
         self._engine = engine
 
@@ -104,7 +102,7 @@ class PortCustodian:
 class _Covered:
     """What the pool has of a selector, found before anything is changed."""
 
-    def __init__(self, port: EnginePort, selector: Selector, before_us: int) -> None:
+    def __init__(self, port: PortView, selector: Selector, before_us: int) -> None:
         pool = port.pool
         self.domains: list[Domain] = [
             domain for domain in pool.domains.values() if matches_label(selector, _label(domain))

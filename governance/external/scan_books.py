@@ -9,7 +9,6 @@ P3  A chain has no nodes here, so a hold may outlive its blocks: it lapses at it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +16,18 @@ from numpy.typing import NDArray
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.governance.erasure.tier_protocol import CopyStore
+from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.port_view import PortView
 from kvcustody.governance.external.scan_findings import PortTroubles
 from kvcustody.governance.orphans.finding import Trouble
 from kvcustody.governance.orphans.scan_protocol import Held
 from kvcustody.governance.orphans.slices import Slices
 
-if TYPE_CHECKING:
-    from kvcustody.governance.external.engine_port import EngineControl, EnginePort
-
 
 class EngineBooks:
     """One port's pool against its requests and its engine."""
 
-    def __init__(self, port: EnginePort, engine: EngineControl) -> None:
+    def __init__(self, port: PortView, engine: EngineControl) -> None:
         self._port = port
         self._engine = engine
         self._known_difference = 0  # between the engine's count of hand-outs and ours, named by a scan before
@@ -71,7 +69,7 @@ class EngineBooks:
         return []
 
 
-def count_references(port: EnginePort) -> NDArray[np.int64]:
+def count_references(port: PortView) -> NDArray[np.int64]:
     """By block, how many running residencies refer to it as it is now (P1)."""
     pool = port.pool
     counted = np.zeros(pool.blocks, dtype=np.int64)
@@ -81,7 +79,7 @@ def count_references(port: EnginePort) -> NDArray[np.int64]:
     return counted
 
 
-def count_holds(port: EnginePort) -> NDArray[np.int64]:
+def count_holds(port: PortView) -> NDArray[np.int64]:
     """By block, how many ended residencies hold it as it is now (P1)."""
     pool = port.pool
     held: list[NDArray[np.int64]] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +11,9 @@ from kvcustody.allocator.external.repair import drop_ended, set_holds, set_refs,
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.port_view import PortView
 from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Repair, Trouble
-
-if TYPE_CHECKING:
-    from kvcustody.governance.external.engine_port import EngineControl, EnginePort
 
 Int64s = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -26,7 +24,7 @@ class PortTroubles:
 
     def __init__(
         self,
-        port: EnginePort,
+        port: PortView,
         engine: EngineControl,
         refs: Int64s,
         holds: Int64s,

@@ -12,7 +12,6 @@ Z5  The next request of the selector starts with an empty domain: no plan keeps 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
 from kvcustody.governance.erasure.erasure_run import (
     ErasureEffect,
-    ErasureResult,
     PoolUnits,
     Reread,
     UnitStates,
@@ -34,29 +32,17 @@ from kvcustody.governance.erasure.erasure_run import (
 )
 from kvcustody.governance.erasure.selector import (
     Selector,
-    check_selector,
     matches_label,
     matches_plan,
     may_hold,
 )
-
-if TYPE_CHECKING:
-    from kvcustody.governance.governor.governor import Governor
-
-__all__ = [
-    "ErasureResult",
-    "GovernorCustodian",
-    "Selector",
-    "check_selector",
-    "matches_label",
-    "matches_plan",
-]
+from kvcustody.governance.governor.governor_view import GovernorView
 
 
 class GovernorCustodian:
     """A Governor as erasures see it."""
 
-    def __init__(self, governor: Governor) -> None:
+    def __init__(self, governor: GovernorView) -> None:
         self._governor = governor
 
     def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> ErasureEffect:

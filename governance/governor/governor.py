@@ -31,10 +31,11 @@ from kvcustody.governance.decisions.apply_narrowing import Bound, BoundManager
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
-from kvcustody.governance.erasure.erasure_run import ErasureRunner
+from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor import custody_events as evidence
 from kvcustody.governance.governor.conservation_counts import pool_counts
-from kvcustody.governance.governor.erase_in_pools import ErasureResult, GovernorCustodian, Selector
+from kvcustody.governance.governor.erase_in_pools import GovernorCustodian
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorBooks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +10,18 @@ from numpy.typing import NDArray
 from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, QUARANTINED
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.governance.erasure.tier_protocol import CopyStore
+from kvcustody.governance.governor.governor_view import GovernorView
 from kvcustody.governance.orphans.finding import Trouble
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.pool_scan import PoolScan
 from kvcustody.governance.orphans.scan_protocol import Held
 from kvcustody.governance.orphans.slices import Slices
 
-if TYPE_CHECKING:
-    from kvcustody.governance.governor.governor import Governor
-
 
 class GovernorBooks:
     """Its block managers against its requests."""
 
-    def __init__(self, governor: Governor) -> None:
+    def __init__(self, governor: GovernorView) -> None:
         self._governor = governor
 
     def troubles(self, now_us: int) -> tuple[list[Trouble], int]:

@@ -23,7 +23,8 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.control_plane.agent import attend
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.external.engine_port import EngineControl, EnginePort
+from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from kvcustody.audit.events import Event
 from kvcustody.clock import VirtualClock
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.events.block_event import BlockEvent
 

@@ -19,7 +19,7 @@ import structlog
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreRequestType
 
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy

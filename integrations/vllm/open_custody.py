@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError
-from kvcustody.governance.external.engine_port import EngineControl, EnginePort
+from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.worker.engine_worker import EnginePlan, EngineWorker, open_engine_worker

@@ -8,17 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.table.model import TENANT_LENGTH_MAX, Row, Tables, Timeline
 
-if TYPE_CHECKING:
-    from kvcustody.policies.table.decision_table import Row, Tables, Timeline
-
-TENANT_LENGTH_MAX = 256
 _ACTIONS, _SCOPES = len(Action), len(Scope)
 Integers = NDArray[np.integer]
 

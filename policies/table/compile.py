@@ -21,13 +21,13 @@ from kvcustody.policies.document.model import (
     TenantPolicy,
     Via,
 )
-from kvcustody.policies.table.decision_table import (
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import (
     ALWAYS_US,
     DEFAULT_DENY,
     NEVER_US,
     UNLISTED,
     Decision,
-    DecisionTable,
     Row,
     SegmentRow,
     Tables,

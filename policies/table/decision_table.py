@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from itertools import count
 
@@ -40,11 +38,19 @@ from kvcustody.policies.document.model import (
     TenantPolicy,
     Via,
 )
-from kvcustody.policies.table.batch_decide import TENANT_LENGTH_MAX, BatchTable
+from kvcustody.policies.table.batch_decide import BatchTable
 from kvcustody.policies.table.classify import Classifier
+from kvcustody.policies.table.model import (
+    DEFAULT_DENY,
+    TENANT_LENGTH_MAX,
+    UNLISTED,
+    Decision,
+    Tables,
+    Timeline,
+    Unlisted,
+)
 from kvcustody.policies.table.obligations import Obligations
 
-Row = tuple["Decision", ...]
 Places = Mapping[int, Mapping[int, Mapping[int, int]]]
 """The index in a row, by action, level and scope."""
 
@@ -59,61 +65,9 @@ def places(levels: int) -> Places:
     }
 
 
-DEFAULT_DENY = "default-deny"
-ALWAYS_US = -(1 << 63)
-NEVER_US = (1 << 63) - 1
-
 _OWN, _GRANT, _SEGMENT = int(Via.OWN), int(Via.GRANT), int(Via.SEGMENT)
 _REUSE = int(Action.REUSE)
 SHARED_SCOPES = frozenset((Scope.TENANT, Scope.GROUP, Scope.PUBLIC))
-
-
-class Unlisted(Enum):
-    """The key under which unlisted tenants are kept: no caller's string, nor None, equals it."""
-
-    TENANT = 0
-
-
-UNLISTED = Unlisted.TENANT
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An effect, the ids that determined it, the policy's revision, and what went wrong while deciding."""
-
-    effect: Effect
-    reasons: tuple[str, ...]
-    revision: int
-    errors: tuple[str, ...] = ()
-
-    @property
-    def permitted(self) -> bool:
-        """True for a permit."""
-        return self.effect is Effect.PERMIT
-
-    def __bool__(self) -> bool:
-        return self.effect is Effect.PERMIT
-
-
-Timeline = tuple[tuple[int, int, Decision, tuple[str, ...]], ...]
-"""Disjoint intervals (start, exclusive end, decision, ids of the live sources); else default deny."""
-SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
-"""Decisions by (action, level, scope, segment id or None for any)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """What the compiler hands to a `DecisionTable`; every part is complete and never changed again."""
-
-    own: dict[str, Row]
-    unlisted: Row | None
-    grants: dict[tuple[str, str], tuple[Timeline, ...]]
-    segments: dict[tuple[str | Unlisted, str], SegmentRow]
-    grants_by_reader: dict[str, tuple[Grant, ...]]
-    segments_by_reader: dict[str | Unlisted, tuple[SegmentRule, ...]]
-    obligations: dict[str | Unlisted, tuple[Obligations, ...]]
-    ended: Obligations
-    edges: tuple[int, ...]
 
 
 class DecisionTable:

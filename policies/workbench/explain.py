@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, SegmentRule, Via
 from kvcustody.policies.document.problems import SourceMark
-from kvcustody.policies.table.decision_table import Decision, DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.prove.specification import Declared
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, Request, instant
 

@@ -10,7 +10,8 @@ import datetime as dt
 from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, Via
-from kvcustody.policies.table.decision_table import ALWAYS_US, NEVER_US, Decision, DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import ALWAYS_US, NEVER_US, Decision
 
 FRESH = ("~unlisted-1", "~unlisted-2")
 DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)

@@ -14,7 +14,7 @@ from two_worlds import AUC_GATE, BLOCK, MODEL, World, auc, compare, table, token
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.governance.decisions.reuse_decision import Reuse
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.extra_content import Media, frame
 from kvcustody.governance.identity.principal import Principal

@@ -25,7 +25,8 @@ from kvcustody.audit.coverage.conservation import ConservationIdentity, conserva
 from kvcustody.audit.events import Event, WorkerStarted
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, VirtualClock
-from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.external.engine_control import EngineView
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.policies.reading.load_policy import load_policy

@@ -17,7 +17,7 @@ from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, Residen
 from kvcustody.audit.schema.ledger import custody_ends, hit_counters
 from kvcustody.clock import MICROSECONDS
 from kvcustody.errors import HandleError, IsolationError
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, Deferred
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 
 sys.path.insert(0, str(Path(__file__).parent))
 from governed import LOW_ABSOLUTE_US, LOW_IDLE_US, MODEL, governor, person

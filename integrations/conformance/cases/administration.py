@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.conformance.bench import STEPS_MAX, Bench, person
 from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
 from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED, OVER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.conformance.bench import Bench, Rig, person
 from kvcustody.integrations.conformance.case import Case, case, expect

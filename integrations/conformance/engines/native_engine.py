@@ -10,7 +10,7 @@ from functools import partial
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.governance.admission_outcome import Admission, Deferred
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.integrations.conformance.deployment import keyring, table, toy_model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvcustody.governance.external.engine_port import EngineView
+from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.integrations.conformance.engine_protocol import ABORTED, OVER
 
 if TYPE_CHECKING:

@@ -15,10 +15,11 @@ from functools import partial
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.governance.admission_outcome import AdmissionRefused
-from kvcustody.governance.external.engine_port import EnginePort, ScrubOrder
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.conformance.deployment import keyring, table, toy_model
 from kvcustody.integrations.conformance.engine_protocol import (

@@ -23,7 +23,8 @@ from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPP
 
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError, HandleError
-from kvcustody.governance.governor.erase_in_pools import ErasureResult, Selector
+from kvcustody.governance.erasure.erasure_run import ErasureResult
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal

@@ -15,7 +15,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import Principal

@@ -14,7 +14,7 @@ import structlog
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
-from kvcustody.governance.external.engine_port import EngineView
+from kvcustody.governance.external.engine_control import EngineView
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler

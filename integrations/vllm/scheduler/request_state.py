@@ -21,7 +21,8 @@ from vllm.v1.request import RequestStatus
 from kvcustody.errors import IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.external.block_keys import LazyKeys
-from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.external.engine_control import EngineView
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.integrations.vllm.scheduler.block_hasher import new_keys, running_hasher
 from kvcustody.integrations.vllm.scheduler.block_tables import GroupTable, KnownTable, group_tables
 from kvcustody.integrations.vllm.scheduler.deferred_calls import Journal, Late

@@ -20,8 +20,9 @@ from vllm.v1.request import Request, RequestStatus
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.audit.events import Event
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.governance.external.engine_port import EngineControl, EnginePort
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external.engine_control import EngineControl
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.tokens.scope_token import ScopeTokens

@@ -13,7 +13,8 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, SegmentRule, Via
-from kvcustody.policies.table.decision_table import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED, DecisionTable
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED
 from kvcustody.policies.workbench.diff.model import CellChange, CellEffect, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.obligation_changes import duty_changes
 from kvcustody.policies.workbench.diff.setting_changes import setting_changes

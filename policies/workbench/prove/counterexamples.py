@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcustody.policies.table.decision_table import Decision
+from kvcustody.policies.table.model import Decision
 from kvcustody.policies.workbench.prove.model import PROPERTIES, Counterexample, ProvedProperty
 from kvcustody.policies.workbench.request import Request
 

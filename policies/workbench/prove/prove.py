@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import Action, Policy, Scope, Via
-from kvcustody.policies.table.decision_table import UNLISTED, Decision, DecisionTable, Unlisted
+from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import UNLISTED, Decision, Unlisted
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.model import Proof, Searched

@@ -23,7 +23,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.schema.ledger import releases
 from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.errors import AdmissionError, ConfigError, DeviceError, HandleError, IsolationError
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.request import Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker

@@ -26,7 +26,7 @@ from continuous_world import (
 from test_continuous_ledger import settings
 
 from kvcustody.allocator.prefix.tree import PrefixTree
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import CLEARED, STORED, BlockEvent, check_event, split_keys
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 

@@ -17,8 +17,8 @@ from continuous_world import (
 )
 
 from kvcustody.errors import IdentityError
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor import erase_in_pools as erasure
-from kvcustody.governance.governor.erase_in_pools import Selector
 from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
 
 PROMPT = prompt(50)

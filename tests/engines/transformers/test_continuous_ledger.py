@@ -9,7 +9,7 @@ from continuous_world import IDENTITY, PAGE, TENANTS, batching, generation, mode
 from kvcustody.audit.coverage.conservation import conservation
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching

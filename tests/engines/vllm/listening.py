@@ -14,7 +14,8 @@ from deployment import POLICY, principal
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.clock import SystemClock
-from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.external.engine_control import EngineView
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping

@@ -10,7 +10,7 @@ from scheduler_rig import Rig, prompt
 from vllm.v1.request import RequestStatus
 
 from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 

@@ -12,7 +12,7 @@ import zmq
 from scheduler_rig import BLOCK_TOKENS, Rig, prompt
 
 from kvcustody.errors import IsolationError
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.events.block_event import (
     CLEARED,
     REMOVED,

@@ -13,7 +13,7 @@ from structlog.testing import CapturingLogger
 
 from kvcustody.audit.events import ResidencyOpened, ResidencyReleased
 from kvcustody.errors import ConfigError
-from kvcustody.governance.governor.erase_in_pools import Selector
+from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler import scheduler_side
 from kvcustody.integrations.vllm.scheduler.governed_request import governed
 

@@ -13,7 +13,8 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.external.engine_port import EnginePort, EngineView
+from kvcustody.governance.external.engine_control import EngineView
+from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify

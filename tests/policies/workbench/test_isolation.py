@@ -15,7 +15,7 @@ from kvcustody.policies.document.model import Action, Effect, Grant, Relation, R
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table import compile as compiler
 from kvcustody.policies.table.compile import compile_policy
-from kvcustody.policies.table.decision_table import Decision
+from kvcustody.policies.table.model import Decision
 
 NOW = 1_790_000_000_000_000  # within 2026
 LOW, MID, HIGH = 0, 1, 2

@@ -1,0 +1,36 @@
+"""What erasures, scans and checks use of an engine port: its pool, its requests, and the ways to end one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.clock import Clock
+from kvcustody.governance.erasure.erasure_run import ErasureRunner
+
+
+class PortView(Protocol):
+    """`EnginePort` is the real one."""
+
+    pool: ForeignPool
+    erasures: ErasureRunner
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that decides deadlines."""
+
+    @property
+    def running(self) -> Mapping[object, ForeignResidency]:
+        """Requests between arrival and release, by the engine's own id."""
+
+    def release(self, residency: ForeignResidency, cause: str = ...) -> bool:
+        """End a request; False where it had ended already."""
+
+    def reload_plans(self) -> None:
+        """After domains were closed: requests that wait get a new plan."""
+
+    def counts(self) -> PoolCounts:
+        """The pool's own counters, after everything that happened went to the ledger."""

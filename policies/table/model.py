@@ -1,0 +1,69 @@
+"""What a decision table is made of: decisions, when they hold, and the rows that a compiled policy keeps them in.
+
+A caller of `DecisionTable.decide` reads `Decision` alone. The compiler fills `Tables`; a `DecisionTable` and its dense
+form (`BatchTable`) read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from kvcustody.policies.document.model import Effect, Grant, SegmentRule
+from kvcustody.policies.table.obligations import Obligations
+
+DEFAULT_DENY = "default-deny"
+ALWAYS_US = -(1 << 63)
+NEVER_US = (1 << 63) - 1
+TENANT_LENGTH_MAX = 256
+
+
+class Unlisted(Enum):
+    """The key under which unlisted tenants are kept: no caller's string, nor None, equals it."""
+
+    TENANT = 0
+
+
+UNLISTED = Unlisted.TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An effect, the ids that determined it, the policy's revision, and what went wrong while deciding."""
+
+    effect: Effect
+    reasons: tuple[str, ...]
+    revision: int
+    errors: tuple[str, ...] = ()
+
+    @property
+    def permitted(self) -> bool:
+        """True for a permit."""
+        return self.effect is Effect.PERMIT
+
+    def __bool__(self) -> bool:
+        return self.effect is Effect.PERMIT
+
+
+Row = tuple[Decision, ...]
+"""A tenant's own decisions, ordered by action, level and scope."""
+Timeline = tuple[tuple[int, int, Decision, tuple[str, ...]], ...]
+"""Disjoint intervals (start, exclusive end, decision, ids of the live sources); else default deny."""
+SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
+"""Decisions by (action, level, scope, segment id or None for any)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the compiler hands to a `DecisionTable`; every part is complete and never changed again."""
+
+    own: dict[str, Row]
+    unlisted: Row | None
+    grants: dict[tuple[str, str], tuple[Timeline, ...]]
+    segments: dict[tuple[str | Unlisted, str], SegmentRow]
+    grants_by_reader: dict[str, tuple[Grant, ...]]
+    segments_by_reader: dict[str | Unlisted, tuple[SegmentRule, ...]]
+    obligations: dict[str | Unlisted, tuple[Obligations, ...]]
+    ended: Obligations
+    edges: tuple[int, ...]
