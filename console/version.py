@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from typing import Any
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.console.command import Json, print_json
 
 EPILOG = "Example: `kvcustody version --json`"
@@ -27,7 +27,7 @@ def version(as_json: Json = False) -> None:
 def versions() -> dict[str, Any]:
     """kvcustody, Python and the libraries that touch memory or the ledger."""
     return {
-        "kvcustody": kvcustody.__version__,
+        "kvcustody": __version__,
         "python": platform.python_version(),
         **{name: _installed(name) for name in LIBRARIES},
     }

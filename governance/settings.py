@@ -139,10 +139,12 @@ class Settings(LayeredSettings):
         description="Milliseconds that events wait for others, to be committed with them. What must be on record "
         "before it happens never waits.",
     )
-    root_key_source: Literal["file", "environment", "generated"] = Field(
+    root_key_source: str = Field(
         "generated",
-        description="Where the root key comes from: an existing file, the variable `KVCUSTODY_ROOT_KEY` "
-        "(refused in strict), or a file made at first start.",
+        pattern=r"^(file|environment|generated|plugin:.+)$",
+        description="Where the root key comes from: an existing `file`, the variable `KVCUSTODY_ROOT_KEY` "
+        "(`environment`, refused in strict), a file made at first start (`generated`), or an extension that holds it: "
+        "`plugin:NAME` (docs/extending.md).",
     )
     root_key_path: Path = Field(
         Path("kvcustody-root.key"), description="The root key file: 32 bytes, mode 0600."
@@ -202,6 +204,17 @@ class Settings(LayeredSettings):
     scrub_tuning_path: Path = Field(
         Path("kvcustody-scrub-tuning.json"),
         description="Where the fastest way to scrub on each device is kept, once measured; not used without a GPU.",
+    )
+    eviction_policy: str = Field(
+        "policy",
+        pattern=r"^(policy|plugin:.+)$",
+        description="What orders the victims of kvcustody's own pools: the policy document's `eviction` (`policy`), or "
+        "an extension: `plugin:NAME`. An engine that allocates by itself has an order of its own, and refuses this.",
+    )
+    tiers: str = Field(
+        "",
+        description="Extensions that keep copies of blocks off the device, separated by commas: `plugin:NAME`. "
+        "Erasures and scans reach each of them.",
     )
     sweep_batch_residencies: int = Field(
         128,

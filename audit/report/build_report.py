@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from sqlalchemy import Connection, func, select
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.coverage.compare_recount import differences
 from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
@@ -146,7 +146,7 @@ def _build(
         balances(connection, lives, boundary, found.total, population.units, state, tenant=asked.tenant),
     )
     made = Report(
-        version=kvcustody.__version__,
+        version=__version__,
         asked=asked,
         framework=framework,
         boundary=boundary,

@@ -16,14 +16,27 @@ from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import pull, read_positions, write_positions
 from kvcustody.audit.siem.delivery import Pump
-from kvcustody.audit.siem.formats import SiemFormat, media_of, told
+from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
 from kvcustody.audit.writer.record_operator_act import record
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
 from kvcustody.errors import ConfigError
 
-_Shape = Annotated[SiemFormat, typer.Option("--shape", help="How leaves are written.")]
+
+def _shapes() -> list[str]:
+    return list(SiemFormat)
+
+
+_Shape = Annotated[
+    str,
+    typer.Option(
+        "--shape",
+        metavar="[ocsf|cloudevents|leaf|plugin:NAME]",
+        help="How leaves are written: a shape of ours, or an extension's.",
+        autocompletion=_shapes,
+    ),
+]
 _Folder = Annotated[
     Path, typer.Argument(help="The sink's own folder: its position, and batches that were given up.")
 ]
@@ -34,7 +47,7 @@ _Actor = Annotated[str, typer.Option(help="Who does it, for the record.")]
 def ship(
     positions: Annotated[Path, typer.Argument(help="The file that remembers where you were.")],
     ledger: Ledger = DEFAULT,
-    shape: _Shape = SiemFormat.OCSF,
+    shape: _Shape = SiemFormat.OCSF.value,
     batch: Annotated[
         int, typer.Option(min=1, max=10_000, help="Leaves between two notes of the position.")
     ] = 1000,
@@ -44,12 +57,13 @@ def ship(
 
     At least once: a batch counts as taken when stdout took it; drop doubles by log and idx.
     """
+    told_as = open_shape(shape)
     with reading(ledger) as engine:
         while True:
             with engine.connect() as connection:
                 found = pull(connection, read_positions(positions), limit=batch)
             if found.rows:
-                sys.stdout.buffer.write(_lines(found.rows, shape))
+                sys.stdout.buffer.write(_lines(found.rows, told_as))
                 sys.stdout.buffer.flush()
                 write_positions(positions, found.positions)
             elif not follow:
@@ -63,7 +77,7 @@ def push(
     url: Annotated[str, typer.Option(help="Where batches are posted: https, or http on loopback.")],
     key_file: _Key,
     ledger: Ledger = DEFAULT,
-    shape: _Shape = SiemFormat.CLOUDEVENTS,
+    shape: _Shape = SiemFormat.CLOUDEVENTS.value,
     name: Annotated[str, typer.Option(help="The sink's name.")] = "webhook",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     *,
@@ -71,7 +85,7 @@ def push(
 ) -> None:
     """Post new leaves to a webhook, signed (Standard Webhooks, HMAC-SHA-256), at least once and in order."""
     with reading(ledger) as engine:
-        pump = _pump(engine, folder, name, url, key_file, shape)
+        pump = _pump(engine, folder, name, url, key_file, open_shape(shape))
         if follow:
             pump.start()
             try:
@@ -141,7 +155,7 @@ def retry(
 ) -> None:
     """Send the batches again that were given up, oldest first."""
     with writing(ledger) as engine:
-        pump = _pump(engine, folder, folder.name, url, key_file, SiemFormat.CLOUDEVENTS)
+        pump = _pump(engine, folder, folder.name, url, key_file, open_shape(SiemFormat.CLOUDEVENTS))
         record(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
         sent = pump.retry_dead()
     if as_json:
@@ -164,21 +178,21 @@ def _change(
         print(f"{action}: {folder.name}")
 
 
-def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: SiemFormat) -> Pump:
+def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: LeafShape) -> Pump:
     try:
         key = key_file.read_bytes().strip()
     except OSError as problem:
         raise ConfigError(f"--key-file `{key_file}`: {problem.strerror}") from None
-    made = WebhookSink(name, url, key, content_type=media_of(shape))
+    made = WebhookSink(name, url, key, content_type=shape.media_type)
     return Pump(engine, made, folder, _array_of(shape))
 
 
-def _array_of(shape: SiemFormat) -> Callable[[Sequence[EventRow]], bytes]:
+def _array_of(shape: LeafShape) -> Callable[[Sequence[EventRow]], bytes]:
     def encode(rows: Sequence[EventRow]) -> bytes:
-        return orjson.dumps([told(row, shape) for row in rows])
+        return orjson.dumps([shape.shape(row) for row in rows])
 
     return encode
 
 
-def _lines(rows: Sequence[EventRow], shape: SiemFormat) -> bytes:
-    return b"".join(orjson.dumps(told(row, shape)) + b"\n" for row in rows)
+def _lines(rows: Sequence[EventRow], shape: LeafShape) -> bytes:
+    return b"".join(orjson.dumps(shape.shape(row)) + b"\n" for row in rows)

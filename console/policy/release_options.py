@@ -22,7 +22,7 @@ from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.release_desk import ReleaseDesk
-from kvcustody.governance.release.signer import FileSigner, open_signer
+from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.migrations.upgrade import upgrade
@@ -160,8 +160,8 @@ def _bring_up(engine: Engine) -> None:
         upgrade(engine)
 
 
-def signer_of(path: Path) -> FileSigner:
-    """The key in a file."""
+def signer_of(path: Path) -> Signer:
+    """The key in a file, or the extension that holds it."""
     return open_signer(path)
 
 

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import orjson
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.policies.document.problem_codes import CODES
 from kvcustody.policies.document.problems import Problem
 from kvcustody.policies.workbench.validate import Validation
@@ -41,7 +41,7 @@ def sarif(problems: Sequence[Problem], level: str = "error") -> str:
     codes = sorted({problem.code for problem in problems})
     driver = {
         "name": "kvcustody policy",
-        "version": kvcustody.__version__,
+        "version": __version__,
         "rules": [
             {
                 "id": code,

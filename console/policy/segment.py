@@ -24,9 +24,9 @@ from kvcustody.governance.decisions.segment_matcher import DeclaredSegment, decl
 from kvcustody.governance.identity.domain_spec import tenant_owner
 from kvcustody.governance.identity.model_identity import DIGEST_BYTES, ModelIdentity
 from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.settings import load_settings
+from kvcustody.governance.worker.plugins import open_root_key
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.workbench.add_segment import Entry, add_segment
 
@@ -132,8 +132,9 @@ def _declare(
 ) -> DeclaredSegment:
     """The digest under the owner's current key epoch; a tenant without one gets its first."""
     settings = load_settings()
-    source = "file" if settings.root_key_source == "generated" else settings.root_key_source
-    port = open_wrapping(source, settings.root_key_path, strict=settings.strict)
+    if settings.root_key_source == "generated":
+        settings = settings.model_copy(update={"root_key_source": "file"})  # never made here
+    port = open_root_key(settings)
     with closing(Keyring(FileKeyStore(settings.keyring_path), port, SystemClock())) as keyring:
         key_owner = tenant_owner(issuer, owner)
         keyring.ensure([key_owner])

@@ -42,6 +42,7 @@ class Pools:
         options: PoolOptions = DEFAULT_OPTIONS,
         *,
         residencies_max: int = RESIDENCIES_MAX,
+        eviction: Callable[[], EvictionPolicy] | None = None,
     ) -> None:
         if blocks < 1:
             raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
@@ -49,6 +50,7 @@ class Pools:
         self.blocks = blocks
         self.options = options
         self._residencies_max = residencies_max
+        self._eviction_order = eviction  # None: the policy document says it
         self.managers: list[BlockManager] = []
         self._profile = Profile.SHARED
         self._by_tenant: dict[str, BlockManager] = {}
@@ -96,7 +98,7 @@ class Pools:
             self._memory(blocks),
             blocks,
             self.options,
-            policy=lambda: _eviction(policy),
+            policy=self._eviction_order or (lambda: _eviction(policy)),
             partitions=partitions,
             number=len(self.managers),
         )

@@ -17,7 +17,7 @@ import os
 import stat
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -30,7 +30,6 @@ from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, derive
 
 ROOT_KEY_VARIABLE = "KVCUSTODY_ROOT_KEY"
-RootSource = Literal["file", "environment", "generated"]
 
 _FORMAT = b"\x01"
 _SALT_BYTES = 32
@@ -116,7 +115,7 @@ class RootKeyWrapping:
 
 
 def open_wrapping(
-    source: RootSource,
+    source: str,
     path: Path,
     *,
     strict: bool = False,

@@ -1,14 +1,17 @@
-"""Private keys as signers of policy statements: a signing key's file, or a wrapping port."""
+"""Private keys as signers of policy statements: a key's file, a wrapping port, or an extension that holds the key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from kvcustody.audit.tlog.signed_note import KeyKind, VerifierKey
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.errors import ConfigError
+from kvcustody.extensions import SIGNERS, load, names_extension
 from kvcustody.governance.keys.root_key_wrapping import WrappingPort
+from kvcustody.policies.bundle.trust import Signer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,13 @@ class PortSigner:
         return str(VerifierKey(self.name, KeyKind.ED25519, self.port.verification_key()))
 
 
-def open_signer(path: Path) -> FileSigner:
-    """The signer behind a key file; raises `SigningKeyError`, or `ConfigError` for a key that is not Ed25519."""
+def open_signer(path: Path) -> Signer:
+    """The signer behind a key file, or behind `plugin:NAME`.
+
+    Raises `SigningKeyError`, or `ConfigError` for a key that is not Ed25519 and an extension that cannot be used.
+    """
+    if names_extension(str(path)):
+        return cast(Signer, load(SIGNERS, str(path)).make(Signer))
     key = read_signing_key(path)
     if key.kind is not KeyKind.ED25519:
         raise ConfigError(

@@ -64,7 +64,7 @@ class Webhook(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
     url: Annotated[str, Field(min_length=1, max_length=1024)]  # https, or http on loopback
     key_path: Path  # 0600, at least 24 bytes
-    shape: Literal["ocsf", "cloudevents", "leaf"] = "cloudevents"
+    shape: Annotated[str, Field(pattern=r"^(ocsf|cloudevents|leaf|plugin:.+)$")] = "cloudevents"
 
 
 class ServiceSettings(LayeredSettings):

@@ -21,6 +21,7 @@ from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
+from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.agent import attend
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.external.engine_control import EngineControl
@@ -30,6 +31,7 @@ from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.open_foundation import open_foundation
+from kvcustody.governance.worker.plugins import load_plugins
 
 _log = structlog.get_logger(__name__)
 
@@ -112,6 +114,13 @@ def open_engine_worker(
 
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
     """
+    plugins = load_plugins(settings)
+    if plugins.eviction is not None:
+        raise ConfigError(
+            f"setting `eviction_policy`: this engine orders its own victims, so `{settings.eviction_policy}` would "
+            "do nothing",
+            eviction_policy=settings.eviction_policy,
+        )
     clock = clock or SystemClock()
     with ExitStack() as stack:
         standing, keyring, writer, signer, inbox, connection = open_foundation(

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
-import kvcustody
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import WorkerStarted
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -32,10 +31,10 @@ from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
-from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.release.startup_policy import StartupPolicy, activations, open_standing
 from kvcustody.governance.settings import Settings
+from kvcustody.governance.worker.plugins import open_root_key, software
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -63,7 +62,7 @@ def open_foundation(
 ) -> Foundation:
     """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
     core_dumps.guard(strict=settings.strict)
-    port = open_wrapping(settings.root_key_source, settings.root_key_path, strict=settings.strict)
+    port = open_root_key(settings)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)
     memory = (blocks, shards, bytes_per_block, device)
@@ -122,9 +121,8 @@ def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
 def _started(
     settings: Settings, standing: StartupPolicy, clock: Clock, memory: tuple[int, int, int, str]
 ) -> WorkerStarted:
-    software = f"kvcustody {kvcustody.__version__}"
     now_us = clock.now_us()
-    return WorkerStarted(now_us, settings.worker_name, *memory, software, standing.table.revision)
+    return WorkerStarted(now_us, settings.worker_name, *memory, software(settings), standing.table.revision)
 
 
 def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:

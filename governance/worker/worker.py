@@ -30,6 +30,7 @@ from kvcustody.governance.orphans.scans import Scanned
 from kvcustody.governance.release.worker_follow import follow
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.open_foundation import open_foundation
+from kvcustody.governance.worker.plugins import load_plugins
 
 _log = structlog.get_logger(__name__)
 
@@ -96,6 +97,8 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
     """
     clock = clock or SystemClock()
+    plugins = load_plugins(settings)
+    eviction = plugins.eviction_order()
     with ExitStack() as stack:
         standing, keyring, writer, signer, inbox, connection = open_foundation(
             settings,
@@ -111,11 +114,13 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             memory.blocks,
             _options(settings, memory.blocks),
             residencies_max=settings.residencies_per_tenant_max,
+            eviction=eviction,
         )
         table = standing.table
         governor = Governor(
             pools, table, keyring, writer, clock=clock, expires_utc_us=standing.expires_utc_us
         )
+        governor.erasures.tiers += plugins.open_tiers(settings)
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
         inbox.take_up(governor)

@@ -1,4 +1,4 @@
-"""`python -m kvcustody.integrations.conformance --engine module:factory [--json] [--case NAME]`; exits 1 on failure."""
+"""`python -m kvcustody.integrations.conformance --engine ENGINE [--json] [--case NAME]`; exits 1 on failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from kvcustody.errors import ConfigError
+from kvcustody.extensions import ENGINES, names_extension
+from kvcustody.extensions import load as load_extension
 from kvcustody.integrations.conformance.cases import ALL, BY_NAME
 from kvcustody.integrations.conformance.engine_protocol import EngineFactory
 from kvcustody.integrations.conformance.kit import SEED, run
@@ -18,7 +20,9 @@ from kvcustody.integrations.conformance.report import CaseVerdict
 
 
 def load(name: str) -> EngineFactory:
-    """The factory behind `module:factory`. Raises `ConfigError` where it is not there."""
+    """The factory behind `module:factory`, or `plugin:NAME`. Raises `ConfigError` where it is not there."""
+    if names_extension(name):
+        return cast(EngineFactory, load_extension(ENGINES, name).factory)
     module, _, attribute = name.partition(":")
     try:
         return cast(EngineFactory, getattr(importlib.import_module(module), attribute))
@@ -54,7 +58,7 @@ def _mutants(factory: EngineFactory, name: str, seed: int) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Parse, run, print; 0 where every case passed or was skipped with a reason."""
     parser = argparse.ArgumentParser(prog="python -m kvcustody.integrations.conformance")
-    parser.add_argument("--engine", required=True, metavar="MODULE:FACTORY")
+    parser.add_argument("--engine", required=True, metavar="MODULE:FACTORY|plugin:NAME")
     parser.add_argument(
         "--case", action="append", choices=sorted(BY_NAME), help="only this one; may be repeated"
     )

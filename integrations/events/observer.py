@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import ObservationStarted, WorkerStopped
 from kvcustody.audit.writer.event_writer import EventWriter
@@ -140,7 +140,7 @@ def _open_ledger(watch: WatchOptions, stack: ExitStack, clock: Clock) -> EventWr
     watch.spill.mkdir(mode=0o700, parents=True, exist_ok=True)
     writer = EventWriter(store, worker=watch.name, clock=clock, spill_directory=watch.spill)
     stack.callback(writer.close)
-    software = f"kvcustody {kvcustody.__version__}"
+    software = f"kvcustody {__version__}"
     table = watch.table
     writer.submit(
         [

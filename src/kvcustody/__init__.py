@@ -4,4 +4,6 @@ The rooms of the house are sub-packages: `kernels`, `allocator`, `policies`, `au
 `console`. Start at `kvcustody.governance.Governor`, the facade that every engine adapter calls.
 """
 
-__version__ = "0.1.0"
+from kvcustody._version import __version__
+
+__all__ = ["__version__"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from sqlalchemy import Engine, func, select
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
@@ -176,7 +176,7 @@ def _declared(policy: Policy, text: Tokens | None, keyring: Keyring, model: Mode
 def _announce(writer: EventWriter, table: DecisionTable, cache: PatternCache, clock: ReplayClock) -> None:
     """The worker and its policy, on record before the first request."""
     memory, now_us = cache.memory, clock.now_us()
-    software = f"kvcustody {kvcustody.__version__}"
+    software = f"kvcustody {__version__}"
     device = str(cache.device)
     started = WorkerStarted(
         now_us, WORKER, memory.blocks, memory.shards, memory.bytes_per_block, device, software, table.revision

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.errors import ConfigError, CustodyError, IdentityError, LedgerError, PolicyError
 from kvcustody.governance.api.http.exchange import Scope, problem_answer
 from kvcustody.governance.api.http.fast_get_route import Handler, ReadRoute
@@ -71,7 +71,7 @@ class Api:
         self.operations = Operations()
         self.app = FastAPI(
             title="kvcustody",
-            version=kvcustody.__version__,
+            version=__version__,
             summary="Custody of KV caches, under policy and on record.",
             description=DESCRIPTION,
             openapi_url=None,

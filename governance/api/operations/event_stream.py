@@ -16,7 +16,7 @@ from fastapi import Query, Response
 
 from kvcustody.audit.events import log_of
 from kvcustody.audit.siem.commit_order_reader import START, Followed, Position, follow, newest
-from kvcustody.audit.siem.formats import SiemFormat, told
+from kvcustody.audit.siem.formats import SiemFormat, open_shape
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
 from kvcustody.governance.api.models.audit import StreamPage
@@ -58,8 +58,9 @@ async def stream(
     found = await _news(service, mine, at, begin, limit, wait)
     if wait:
         await run_sync(service.authenticator.check_stands, caller)
+    told_as = open_shape(shape)
     answer: dict[str, Any] = {
-        "items": [told(row, shape) for row in found.rows],
+        "items": [told_as.shape(row) for row in found.rows],
         "next": service.cursors.write(question, list(found.position)),
         "more": found.more,
     }

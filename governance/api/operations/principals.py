@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Path, Query, Request, Response
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.audit.database.engine import SCHEMA_REVISION
 from kvcustody.governance.api.http.exchange import CERTIFICATE
 from kvcustody.governance.api.http.operation import Operation
@@ -201,7 +201,7 @@ def whoami(caller: Asking) -> dict[str, Any]:
 def version() -> Response:
     """The versions that decide how this service behaves."""
     found = {
-        "kvcustody": kvcustody.__version__,
+        "kvcustody": __version__,
         "api": "v1",
         "schema": SCHEMA_REVISION,
         "python": platform.python_version(),

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import Event, SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.delivery import Pump, PumpStatus
-from kvcustody.audit.siem.formats import SiemFormat, media_of, told
+from kvcustody.audit.siem.formats import open_shape
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
@@ -85,10 +85,10 @@ def _pump(engine: Engine, webhook: Webhook, folder: Path) -> Pump:
         key = webhook.key_path.read_bytes().strip()
     except OSError as error:
         raise ConfigError(f"webhook `{webhook.name}`: key `{webhook.key_path}`: {error.strerror}") from None
-    shape = SiemFormat(webhook.shape)
+    shape = open_shape(webhook.shape)
 
     def encode(rows: Sequence[EventRow]) -> bytes:
-        return orjson.dumps([told(row, shape) for row in rows])
+        return orjson.dumps([shape.shape(row) for row in rows])
 
-    sink = WebhookSink(webhook.name, webhook.url, key, content_type=media_of(shape))
+    sink = WebhookSink(webhook.name, webhook.url, key, content_type=shape.media_type)
     return Pump(engine, sink, folder, encode)

@@ -10,7 +10,7 @@ import platform
 from dataclasses import dataclass, field
 from typing import Any
 
-import kvcustody
+from kvcustody._version import __version__
 from kvcustody.policies.workbench.request import Request
 
 SCHEMA = "kvcustody/proof@1"
@@ -93,7 +93,7 @@ class Proof:
     properties: tuple[ProvedProperty, ...]
     versions: dict[str, str] = field(
         default_factory=lambda: {
-            "kvcustody": kvcustody.__version__,
+            "kvcustody": __version__,
             "python": platform.python_version(),
         }
     )
