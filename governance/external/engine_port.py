@@ -25,35 +25,48 @@ from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.audit.coverage.conservation import PoolCounts
+from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
+from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
+from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import Bound
+from kvcustody.governance.decisions.authority import Authority
+from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external import custody_events as port_evidence
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveLimits
-from kvcustody.governance.external.block_moves import PortMoves
+from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
 from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.erase_in_engine import PortCustodian
 from kvcustody.governance.external.scan_books import EngineBooks
 from kvcustody.governance.external.stats import pool_counts, port_stats
+from kvcustody.governance.identity.model_identity import ModelIdentity
+from kvcustody.governance.identity.principal import Principal
+from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
 from kvcustody.policies.document.model import Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 
 _log = structlog.get_logger(__name__)
+SWEEP_BATCH = 128
 
 
-class EnginePort(PortMoves):
+class EnginePort(Authority):
     """Custody of every block of one engine that allocates by itself. Not thread-safe, except `call`."""
 
     def __init__(
@@ -97,6 +110,351 @@ class EnginePort(PortMoves):
     def tell_late(self, catch_up: Callable[[], None]) -> None:
         """The adapter notes facts and tells it later, in order; `catch_up` makes it tell everything now (T5)."""
         self._catch_up = catch_up
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        principal: Principal | None,
+        model: ModelIdentity,
+        tokens: Tokens,
+        *,
+        request_id: object,
+        route: str | None = None,
+        hints: Hints = NO_HINTS,
+        extras: Mapping[int, bytes] | None = None,
+        max_tokens: int = 0,
+        groups: int = 1,
+        keyed: bool = True,
+        trace: str = "",
+    ) -> ForeignResidency | AdmissionRefused:
+        """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
+
+        `principal` None: no valid identity (T1). `tokens`: prompt token ids; `extras`: framed extra content by the
+        block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
+        of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the
+        W3C trace id that it came with, for its leaves alone. Raises `ConfigError` for token ids outside int32 and
+        `IdentityError` for a malformed hint or trace.
+        """
+        if request_id in self._running:
+            self._catch_up()
+            if request_id in self._running:
+                return AdmissionRefused(request_id, "request id is in use")
+        moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
+        plan = self._standing(principal, model, route, hints, request_id, moment)
+        if isinstance(plan, AdmissionRefused):
+            return plan
+        account = plan.account if plan is not None else self._accounts.anonymous()
+        domain = plan.own.domain if plan is not None else self._accounts.anonymous_domain(self.table)
+        subject = plan.subject_key if plan is not None else None
+        residency = self.pool.residency(account, domain, subject, plan, request_id, moment.now_us)
+        residency.trace = moment.trace
+        blocks = -(-(len(tokens) + max_tokens) // self.block_tokens) * groups
+        most = self._accounts.limit_blocks(account)
+        if blocks > most:
+            return AdmissionRefused(
+                request_id,
+                f"the prompt and `max_tokens` need {blocks} blocks, the most that the tenant may have is {most}",
+            )
+        residency.reserved_blocks = blocks
+        if plan is not None and keyed and plan.own.state is not None:
+            prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+            residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch)
+        else:
+            residency.publishes = False
+        self._running[request_id] = residency
+        return residency
+
+    def _standing(
+        self,
+        principal: Principal | None,
+        model: ModelIdentity,
+        route: str | None,
+        hints: Hints,
+        request_id: object,
+        moment: Moment,
+    ) -> Plan | AdmissionRefused | None:
+        if principal is None:
+            return None
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        plan = self._plan(key, request_id, moment)
+        if isinstance(plan, Deferred):
+            return AdmissionRefused(request_id, "the ledger cannot record the tenant's first key; try again")
+        if isinstance(plan, AdmissionRefused):
+            return plan
+        if not plan.admitted.permitted:
+            tally = self._tally(plan.tenant)
+            tally.count(tally.refused, plan.admitted.reasons[0])
+            return AdmissionRefused(request_id, f"policy: {plan.admitted.reasons[0]}")
+        return plan
+
+    # -- look-up ------------------------------------------------------------------------------------------------------
+
+    def look_up(self, residency: ForeignResidency, find: Find, *, lazily: bool = False) -> RequestKeys:
+        """The keys of the request's whole blocks, and how many leading ones it may read now (T2, T3).
+
+        `find` gives the block that the engine's index has under a key, or -1; it is asked only where several domains
+        may be read. `lazily`: the engine asks for the keys by iterating once, and calls `complete` before it uses
+        them otherwise, where they are `LazyKeys`.
+        """
+        now_us = self._clock.now_us()
+        self._sweep(now_us)
+        chain = residency.keys
+        if not isinstance(chain, KeyChain):
+            return NO_KEYS
+        plan = residency.facts
+        assert isinstance(plan, Plan)
+        if chain.epoch != self._epoch:
+            self._plan_again(residency, chain)
+            plan = residency.facts
+            assert isinstance(plan, Plan)
+        tally = self._tally(plan.tenant)
+        moment = Moment(now_us, self._clock.utc_us(), residency.trace)
+        read, reasons = self._reuse.read_plan(plan, chain.prompt, tally, moment)
+        residency.reasons = reasons
+        keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
+        residency.publishes = keys.publishable
+        return keys
+
+    def _plan_again(self, residency: ForeignResidency, chain: KeyChain) -> None:
+        """A revision or a key rotation came between arrival and now: the request's standing is found anew."""
+        old = residency.facts
+        assert isinstance(old, Plan)
+        key = old.key
+        plan = self._plan(key, residency.request_id, Moment(self._clock.now_us(), self._clock.utc_us()))
+        if isinstance(plan, Plan):
+            residency.facts = plan
+            if not residency.is_opened:
+                residency.domain = plan.own.domain
+        chain.forget()
+        chain.epoch = self._epoch
+
+    def extend_keys(self, residency: ForeignResidency, tokens: Sequence[int]) -> list[bytes]:
+        """The keys of blocks that `tokens`, accepted after those known, complete."""
+        chain = residency.keys
+        return chain.extend(tokens) if isinstance(chain, KeyChain) else []
+
+    def may_start(self, residency: ForeignResidency) -> str | None:
+        """None where the request may be scheduled now, else why it alone must wait: `over-quota` or `ledger`.
+
+        A request that may start has its whole length reserved until its release; its tenant's own cache makes room.
+        """
+        if residency.is_reserved:
+            return None
+        account, plan = residency.account, residency.facts
+        waits = isinstance(plan, Plan) and plan.waits_for_ledger
+        if not self._ledger.admitting or (waits and not self._ledger.recording):
+            return self._defer(residency, "ledger")
+        need = residency.reserved_blocks
+        if not self._accounts.fits(account, need):
+            self._catch_up()  # a release may wait to be told
+            if not self._accounts.fits(account, need):
+                return self._defer(residency, "over-quota")
+        account.charge_active(need)
+        residency.is_reserved = True
+        if account.cap_blocks < self.pool.partition.size:
+            self._make_room(account, need)
+        return None
+
+    def _make_room(self, account: Account, need: int) -> None:
+        """A tenant's own cache makes room under its cap."""
+        self._catch_up()
+        over = account.used_blocks + need - account.cap_blocks
+        if over > 0:
+            now_us = self._clock.now_us()
+            victims = np.array(self.pool.victims(over, account), dtype=np.int64)
+            self._obey(self.pool.end_cached(victims, "quota", now_us))
+
+    def _defer(self, residency: ForeignResidency, reason: str) -> str:
+        tally = self._tally(residency.tenant)
+        tally.count(tally.deferred, reason)
+        return reason
+
+    def attachable(
+        self, residency: ForeignResidency, blocks: Sequence[int], positions: Sequence[int] | None = None
+    ) -> int:
+        """How many leading blocks may be attached now: domain, deadline and ceiling are compared again (T3).
+
+        An adapter that tells late has told every release that may have taken blocks out by now (`keeps_until`).
+        `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
+        """
+        if not blocks or not residency.domain.is_open:
+            return 0
+        chain = residency.keys
+        if isinstance(chain, KeyChain) and chain.epoch != self._epoch:
+            return 0  # decided under what no longer holds: looked up again, or computed
+        which = np.array(blocks, dtype=np.int64)
+        expected, now_us = residency.expected, self._clock.now_us()
+        if now_us >= self._reuse.expires_us:
+            return 0
+        if isinstance(expected, np.ndarray):
+            if now_us >= self._reuse.lease_until_us:
+                expected = residency.domain.tag
+            else:
+                expected = expected[: len(which)] if positions is None else expected[np.array(positions)]
+        return self.pool.attachable(which, expected, now_us)
+
+    # -- what the engine did ------------------------------------------------------------------------------------------
+
+    def attached(
+        self, residency: ForeignResidency, blocks: Sequence[int], *, at_us: int | None = None
+    ) -> None:
+        """The engine took references on these cached or running blocks for the request.
+
+        `at_us`, here and below: when it did, on the boot-time clock, where that is not now (T5).
+        """
+        if blocks:
+            now_us = self._clock.now_us() if at_us is None else at_us
+            self.pool.attach(residency, np.array(blocks, dtype=np.int64))
+            self._begin(residency, now_us)
+
+    def handed_out(
+        self, residency: ForeignResidency, blocks: Sequence[int], *, at_us: int | None = None
+    ) -> None:
+        """The engine gave these blocks to the request; what they held is scrubbed before the coming step (T4)."""
+        if not blocks:
+            return
+        which: Blocks = np.array(blocks, dtype=np.int64)
+        now_us = self._clock.now_us() if at_us is None else at_us
+        boundary = residency.segment_blocks
+        if boundary:
+            self._hand_out_by_domain(residency, which, boundary, now_us)
+        else:
+            self.pool.hand_out(residency, which, residency.domain, now_us)
+        self._begin(residency, now_us)
+
+    def handed_out_each(self, residencies: Sequence[ForeignResidency], blocks: Sequence[int]) -> None:
+        """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
+        if blocks:
+            self.pool.hand_out_each(residencies, np.array(blocks, dtype=np.int64), self._clock.now_us())
+
+    def _hand_out_by_domain(
+        self, residency: ForeignResidency, blocks: Blocks, boundary: int, now_us: int
+    ) -> None:
+        """Blocks of a declared segment belong to its domain, and are charged to its owner."""
+        segment = residency.segment_domain
+        assert segment is not None
+        have = len(residency.attached) + sum(len(run) for run, _ in residency.handed)
+        inside = max(0, min(boundary - have, len(blocks)))
+        if inside:
+            self.pool.hand_out(residency, blocks[:inside], segment, now_us)
+        if inside < len(blocks):
+            self.pool.hand_out(residency, blocks[inside:], residency.domain, now_us)
+
+    def _begin(self, residency: ForeignResidency, now_us: int) -> None:
+        if not residency.is_opened:
+            residency.is_opened = True
+            residency.began_us = now_us
+            self._starting.append(residency)
+            plan = residency.facts
+            if isinstance(plan, Plan) and plan.active_us < NEVER_US:
+                self._active.push(residency.began_us + plan.active_us, residency)
+
+    def published(
+        self, residency: ForeignResidency, blocks: Sequence[int], before: int = -1, *, chained: bool = True
+    ) -> None:
+        """These blocks are in the engine's index under the request's keys; the first continues block `before`.
+
+        `chained` False: blocks of a layer group whose children are reachable without them (a sliding window).
+        """
+        if not blocks:
+            return
+        if not residency.publishes or residency.granted_blocks > len(residency.attached):
+            self._engine.evict(blocks)  # not in the owner's domain, and in nobody's without a decision
+            return
+        self.pool.publish(np.array(blocks, dtype=np.int64), before, chained=chained)
+
+    def published_each(self, blocks: Sequence[int], before: Sequence[int]) -> None:
+        """`published` of one block each, all of requests that publish: what a decode step filled."""
+        if blocks:
+            self.pool.publish_each(blocks, before)
+
+    def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
+        """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
+        if blocks:
+            self._catch_up()
+            which = np.array(blocks, dtype=np.int64)
+            self._obey(self.pool.unpublish(which, cause, self._clock.now_us()))
+
+    def let_go(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
+        """A running request gave these blocks back, as a sliding window does."""
+        if blocks:
+            self._record_starting()
+            which = np.array(blocks, dtype=np.int64)
+            self._obey(self.pool.let_go(residency, which, self._clock.now_us()))
+
+    def release(
+        self,
+        residency: ForeignResidency,
+        cause: str = "finished",
+        *,
+        at_us: int | None = None,
+        fence: int | None = None,
+    ) -> bool:
+        """The request ended, or was preempted; False where it had ended already (L4).
+
+        `fence`: the newest one that was open when it ended, 0 for none, where that is not now (T5).
+        """
+        if self._running.get(residency.request_id) is not residency:  # or a resumed one has its place
+            return False
+        del self._running[residency.request_id]
+        account = residency.account
+        if residency.is_reserved:
+            account.charge_active(-residency.reserved_blocks)
+            residency.is_reserved = False
+        if not residency.is_opened:
+            residency.is_running = False
+            return True
+        self._record_starting()
+        now_us = self._clock.now_us() if at_us is None else at_us
+        written = port_evidence.written(residency, self.pool)
+        forget = self.pool.release(residency, cause, now_us, fence)
+        self._outbox.append(port_evidence.released(residency, written, cause, now_us))
+        forget += self.pool.over_residencies(account, now_us)
+        self._obey(forget)
+        return True
+
+    def keeps_until(self, residency: ForeignResidency, at_us: int, *, others: int = 0) -> int:
+        """Until when its release at that instant, after `others` of its tenant, leaves all its blocks in the index.
+
+        On the boot-time clock; 0 where it may take some out.
+        """
+        domain, account = residency.domain, residency.account
+        if (
+            residency.publishes
+            and not residency.is_mixed
+            and domain.cacheable
+            and domain.is_open
+            and len(account.residencies) + others < account.residency_cap
+        ):
+            return min(at_us + domain.idle_us, residency.ceiling_us, residency.began_us + domain.absolute_us)
+        return 0
+
+    def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | AdmissionRefused:
+        """A preempted, released request waits to run again: its successor, with every token it has by now.
+
+        The identity was verified at arrival; policy, keys and quota are those of the moment of its look-up.
+        """
+        if residency.request_id in self._running:
+            return AdmissionRefused(residency.request_id, "request id is in use")
+        again = self.pool.residency(
+            residency.account,
+            residency.domain,
+            residency.principal,
+            residency.facts,
+            residency.request_id,
+            self._clock.now_us(),
+        )
+        again.reserved_blocks = residency.reserved_blocks
+        again.trace = residency.trace
+        chain = residency.keys
+        if isinstance(chain, KeyChain):
+            prompt = read_prompt(tokens, self.block_tokens, chain.prompt.extras, keep_last=self._keep_last)
+            again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)
+        else:
+            again.publishes = False
+        self._running[again.request_id] = again
+        return again
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -258,6 +616,56 @@ class EnginePort(PortMoves):
         self._obey(forget)
         self._drain(now_us)
         self._first_uses.close()
+
+    # -- expiry --------------------------------------------------------------------------------------------------------
+
+    def _sweep(self, now_us: int) -> None:
+        if self.pool.is_due(now_us):
+            self._catch_up()
+            self._obey(self.pool.sweep(now_us, SWEEP_BATCH))
+
+    def _obey(self, forget: Sequence[int]) -> None:
+        if forget:
+            self._engine.evict(forget)
+
+    # -- evidence -----------------------------------------------------------------------------------------------------
+
+    def _record_starting(self) -> None:
+        if not self._starting:
+            return
+        starting, self._starting = self._starting, []
+        revision = self.table.revision
+        for residency in starting:
+            self._outbox.append(port_evidence.opened(residency, self.pool, revision))
+            self._count(residency)
+
+    def _count(self, residency: ForeignResidency) -> None:
+        tally = self._tally(residency.tenant)
+        tally.requests += 1
+        if isinstance(residency.keys, KeyChain):
+            tally.prompt_tokens += residency.keys.prompt.tokens
+        if len(residency.attached):
+            tally.hit_requests += 1
+            tally.hit_blocks += len(residency.attached)
+            plan = residency.facts
+            if isinstance(plan, Plan) and (plan.grants or plan.segments):
+                for tag in set(self.pool.tag[residency.attached].tolist()) - {residency.domain.tag}:
+                    self._reuse.crossed(plan, self.pool.domains[tag])
+
+    def _drain(self, now_us: int) -> None:
+        self._record_starting()
+        outbox, self._outbox = self._outbox, []
+        outbox += self._reuse.take_counts(now_us)
+        outbox += port_evidence.ends(self.pool, now_us)
+        launches = self.pool.take_scrubbed()
+        if launches:
+            self._launch += len(launches)
+            outbox += port_evidence.receipts(launches, self._launch - len(launches), self.pool, now_us)
+        if outbox:
+            self._ledger.submit(outbox)
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        self._outbox += events
 
 
 def _nothing() -> None:
