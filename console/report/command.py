@@ -19,6 +19,7 @@ from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_vkey
 from kvcustody.audit.verify.verify_report import verify_report
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.console.files import read_file, write_files
 from kvcustody.console.options_custody import DEFAULT_DB, At, Db, Since, Until, moment_us, reading
 from kvcustody.console.report import ropa as ropa_command
 from kvcustody.console.report.document import FORMATS, render_all
@@ -169,18 +170,6 @@ def prove_policy(path: Path) -> PolicyProof:
     )
 
 
-def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files into a folder, each whole or not at all; raises `ConfigError` where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            partial = folder / f".{name}.partial"
-            partial.write_bytes(data)
-            partial.replace(folder / name)
-    except OSError as error:
-        raise ConfigError(f"folder `{folder}`: {error.strerror}", path=folder) from error
-
-
 def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
     digest = report.digest()
     if as_json:
@@ -204,14 +193,6 @@ def _answer(report: Report, out: Path, names: list[str], as_json: bool) -> None:
         f"{count(total.due - total.covered)} exceptions, {count(report.losses.gaps)} gaps"
     )
     print(f"{', '.join(names)} in {out}; SHA-256 of report.json {digest}")
-
-
-def read_file(path: Path) -> bytes:
-    """The bytes of a file; raises `ConfigError` where it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"file `{path}`: {error.strerror}", path=path) from error
 
 
 class _telling:  # noqa: N801 - a context manager that reads as a verb

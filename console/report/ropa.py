@@ -13,6 +13,7 @@ import typer
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.console.command import Json, print_json
+from kvcustody.console.files import read_file, write_files
 from kvcustody.console.options_custody import DEFAULT_DB, Db, Since, Until, one_ledger, reading, selection
 from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.console.report.html import render_html
@@ -68,8 +69,6 @@ def ropa(
 
     What only the controller knows is an option; what is left out stays open in the record and says so.
     """
-    from kvcustody.console.report.command import read_file, write_files
-
     formats = [name.strip() for name in format.split(",") if name.strip()]
     if not formats or set(formats) - set(FORMATS):
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)

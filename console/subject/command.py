@@ -11,10 +11,10 @@ from kvcustody.audit.report.subject_access import SubjectPage, page_of_data, sub
 from kvcustody.audit.subjects.subject_table import names_of
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import CustodyGroup, Json, make_table, print_json, stdout
+from kvcustody.console.files import write_files
 from kvcustody.console.options_custody import DEFAULT_DB, Db, moment_us, one_ledger, reading
 from kvcustody.console.options_ledger import SubjectStore, subject_store
 from kvcustody.console.options_server import Authority, KeyFile, Server, connect
-from kvcustody.console.report.command import write_files
 from kvcustody.console.report.html import render_html
 from kvcustody.console.report.number_format import count, moment, percent
 from kvcustody.console.subject.page import page_of

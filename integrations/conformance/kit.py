@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.conformance.bench import Bench
-from kvcustody.integrations.conformance.case import Case
+from kvcustody.integrations.conformance.case import Bench, Case
 from kvcustody.integrations.conformance.cases import ALL
 from kvcustody.integrations.conformance.engine_protocol import Capabilities, EngineFactory, Setup
 from kvcustody.integrations.conformance.policy import policy

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from kvcustody.errors import IsolationError
 from kvcustody.governance.observability.logs import configure
+from kvcustody.integrations.vllm import installed
 from kvcustody.integrations.vllm.open_custody import settings_of
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
@@ -177,9 +178,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 def _require_plugin() -> None:
     """A connector that was named by its module path alone would run with vLLM's own hashes."""
-    from kvcustody.integrations.vllm.plugin import is_installed
-
-    if not is_installed():
+    if not installed.is_installed:
         raise IsolationError(
             "the kvcustody plugin is not loaded in the engine's process: name `kvcustody` in VLLM_PLUGINS, or unset it"
         )

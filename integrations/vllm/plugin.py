@@ -15,30 +15,26 @@ from typing import Any
 
 import structlog
 
+from kvcustody.integrations.vllm import installed
+
 NAME = "KVCustody"
 _MODULE = "kvcustody.integrations.vllm.connector"
-_state: dict[str, bool] = {}
 _log = structlog.get_logger(__name__)
 
 
 def register() -> None:
     """Register the connector and install the patches."""
-    if _state:
+    if installed.was_tried:
         return
-    _state["installed"] = False
+    installed.was_tried = True
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
         KVConnectorFactory.register_connector(NAME, _MODULE, "GovernedConnector")
         _patch()
-        _state["installed"] = True
+        installed.is_installed = True
     except Exception as error:
         _log.error("plugin not installed", error=f"{type(error).__name__}: {error}")
-
-
-def is_installed() -> bool:
-    """Whether the patches of this process are in place."""
-    return _state.get("installed", False)
 
 
 def _patch() -> None:
@@ -64,7 +60,7 @@ def _instead_of_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_request_block_hasher(*args: Any, **kwargs: Any) -> Any:
         from kvcustody.integrations.vllm.scheduler.block_hasher import governed_block_hasher
 
-        return governed_block_hasher() if _state.get("governs") else original(*args, **kwargs)
+        return governed_block_hasher() if installed.governs else original(*args, **kwargs)
 
     return get_request_block_hasher
 
@@ -90,7 +86,7 @@ def _first(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable
 
 def _govern_scheduler(scheduler: Any) -> None:
     side = _side_of(scheduler)
-    _state["governs"] = side is not None
+    installed.governs = side is not None
     if side is not None:
         side.bind_scheduler(scheduler)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kvcustody.clock import MICROSECONDS
 from kvcustody.console.replay.run.golden_check import find_traces
-from kvcustody.console.replay.traces.model import Trace, TraceRequest
-from kvcustody.console.replay.traces.readers import READERS, open_trace
+from kvcustody.console.replay.traces.model import TraceRequest
+from kvcustody.console.replay.traces.readers import READERS, Trace, open_trace
 from kvcustody.console.replay.traces.timeline import arrivals_us, stagger
 from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate

@@ -8,7 +8,6 @@ T3. A `TraceRequest` names no tenant: who sent it is drawn by `labels`, so one t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ allocate.
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """What a trace says about one request; `blocks` may end with a partial one (see `Trace.partial_tail`)."""
+    """What a trace says about one request; `blocks` may end with a partial one (see `readers.Trace.partial_tail`)."""
 
     at_us: int
     input_tokens: int
@@ -40,27 +39,6 @@ class TraceRequest:
     project: Key
     turn: int
     stream: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A readable trace: where it comes from, its block size, and a fresh iterator over its requests on every
-    call.
-    """
-
-    path: Path
-    format: str
-    block_tokens: int
-    partial_tail: bool
-    relative_sessions: bool = False
-
-    def __iter__(self) -> Iterator[TraceRequest]:
-        """Read the file from its start; raises `TraceError` at the first line that is not what the format
-        says.
-        """
-        from kvcustody.console.replay.traces.readers import READERS
-
-        return READERS[self.format].read(self.path)
 
 
 def trace_error(path: Path, line: int, field: str, value: object, *, expected: str, fix: str) -> TraceError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,6 @@ from kvcustody.console.replay.traces.model import (
     BlockIds,
     Key,
     LineFields,
-    Trace,
     TraceRequest,
     empty_blocks,
     trace_error,
@@ -41,6 +41,25 @@ class Reader(Protocol):
 
     def read(self, path: Path) -> Iterator[TraceRequest]:
         """Requests in file order; raises `TraceError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A readable trace: where it comes from, its block size, and a fresh iterator over its requests on every
+    call.
+    """
+
+    path: Path
+    format: str
+    block_tokens: int
+    partial_tail: bool
+    relative_sessions: bool = False
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        """Read the file from its start; raises `TraceError` at the first line that is not what the format
+        says.
+        """
+        return READERS[self.format].read(self.path)
 
 
 def open_trace(path: Path, format_name: str) -> Trace:

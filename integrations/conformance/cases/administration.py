@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.integrations.conformance.bench import STEPS_MAX, Bench, person
-from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
+from kvcustody.integrations.conformance.case import STEPS_MAX, Bench, Case, case, expect, expect_equal, person
 from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED, OVER
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US, policy
 

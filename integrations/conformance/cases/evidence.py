@@ -17,8 +17,7 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import flatten
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.integrations.conformance.bench import Bench, Rig, person
-from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
+from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US
 from kvcustody.integrations.events.block_event import CLEARED, STORED, check_event, split_keys
 from kvcustody.migrations.upgrade import upgrade

@@ -6,8 +6,7 @@ from typing import Any
 
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.integrations.conformance.bench import Bench, Rig, person
-from kvcustody.integrations.conformance.case import Case, case, expect
+from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, person
 from kvcustody.integrations.conformance.engine_protocol import FINISHED, OVER
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US, policy
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import permutations
 
-from kvcustody.integrations.conformance.bench import Bench, Rig, person
-from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
+from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
 from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED
 from kvcustody.integrations.conformance.policy import SECOND_US
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from kvcustody.integrations.conformance.bench import STEPS_MAX, Bench, Rig, person
-from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
+from kvcustody.integrations.conformance.case import (
+    STEPS_MAX,
+    Bench,
+    Case,
+    Rig,
+    case,
+    expect,
+    expect_equal,
+    person,
+)
 from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED, OVER, REFUSED
 from kvcustody.integrations.conformance.policy import ONCE, WITHIN_US, policy
 

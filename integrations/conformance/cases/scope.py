@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.integrations.conformance.bench import Bench, Rig, person
-from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
+from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
 from kvcustody.integrations.conformance.engine_protocol import FINISHED
 from kvcustody.integrations.conformance.policy import ONCE, SECOND_US, policy
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvcustody.audit.events import CustodyEnded
-from kvcustody.integrations.conformance.bench import Bench, Rig, person
-from kvcustody.integrations.conformance.case import Case, case, expect, expect_equal
+from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
 from kvcustody.integrations.conformance.engine_protocol import FINISHED
 from kvcustody.integrations.conformance.policy import ABSOLUTE_US, IDLE_US, ONCE, SECOND_US, WITHIN_US, policy
 

@@ -6,6 +6,8 @@ It is the example of docs/engine-port.md. What it owes governance, in the order 
 2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is indexed.
 3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks pinned.
 4. Any end: `release`, once or often. A preempted request's residency is succeeded by `resume`.
+
+`ReferenceControl` is what the port may order in return, and the engine's own books that it may look at.
 """
 
 from __future__ import annotations
@@ -13,21 +15,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.integrations.conformance.deployment import keyring, table, toy_model
 from kvcustody.integrations.conformance.engine_protocol import (
     ABORTED,
+    OVER,
     Capabilities,
     Setup,
 )
-from kvcustody.integrations.conformance.engines.reference_control import ReferenceControl
 from kvcustody.integrations.conformance.engines.reference_transfers import RequestTransfers, TieredEngine
 from kvcustody.integrations.conformance.engines.toy_device import Call, Say, ToyScrub, Work, Write
 from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyRequest
@@ -290,3 +295,36 @@ class ReferenceEngine(TieredEngine):
         for block in blocks:
             self.forget(block, "reset")
         self.port.unpublished(blocks, "reset")
+
+
+class ReferenceControl:
+    """What the port may order (`EngineControl`)."""
+
+    def __init__(self, engine: ReferenceEngine) -> None:
+        self._engine = engine
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """Forget these now; unreferenced ones are free from here on."""
+        for block in blocks:
+            self._engine.forget(block, "ended")
+
+    def abort(self, request_ids: Sequence[object], cause: str) -> None:
+        """End these now."""
+        for request_id in request_ids:
+            self._engine.end(self._engine.requests[request_id], ABORTED, cause)
+
+    def withhold(self, blocks: Sequence[int]) -> None:
+        """These never become zero: keep them out of the free list."""
+        for block in blocks:
+            self._engine.blocks.withhold(block)
+
+    def wake(self) -> None:
+        """The toy engine's timer looks often enough."""
+
+    def view(self) -> EngineView:
+        """The engine's own books."""
+        blocks = self._engine.blocks
+        indexed = np.zeros(blocks.count, dtype=np.bool_)
+        indexed[list(blocks.key_of)] = True
+        live = frozenset(one.number for one in self._engine.requests.values() if one.state not in OVER)
+        return EngineView(blocks.refs.copy(), indexed, live, blocks.allocated)

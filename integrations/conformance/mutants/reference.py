@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvcustody.integrations.conformance.engines.reference_blocks import ReferenceBlocks
-from kvcustody.integrations.conformance.engines.reference_control import ReferenceControl
-from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
+from kvcustody.integrations.conformance.engines.reference_engine import ReferenceControl, ReferenceEngine
 from kvcustody.integrations.conformance.engines.reference_tier import ReferenceTier
 from kvcustody.integrations.conformance.engines.toy_device import ToyDevice, ToyScrub
 from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyEngine, ToyRequest

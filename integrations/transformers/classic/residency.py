@@ -8,9 +8,10 @@ R3  A use holds the custodian's lock: every write to a slab happens under it, so
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -18,10 +19,19 @@ from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.errors import HandleError
 from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.governor.governor import Governor
 from kvcustody.policies.table.obligations import Obligations
 
-if TYPE_CHECKING:
-    from kvcustody.integrations.transformers.classic.custodian import Custodian
+
+class CacheKeeper(Protocol):
+    """What a residency needs of the custodian that keeps it."""
+
+    governor: Governor
+    lock: threading.RLock
+    now_us: Callable[[], int]
+
+    def end(self, residency: CacheResidency, cause: str, /) -> bool:
+        """Zero `residency` and end its custody; False where it had ended."""
 
 
 class CacheResidency:
@@ -30,7 +40,7 @@ class CacheResidency:
     `slabs`: one uint8 tensor for each size that was asked for, zero at first.
     """
 
-    def __init__(self, custodian: Custodian, handle: object, running: Running, owed: Obligations) -> None:
+    def __init__(self, custodian: CacheKeeper, handle: object, running: Running, owed: Obligations) -> None:
         self.handle = handle
         self.slabs: list[torch.Tensor] = []
         self.ended_by: str | None = None

@@ -11,7 +11,8 @@ P4 Blocks without a key stand at the head of the free queue (free_queue, Q1). Wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
@@ -28,14 +29,39 @@ from kvcustody.integrations.vllm.versions import check_type, swap_class
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from kvcustody.integrations.vllm.scheduler.deferred_calls import Journal
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
-    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+    from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
+
+
+class PoolCustody(Protocol):
+    """What the pool reads of the adapter's state, and whom it tells (`SchedulerState`)."""
+
+    caching: bool
+    is_releasing: bool
+    enters_late: bool
+    withheld: set[int]
+    journal: Journal
+    events: SchedulerBlockEvents | None
+    make_room: Callable[[int], None]
+
+    def complete_keys(self, mine: GovernedRequest, tokens: int, /) -> None:
+        """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
+
+    def forgotten(self, blocks: Sequence[int], cause: str, /) -> None:
+        """vLLM dropped the keys of `blocks` by itself."""
+
+    def indexed_blocks(self) -> list[int]:
+        """Blocks that the port believes to be in vLLM's index."""
+
+    def caused(self, cause: str, /) -> AbstractContextManager[None]:
+        """Why keys leave vLLM's index now, for the events."""
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     """vLLM's `BlockPool`, telling `custody` what it does."""
 
-    custody: SchedulerState | None = None
+    custody: PoolCustody | None = None
     free_block_queue: GovernedFreeQueue
 
     @property
@@ -49,7 +75,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         if custody is None:
             return super().get_new_blocks(num_blocks)  # type: ignore[no-any-return]
         if num_blocks > self.free_block_queue.spare_blocks:
-            custody.room.make(num_blocks)
+            custody.make_room(num_blocks)
         # None of them has a key (P4): vLLM need not look, block by block, for what it would have to evict.
         caching = custody.caching
         self.enable_caching = caching and num_blocks > self.free_block_queue.spare_blocks
@@ -224,7 +250,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return queue.count_spare(needed + LOOK_AHEAD_BLOCKS) >= min(needed, free_blocks)
 
 
-def governed_pool(pool: BlockPool, custody: SchedulerState) -> GovernedBlockPool:
+def governed_pool(pool: BlockPool, custody: PoolCustody) -> GovernedBlockPool:
     """`pool` itself, governed. Raises `ConfigError` unless it is vLLM's own class."""
     if not isinstance(pool, GovernedBlockPool):
         check_type(pool, BlockPool, "the block pool")

@@ -8,7 +8,7 @@ E2 A client whose request was ended hears of it: an output with the reason leave
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -19,10 +19,20 @@ from kvcustody.governance.external.engine_control import EngineView
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    from kvcustody.integrations.vllm.engine_patch import EngineHandle
+    from kvcustody.allocator.external.scrub_queue import ScrubOrder
     from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
 _log = structlog.get_logger(__name__)
+
+
+class EngineProcess(Protocol):
+    """The engine that runs the scheduler (`engine_patch.EngineHandle`)."""
+
+    def wake(self) -> None:
+        """Make an idle engine take a step soon; from any thread."""
+
+    def last_order(self, order: ScrubOrder, /) -> None:
+        """Have the workers do a last scrub and take their answers."""
 
 
 class VllmControl:
@@ -31,7 +41,7 @@ class VllmControl:
     def __init__(self) -> None:
         self.books: SchedulerState
         self.scheduler: Scheduler | None = None
-        self.engine: EngineHandle | None = None
+        self.engine: EngineProcess | None = None
         self.building: Container[str] = ()  # requests of the step that is being built
         self._later: dict[str, tuple[str, RequestStatus]] = {}
         self._outputs: list[tuple[int, EngineCoreOutput]] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from vllm.v1.core.block_pool import BlockHashToBlockMap
+from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 
 from kvcustody.errors import IsolationError
 from kvcustody.integrations.events.block_event import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from kvcustody.allocator.pool.domain import Domain
     from kvcustody.governance.external.engine_port import EnginePort
-    from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 ENDED = "ended"  # by a decision of the port; which one is in the ledger
@@ -78,7 +77,7 @@ class SchedulerBlockEvents:
 
     def __init__(
         self,
-        pool: GovernedBlockPool,
+        pool: BlockPool,
         port: EnginePort,
         publisher: StepPublisher,
         *,

@@ -10,7 +10,7 @@ B2 Requests that end by themselves may be told late. Those that governance ends,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,8 @@ class SchedulerState:
         self.enters_late = False  # blocks that a step fills enter the index when it has left (journal, J5)
         self._null = manager.block_pool.null_block.block_id
         self.journal = Journal(self.groups, self._null, self._enter, simple=self.simple)
-        self.room = Room(self, manager.block_pool.num_gpu_blocks)
+        self.room = Room(self.pool, self.journal, self.caused)
+        self.make_room: Callable[[int], None] = self.room.make
         self._port: EnginePort
 
     @property

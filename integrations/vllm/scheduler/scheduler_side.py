@@ -28,7 +28,7 @@ from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
 from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
-from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
+from kvcustody.integrations.vllm.scheduler.engine_control import EngineProcess, VllmControl
 from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
 from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, GovernedRequest, governed
 from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.governance.orphans.scans import Scanned
     from kvcustody.governance.settings import Settings
-    from kvcustody.integrations.vllm.engine_patch import EngineHandle
     from kvcustody.integrations.vllm.scheduler.kv_events import StepPublisher
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
@@ -140,7 +139,7 @@ class SchedulerSide:
         self.control.scheduler = scheduler
         scheduler.defer_block_free = False
 
-    def bind_engine(self, engine: EngineHandle) -> None:
+    def bind_engine(self, engine: EngineProcess) -> None:
         """The engine is complete: idle work can be done from now on."""
         self.control.engine = engine
 

@@ -39,8 +39,8 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.integrations.conformance.deployment import KeepingLedger, keyring, table
+from kvcustody.integrations.vllm import installed, plugin
 from kvcustody.integrations.vllm import open_custody as opening
-from kvcustody.integrations.vllm import plugin
 from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.open_custody import OpenedCustody
 from kvcustody.integrations.vllm.scheduler import block_hasher as hasher
@@ -167,7 +167,7 @@ class Rig:
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, Any] = {}
         plugin.register()
-        assert plugin.is_installed()
+        assert installed.is_installed
         monkeypatch.setattr(opening, "open_custody", self._open)
         self.config = self._vllm_config(model, asynchronous, caching, governed, batched_tokens, connectors)
         cache = self._cache_config(blocks + 1, windows)

@@ -11,7 +11,7 @@ import pytest
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.conformance.bench import Bench, Rig, person
+from kvcustody.integrations.conformance.case import Bench, Rig, person
 from kvcustody.integrations.conformance.engine_protocol import FINISHED, Setup
 from kvcustody.integrations.conformance.policy import policy
 from kvcustody.integrations.vllm.testing.conformance import engine

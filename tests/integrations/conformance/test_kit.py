@@ -7,8 +7,7 @@ import pytest
 from kvcustody.errors import ConfigError
 from kvcustody.integrations.conformance import ALL, BY_NAME, Case, run
 from kvcustody.integrations.conformance.__main__ import main
-from kvcustody.integrations.conformance.bench import Bench, person
-from kvcustody.integrations.conformance.case import case, expect
+from kvcustody.integrations.conformance.case import Bench, case, expect, person
 from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.integrations.conformance.kit import SEED
 

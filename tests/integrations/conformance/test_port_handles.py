@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvcustody.integrations.conformance.bench import Bench, person
+from kvcustody.integrations.conformance.case import Bench, person
 from kvcustody.integrations.conformance.engines.reference_engine import ReferenceEngine
 from kvcustody.integrations.conformance.policy import ONCE
 

@@ -249,7 +249,7 @@ def test_both_forms_of_both_engines_are_read() -> None:
         incoming.Cleared(),
     )
     ours = incoming.read(encoded("vllm", EVENTS, published=True))
-    assert [type(event).__name__ for event in ours.events] == ["Stored", "Removed", "Cleared"]
+    assert [type(event).__name__ for event in ours.events] == ["StoredBlocks", "Removed", "Cleared"]
     assert ours.events[0].salts == (SALT_CANARY,) and ours.events[0].custody.tenant == "acme"  # type: ignore[union-attr]
     theirs = incoming.read(encoded("sglang", EVENTS, published=True))
     assert theirs.events[0].salts == (SALT_CANARY,)  # type: ignore[union-attr]

@@ -1,0 +1,27 @@
+"""Files that commands read and write, with errors that name the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvcustody.errors import ConfigError
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file; raises `ConfigError` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"file `{path}`: {error.strerror}", path=path) from error
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files into a folder, each whole or not at all; raises `ConfigError` where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            partial = folder / f".{name}.partial"
+            partial.write_bytes(data)
+            partial.replace(folder / name)
+    except OSError as error:
+        raise ConfigError(f"folder `{folder}`: {error.strerror}", path=folder) from error
