@@ -16,11 +16,12 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
 from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.domain import Domain, DomainFacts
+from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
 from kvcustody.governance.decisions.segment_matcher import Candidate, SegmentMatcher
@@ -43,6 +44,16 @@ PLANS_PER_TENANT_MAX = 4096
 
 _SCOPES = {Scope.SESSION: ScopeKind.SESSION, Scope.SUBJECT: ScopeKind.SUBJECT, Scope.TENANT: ScopeKind.TENANT}
 LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, ScopeKind.TENANT: Scope.TENANT}
+
+
+class DomainPool(Protocol):
+    """What makes the domains of plans, and what they are interned by: a `BlockManager` or a `ForeignPool`."""
+
+    def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
+        """A new domain charged to `owner`."""
+
+
+PoolT_co = TypeVar("PoolT_co", bound=DomainPool, covariant=True)
 
 
 class DomainLabel(NamedTuple):
@@ -70,6 +81,12 @@ def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
     return owed
 
 
+def label_of(domain: Domain) -> DomainLabel:
+    """The label that the governance gave a domain."""
+    assert isinstance(domain.label, DomainLabel)
+    return domain.label
+
+
 class OpenedDomain(NamedTuple):
     """A grant or segment that the policy lists for the reader; decided again at each use (G2)."""
 
@@ -86,7 +103,7 @@ def is_revoked(source: str, revoked: Collection[str]) -> bool:
     return source in revoked or source.partition("~")[0] in revoked
 
 
-class Plan:
+class Plan(Generic[PoolT_co]):
     """One reader's standing under one revision."""
 
     __slots__ = (
@@ -115,11 +132,13 @@ class Plan:
         "waits_for_ledger",
     )
 
-    def __init__(self, principal: Principal, account: Account, manager: Any, level: int, name: str) -> None:
+    def __init__(
+        self, principal: Principal, account: Account, manager: PoolT_co, level: int, name: str
+    ) -> None:
         self.principal = principal
         self.tenant = str(principal.tenant)
         self.account = account
-        self.manager = manager  # the pool that makes its domains: a `BlockManager` or a `ForeignPool`
+        self.manager = manager  # the pool that makes its domains
         self.level = level
         self.classification = name
         self.key: PlanKey
@@ -149,18 +168,37 @@ class Plan:
         self.matcher = None
 
 
+AnyPlan = Plan[DomainPool]
+"""A plan as decisions and evidence use it, whatever pool its domains are in."""
+
+
+def plan_of(residency: Residency) -> AnyPlan:
+    """The plan under which a residency of an identified requester began."""
+    assert isinstance(residency.facts, Plan)
+    return residency.facts
+
+
 MODEL_DIGITS = 16  # of a ModelIdentity's digest, in leaves
-PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
 
 
-class PlanBook:
+class PlanKey(NamedTuple):
+    """What decides a plan, all that a request says of itself; `model` is the digest of its identity."""
+
+    principal: Principal
+    model: bytes
+    route: str | None
+    classification: str | None
+    salt: str | None
+
+
+class PlanBook(Generic[PoolT_co]):
     """Plans under one policy revision. Domains outlive it: they are interned by what they are, weakly."""
 
     def __init__(
         self,
         table: DecisionTable,
         keyring: Keyring,
-        account_of: Callable[[str], tuple[Account, Any]],
+        account_of: Callable[[str], tuple[Account, PoolT_co]],
         domains: WeakValueDictionary[tuple[DomainSpec, int], Domain],
         block_tokens: int,
         record_keys: Callable[[KeyOwner, tuple[KeyFact, ...]], None],
@@ -174,10 +212,10 @@ class PlanBook:
         self._account_of = account_of
         self._domains = domains
         self._block_tokens = block_tokens
-        self._plans: dict[str, OrderedDict[PlanKey, Plan]] = {}
-        self._by_key: dict[PlanKey, Plan] = {}
+        self._plans: dict[str, OrderedDict[PlanKey, Plan[PoolT_co]]] = {}
+        self._by_key: dict[PlanKey, Plan[PoolT_co]] = {}
 
-    def plan(self, key: PlanKey, now_utc_us: int) -> Plan | None:
+    def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
         """The reader's plan, or None where the policy admits no such tenant."""
         if self._key_changes != self._keyring.changes:
             self.drop()  # a rotation or destruction: every plan holds primed states (H2)
@@ -206,7 +244,7 @@ class PlanBook:
                 del self._by_key[key]
                 self._plans[plan.tenant].pop(key, None)
 
-    def _keep(self, key: PlanKey, plan: Plan) -> None:
+    def _keep(self, key: PlanKey, plan: Plan[PoolT_co]) -> None:
         own = self._plans.setdefault(plan.tenant, OrderedDict())
         known = own.get(key)
         if known is not None:
@@ -218,7 +256,7 @@ class PlanBook:
             passed.forget_keys()
             self._by_key.pop(oldest, None)
 
-    def _make(self, key: PlanKey, now_utc_us: int) -> Plan | None:
+    def _make(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
         principal, model, route, hint, _ = key
         table, tenant = self.table, str(principal.tenant)
         entry = table.tenant(tenant)
@@ -252,7 +290,7 @@ class PlanBook:
         self._open_segments(plan, model, now_utc_us, principal.issuer)
         return plan
 
-    def _own(self, plan: Plan, owner: KeyOwner, key: PlanKey, owed: Obligations, scope: Scope) -> None:
+    def _own(self, plan: AnyPlan, owner: KeyOwner, key: PlanKey, owed: Obligations, scope: Scope) -> None:
         principal, model, route, _, salt = key
         epoch = self._keyring.current(owner)
         assert epoch is not None, "ensured above"
@@ -282,8 +320,8 @@ class PlanBook:
         self,
         spec: DomainSpec | None,
         owner: Account,
-        manager: Any,
-        plan: Plan,
+        manager: DomainPool,
+        plan: AnyPlan,
         owed: Obligations,
         *,
         tenant: str = "",
@@ -320,7 +358,7 @@ class PlanBook:
 
     # -- across a boundary --------------------------------------------------------------------------------------------
 
-    def _open_grants(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
+    def _open_grants(self, plan: AnyPlan, model: bytes, now_utc_us: int, issuer: str) -> None:
         """At most four, in order of id; only the owner's tenant-level domain of the reader's own classification."""
         opened: list[OpenedDomain] = []
         for grant in self.table.grants_for(plan.tenant, plan.level, now_utc_us):
@@ -335,7 +373,7 @@ class PlanBook:
         if opened:
             plan.decoy = hashlib.blake2b(key=os.urandom(32), digest_size=32)
 
-    def _grant(self, plan: Plan, grant: Grant, model: bytes, issuer: str) -> OpenedDomain | None:
+    def _grant(self, plan: AnyPlan, grant: Grant, model: bytes, issuer: str) -> OpenedDomain | None:
         owner = tenant_owner(issuer, grant.owner)
         epoch = self._keyring.current(owner)
         account, manager = self._account_of(grant.owner)
@@ -357,7 +395,7 @@ class PlanBook:
         chain = Chain(domain, self._keyring.domains.state(spec))
         return OpenedDomain(grant.id, grant.owner, plan.level, Scope.TENANT, Via.GRANT, chain)
 
-    def _open_segments(self, plan: Plan, model: bytes, now_utc_us: int, issuer: str) -> None:
+    def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int, issuer: str) -> None:
         candidates: list[Candidate] = []
         for rule in self.table.segments_for(plan.tenant, now_utc_us):
             if is_revoked(rule.id, self._revoked):
@@ -372,7 +410,7 @@ class PlanBook:
                 self._keyring, candidates, model=model, block_tokens=self._block_tokens
             )
 
-    def _segment(self, plan: Plan, rule: SegmentRule, model: bytes, issuer: str) -> OpenedDomain | None:
+    def _segment(self, plan: AnyPlan, rule: SegmentRule, model: bytes, issuer: str) -> OpenedDomain | None:
         owner = tenant_owner(issuer, rule.owner)
         epoch = self._keyring.current(owner)
         account, manager = self._account_of(rule.owner)

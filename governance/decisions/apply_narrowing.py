@@ -16,7 +16,7 @@ from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.pool.domain import Domain
 from kvcustody.audit.events import HoldsNarrowed
 from kvcustody.errors import PolicyError
-from kvcustody.governance.decisions.access_plan import owed_by
+from kvcustody.governance.decisions.access_plan import DomainPool, owed_by
 from kvcustody.governance.decisions.reachable_domains import is_reachable
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -28,7 +28,7 @@ class Bound(Protocol):
     """A pool whose domains can be given new limits. `pool` is the object that its domains are interned by."""
 
     @property
-    def pool(self) -> object:
+    def pool(self) -> DomainPool:
         """What makes the domains."""
 
     def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:

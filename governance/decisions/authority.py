@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -28,7 +28,7 @@ from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivat
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.decisions.access_plan import Plan, PlanBook, PlanKey
+from kvcustody.governance.decisions.access_plan import Plan, PlanBook, PlanKey, PoolT_co
 from kvcustody.governance.decisions.apply_narrowing import Bound, bind
 from kvcustody.governance.decisions.first_use_log import FirstUses
 from kvcustody.governance.decisions.reuse_decision import Moment, Reuse
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 
 
-class Authority(ABC):
+class Authority(ABC, Generic[PoolT_co]):
     """Who may do what, under the active revision. Not thread-safe, except `call`."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Authority(ABC):
         self._keyring = keyring
         self.block_tokens = block_tokens
         self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
-        self._commands: deque[tuple[Callable[[Any], object], Future[object]]] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUses(ledger, self._clock)
@@ -78,7 +78,7 @@ class Authority(ABC):
     # -- what a facade over a pool provides ---------------------------------------------------------------------------
 
     @abstractmethod
-    def _account(self, tenant: str) -> tuple[Account, Any]:
+    def _account(self, tenant: str) -> tuple[Account, PoolT_co]:
         """The account of an admitted tenant and the pool it is charged in; raises `CapacityError` without room."""
 
     @abstractmethod
@@ -91,7 +91,9 @@ class Authority(ABC):
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, key: PlanKey, request_id: object, moment: Moment) -> Plan | AdmissionRefused | Deferred:
+    def _plan(
+        self, key: PlanKey, request_id: object, moment: Moment
+    ) -> Plan[PoolT_co] | AdmissionRefused | Deferred:
         try:
             plan = self._book.plan(key, moment.utc_us)
         except (
@@ -108,7 +110,7 @@ class Authority(ABC):
             tally = self.tallies[tenant] = Tally()
         return tally
 
-    def _new_book(self, table: DecisionTable) -> PlanBook:
+    def _new_book(self, table: DecisionTable) -> PlanBook[PoolT_co]:
         return PlanBook(
             table,
             self._keyring,
@@ -130,7 +132,7 @@ class Authority(ABC):
             shadow=self._shadow,
         )
 
-    def _standing_changed(self) -> None:  # noqa: B027 - nothing to do where nobody keeps a decision
+    def _standing_changed(self) -> None:
         """Decisions taken before this moment and not yet attached no longer count."""
 
     def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
@@ -151,18 +153,21 @@ class Authority(ABC):
     def call(self, command: Callable[[Self], T]) -> Future[T]:
         """Run `command` on the owning thread at the next step; the future is its acknowledgement. Thread-safe."""
         future: Future[T] = Future()
-        self._commands.append((command, future))  # type: ignore[arg-type]
-        return future
 
-    def _run_commands(self) -> None:
-        while self._commands:
-            command, future = self._commands.popleft()
+        def run() -> None:
             if not future.set_running_or_notify_cancel():
-                continue
+                return
             try:
                 future.set_result(command(self))
             except Exception as error:
                 future.set_exception(error)
+
+        self._commands.append(run)
+        return future
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
 
     # -- administration -----------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from kvcustody.allocator.pool.domain import Domain
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.audit.events import Event, HitCounted
-from kvcustody.governance.decisions.access_plan import OpenedDomain, Plan, is_revoked
+from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked
 from kvcustody.governance.decisions.first_use_log import FirstUses
 from kvcustody.governance.decisions.shadow_policy import Shadow
 from kvcustody.governance.observability.tenant_counters import Tally
@@ -63,7 +63,7 @@ class Reuse:
         self._counted: dict[tuple[str, str, str, str], int] = {}
 
     def read_plan(
-        self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment
+        self, plan: AnyPlan, prompt: Prompt, tally: Tally, moment: Moment
     ) -> tuple[ReadPlan, tuple[str, ...]]:
         """What may be searched now, and the rules that permit the own scope."""
         if moment.now_us >= self.expires_us:
@@ -90,7 +90,7 @@ class Reuse:
             return self._widened(plan, prompt, tally, moment), own.reasons
         return plan.own_plan, own.reasons
 
-    def _widened(self, plan: Plan, prompt: Prompt, tally: Tally, moment: Moment) -> ReadPlan:
+    def _widened(self, plan: AnyPlan, prompt: Prompt, tally: Tally, moment: Moment) -> ReadPlan:
         segment: Chain | None = None
         blocks = 0
         matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
@@ -104,7 +104,7 @@ class Reuse:
         )
         return ReadPlan(plan.own, segment, blocks, grants)
 
-    def may(self, plan: Plan, entry: OpenedDomain, tally: Tally, moment: Moment) -> bool:
+    def may(self, plan: AnyPlan, entry: OpenedDomain, tally: Tally, moment: Moment) -> bool:
         """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
         if not entry.chain.domain.is_open:
             return False
@@ -136,11 +136,11 @@ class Reuse:
             plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision, moment.trace
         )
 
-    def _deny(self, tally: Tally, plan: Plan, rule: str, owner: str) -> None:
+    def _deny(self, tally: Tally, plan: AnyPlan, rule: str, owner: str) -> None:
         tally.count(tally.denials, rule)
         self._count(plan.tenant, owner, "deny", rule)
 
-    def crossed(self, plan: Plan, domain: Domain) -> None:
+    def crossed(self, plan: AnyPlan, domain: Domain) -> None:
         """The plan's reader attached blocks of this domain: another tenant's log says so, too (U7)."""
         for entry in (*plan.grants, *plan.segments.values()):
             if entry.chain.domain is domain and entry.owner != plan.tenant:
@@ -163,7 +163,7 @@ class Reuse:
         return counted
 
 
-def via_reasons(plan: Plan, domain: Domain) -> tuple[str, ...]:
+def via_reasons(plan: AnyPlan, domain: Domain) -> tuple[str, ...]:
     """The grant or segment through which the plan reaches `domain`."""
     opened = (*plan.grants, *plan.segments.values())
     return tuple(entry.id for entry in opened if entry.chain.domain is domain)

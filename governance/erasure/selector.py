@@ -11,7 +11,7 @@ import json
 from typing import Any, NamedTuple
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
+from kvcustody.governance.decisions.access_plan import AnyPlan, DomainLabel
 
 
 class Selector(NamedTuple):
@@ -76,7 +76,7 @@ def check_selector(selector: Selector) -> None:
         raise ConfigError("an erasure by subject or session needs its tenant")
 
 
-def matches_plan(selector: Selector, plan: Plan) -> bool:
+def matches_plan(selector: Selector, plan: AnyPlan) -> bool:
     """Whether a request of this standing is inside the selector."""
     label = plan.own.domain.label
     assert isinstance(label, DomainLabel)

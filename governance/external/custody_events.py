@@ -17,7 +17,7 @@ from kvcustody.audit.events import (
     Runs,
 )
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
+from kvcustody.governance.decisions.access_plan import Plan, label_of
 from kvcustody.governance.decisions.reuse_decision import via_reasons
 from kvcustody.governance.governor import custody_events as evidence
 from kvcustody.governance.lazy_runs import FlatRuns
@@ -30,8 +30,7 @@ def opened(residency: ForeignResidency, pool: ForeignPool, revision: int) -> Res
     """The residency as it began. Everything it was handed so far is on record with it."""
     plan = residency.facts if isinstance(residency.facts, Plan) else None
     domain = residency.domain
-    label = domain.label
-    assert isinstance(label, DomainLabel)
+    label = label_of(domain)
     domains: tuple[int, ...] = (domain.tag,)
     reasons = residency.reasons if plan is not None else NO_IDENTITY
     attached = residency.attached

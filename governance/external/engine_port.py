@@ -33,7 +33,7 @@ from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.decisions.access_plan import Plan, PlanKey
 from kvcustody.governance.decisions.apply_narrowing import Bound
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment
@@ -66,7 +66,7 @@ _log = structlog.get_logger(__name__)
 SWEEP_BATCH = 128
 
 
-class EnginePort(Authority):
+class EnginePort(Authority[ForeignPool]):
     """Custody of every block of one engine that allocates by itself. Not thread-safe, except `call`."""
 
     def __init__(
@@ -173,10 +173,10 @@ class EnginePort(Authority):
         hints: Hints,
         request_id: object,
         moment: Moment,
-    ) -> Plan | AdmissionRefused | None:
+    ) -> Plan[ForeignPool] | AdmissionRefused | None:
         if principal is None:
             return None
-        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = PlanKey(principal, model.digest, route or principal.route, hints.classification, hints.salt)
         plan = self._plan(key, request_id, moment)
         if isinstance(plan, Deferred):
             return AdmissionRefused(request_id, "the ledger cannot record the tenant's first key; try again")

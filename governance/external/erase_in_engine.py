@@ -15,7 +15,7 @@ from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.allocator.pool.domain import Domain
-from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
+from kvcustody.governance.decisions.access_plan import Plan, label_of
 from kvcustody.governance.erasure.erasure_run import (
     ErasureEffect,
     PoolUnits,
@@ -105,7 +105,7 @@ class _Covered:
     def __init__(self, port: PortView, selector: Selector, before_us: int) -> None:
         pool = port.pool
         self.domains: list[Domain] = [
-            domain for domain in pool.domains.values() if matches_label(selector, _label(domain))
+            domain for domain in pool.domains.values() if matches_label(selector, label_of(domain))
         ]
         known = {domain.tag for domain in self.domains}
         tags = list(known)
@@ -130,7 +130,7 @@ class _Covered:
         present = unique_units(pool.number, parts, pool.generation)
         self.units = self._with_ended(pool, selector, present)
         for residency in self.running:  # domains that have no block yet
-            if matches_label(selector, _label(residency.domain)) and residency.domain.tag not in known:
+            if matches_label(selector, label_of(residency.domain)) and residency.domain.tag not in known:
                 known.add(residency.domain.tag)
                 self.domains.append(residency.domain)
 
@@ -139,7 +139,7 @@ class _Covered:
         """And what ended before and has no receipt yet; its block may be somebody else's by now (Z4)."""
         blocks, generations = [present.blocks], [present.generations]
         for custody in pool.queue.custodies():
-            if custody.domain is not None and may_hold(selector, _label(custody.domain)):
+            if custody.domain is not None and may_hold(selector, label_of(custody.domain)):
                 blocks.append(custody.blocks)
                 generations.append(custody.generations)
         every, first = np.unique(np.concatenate(generations), return_index=True)
@@ -161,11 +161,6 @@ def _hide(pool: ForeignPool, finishing: Sequence[ForeignResidency]) -> list[int]
 def _live(pool: ForeignPool) -> int:
     live: NDArray[np.bool_] = (pool.state == ACTIVE) | (pool.state == CACHED)
     return int(np.count_nonzero(live))
-
-
-def _label(domain: Domain) -> DomainLabel:
-    assert isinstance(domain.label, DomainLabel)
-    return domain.label
 
 
 def _matches(selector: Selector, residency: ForeignResidency) -> bool:

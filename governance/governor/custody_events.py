@@ -28,14 +28,14 @@ from kvcustody.audit.events import (
     Runs,
 )
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
+from kvcustody.governance.decisions.access_plan import AnyPlan, DomainLabel, label_of, plan_of
 from kvcustody.governance.lazy_runs import FlatRuns
 
 NO_TIME_US = 0
 
 
 def opened(
-    plan: Plan,
+    plan: AnyPlan,
     sequence: Sequence,
     manager: BlockManager,
     pool: int,
@@ -124,8 +124,7 @@ def unlisted(sequence: Sequence, manager: BlockManager) -> tuple[NDArray[np.int6
 def joined(join: Joined, pool: int) -> BlocksAttached:
     """A running request came to refer to what another had published before it could."""
     residency = join.residency
-    plan = residency.facts
-    assert isinstance(plan, Plan)
+    plan = plan_of(residency)
     runs = FlatRuns(join.blocks, join.generations, pool)
     return BlocksAttached(join.at_us, residency.id, plan.tenant, runs, residency.trace)
 
@@ -133,8 +132,7 @@ def joined(join: Joined, pool: int) -> BlocksAttached:
 def let_go(gone: LetGo, pool: int) -> Iterator[Event]:
     """A running request stopped using blocks: a tail that it copied, a window that it passed."""
     residency = gone.residency
-    plan = residency.facts
-    assert isinstance(plan, Plan)
+    plan = plan_of(residency)
     head = (gone.at_us, residency.id, plan.tenant, "passed")
     own = gone.generations >= gone.recorded_until
     for chosen, is_own in ((own, True), (~own, False)):
@@ -154,8 +152,7 @@ def ended(custody: EndedRun, pool: int, now_us: int) -> CustodyEnded:
     """The end of one run's custody."""
     domain = custody.domain
     assert domain is not None
-    label = domain.label
-    assert isinstance(label, DomainLabel)
+    label = label_of(domain)
     return CustodyEnded(
         now_us,
         label.tenant,

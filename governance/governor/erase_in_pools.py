@@ -19,10 +19,9 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks
 from kvcustody.allocator.pool.domain import Domain
 from kvcustody.allocator.pool.pool import EndedRun, PoolPartition
-from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.sequence import Sequence as Running
-from kvcustody.governance.decisions.access_plan import DomainLabel, Plan
+from kvcustody.governance.decisions.access_plan import label_of, plan_of
 from kvcustody.governance.erasure.erasure_run import (
     ErasureEffect,
     PoolUnits,
@@ -131,7 +130,7 @@ class _Covered:
         self.inside: dict[int, Node] = {}  # nodes of these domains, and whatever continues them
         for node in manager.tree.nodes():
             domain = node.domain
-            if domain in self.domains or matches_label(selector, _label(domain)):
+            if domain in self.domains or matches_label(selector, label_of(domain)):
                 self.domains.add(domain)
                 self.inside[id(node)] = node
             elif node.parent is not None and id(node.parent) in self.inside:
@@ -141,17 +140,17 @@ class _Covered:
             for sequence in manager.decode.sequences
             if sequence is not None
             and sequence.residency.opened_us <= before_us
-            and (matches_plan(selector, _plan_of(sequence.residency)) or self._reads(sequence))
+            and (matches_plan(selector, plan_of(sequence.residency)) or self._reads(sequence))
         ]
         for sequence in self.sequences:
-            if matches_label(selector, _label(sequence.domain)):
+            if matches_label(selector, label_of(sequence.domain)):
                 self.domains.add(sequence.domain)
         self.holds = [
             hold
             for account in manager.accounts.values()
             if selector.tenant is None or account.name == selector.tenant
             for hold in account.residencies.values()
-            if hold.opened_us <= before_us and matches_plan(selector, _plan_of(hold))
+            if hold.opened_us <= before_us and matches_plan(selector, plan_of(hold))
         ]
         self.units = self._units(selector)
 
@@ -171,7 +170,7 @@ class _Covered:
         for node in nodes.values():
             parts += [node.blocks, *node.windows]
         for custody in _on_their_way(pool.partitions):
-            if custody.domain is not None and may_hold(selector, _label(custody.domain)):
+            if custody.domain is not None and may_hold(selector, label_of(custody.domain)):
                 parts.append(custody.blocks)
         return unique_units(self.manager.number, parts, pool.generation)
 
@@ -231,13 +230,3 @@ def _path(leaf: Node | None) -> Iterable[Node]:
     while leaf is not None:
         yield leaf
         leaf = leaf.parent
-
-
-def _label(domain: Domain) -> DomainLabel:
-    assert isinstance(domain.label, DomainLabel)
-    return domain.label
-
-
-def _plan_of(residency: Residency) -> Plan:
-    assert isinstance(residency.facts, Plan)
-    return residency.facts

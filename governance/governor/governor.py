@@ -26,7 +26,7 @@ from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
-from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.decisions.access_plan import Plan, PlanKey
 from kvcustody.governance.decisions.apply_narrowing import Bound, BoundManager
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
@@ -55,7 +55,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 _log = structlog.get_logger(__name__)
 
 
-class Governor(Authority):
+class Governor(Authority[BlockManager]):
     """Custody of every block of one engine process. Not thread-safe, except `call`."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Governor(Authority):
         leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         outside int32.
         """
-        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = PlanKey(principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
@@ -142,7 +142,7 @@ class Governor(Authority):
             return AdmissionRefused(request_id, f"policy: {admitted.reasons[0]}")
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
-        manager: BlockManager = plan.manager
+        manager = plan.manager
         now_us = moment.now_us
         found = manager.find(read, prompt, now_us)
         residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
@@ -169,7 +169,7 @@ class Governor(Authority):
     def _record(
         self,
         tally: Tally,
-        plan: Plan,
+        plan: Plan[BlockManager],
         begun: Running,
         found: PrefixMatch,
         reasons: tuple[str, ...],
@@ -180,7 +180,7 @@ class Governor(Authority):
             reasons = (*reasons, *via_reasons(plan, found.via))
             tally.granted_hit_blocks += begun.hit_blocks
             self._reuse.crossed(plan, found.via)
-        manager: BlockManager = plan.manager
+        manager = plan.manager
         self._outbox.append(
             evidence.opened(plan, begun, manager, manager.number, reasons, self.table.revision, now_us)
         )
@@ -190,7 +190,7 @@ class Governor(Authority):
             tally.hit_requests += 1
             tally.hit_blocks += begun.hit_blocks
 
-    def _prioritise(self, sequence: Running, plan: Plan) -> None:
+    def _prioritise(self, sequence: Running, plan: Plan[BlockManager]) -> None:
         size = self.block_tokens
         sequence.priorities = [
             (first // size, (1 << 40) if last is None else -(-last // size), priority, for_us or 0)
@@ -204,7 +204,7 @@ class Governor(Authority):
         now_us = self._clock.now_us()
         for request_id, computed in zip(request_ids, computed_tokens, strict=True):
             sequence = self._get(request_id)
-            manager: BlockManager = _plan(sequence).manager
+            manager = _plan(sequence).manager
             manager.commit(sequence, computed, now_us)
             if manager.pool.joined:
                 self._record_joins(manager)
@@ -240,14 +240,14 @@ class Governor(Authority):
         engine withholds them. The next token needs `extend_slots`. Raises as `BlockManager.fill`.
         """
         sequence = self._get(request_id)
-        manager: BlockManager = _plan(sequence).manager
+        manager = _plan(sequence).manager
         manager.fill(sequence, None if tokens is None else np.asarray(tokens, dtype=np.int32))
 
     def fork(self, request_id: object, child_id: object) -> Admission:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
         parent = self._get(request_id)
         plan = _plan(parent)
-        manager: BlockManager = plan.manager
+        manager = plan.manager
         now_us = self._clock.now_us()
         key = (plan.tenant, child_id)
         if key in self._live:
@@ -283,7 +283,7 @@ class Governor(Authority):
             self._live.pop(handle, None)
         now_us = self._clock.now_us()
         plan = _plan(sequence)
-        manager: BlockManager = plan.manager
+        manager = plan.manager
         runs = evidence.written(sequence, manager, manager.number)
         manager.release(sequence, now_us, cause)
         if manager.pool.joined:
@@ -462,7 +462,7 @@ class Governor(Authority):
         return live
 
 
-def _plan(sequence: Running) -> Plan:
+def _plan(sequence: Running) -> Plan[BlockManager]:
     plan = sequence.residency.facts
     assert isinstance(plan, Plan)
     return plan

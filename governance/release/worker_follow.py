@@ -18,6 +18,7 @@ import structlog
 
 from kvcustody.clock import Clock
 from kvcustody.errors import CustodyError
+from kvcustody.governance.decisions.access_plan import DomainPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.reader import ReleaseReader, expiry_of
@@ -36,7 +37,7 @@ class PolicyFeed:
     def __init__(
         self,
         reader: ReleaseReader,
-        authority: Authority,
+        authority: Authority[DomainPool],
         clock: Clock,
         *,
         lease_seconds: float = LEASE_SECONDS,
@@ -144,7 +145,12 @@ class PolicyFeed:
 
 
 def follow(
-    standing: StartupPolicy, authority: Authority, clock: Clock, stack: ExitStack, *, lease_seconds: int
+    standing: StartupPolicy,
+    authority: Authority[DomainPool],
+    clock: Clock,
+    stack: ExitStack,
+    *,
+    lease_seconds: int,
 ) -> PolicyFeed | None:
     """Start following the release that a worker began with; `stack` ends it. None where there is none to follow."""
     if standing.reader is None:

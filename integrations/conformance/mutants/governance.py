@@ -49,7 +49,7 @@ def _everyone(original: Any) -> Any:
 def _no_owner(original: Any) -> Any:
     """The key ring must have an epoch for the tenant that everybody's domain names."""
 
-    def make(self: PlanBook, key: Any, now_utc_us: int) -> Any:
+    def make(self: PlanBook[Any], key: Any, now_utc_us: int) -> Any:
         self._keyring.ensure([tenant_owner(key[0].issuer, "alpha")])
         return original(self, key, now_utc_us)
 
@@ -79,7 +79,7 @@ def _cached_plans(original: Any) -> Any:
     """The plan that was made first answers for ever, whichever book is asked."""
     kept: dict[Any, Any] = {}
 
-    def answer(self: PlanBook, key: Any, now_utc_us: int) -> Any:
+    def answer(self: PlanBook[Any], key: Any, now_utc_us: int) -> Any:
         own = kept.setdefault(id(self._keyring), {})
         if key not in own:
             own[key] = original(self, key, now_utc_us)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
@@ -119,7 +120,7 @@ class BatchCustody:
         return releases == self._releases and self._steps < steps and now_us < until_us
 
     def _enter(
-        self, request_id: str, admitted: Admission, claim: RequestClaim, plan: Plan, tokens: int
+        self, request_id: str, admitted: Admission, claim: RequestClaim, plan: Plan[BlockManager], tokens: int
     ) -> None:
         table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
         self._tables[request_id] = table

@@ -29,7 +29,13 @@ class RequestRecord:
     )
 
     def __init__(
-        self, admission: Admission, claim: RequestClaim, plan: Plan, prompt: int, table: list[int], room: int
+        self,
+        admission: Admission,
+        claim: RequestClaim,
+        plan: Plan[BlockManager],
+        prompt: int,
+        table: list[int],
+        room: int,
     ) -> None:
         self.handle = admission.request_id
         self.slot = admission.slot

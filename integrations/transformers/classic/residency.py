@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.errors import HandleError
@@ -60,7 +61,7 @@ class CacheResidency:
         self.ceiling_us = self._opened_us + min(owed.active_max_us, owed.absolute_us or NEVER_US)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Plan[BlockManager]:
         """Whose it is, under which classification."""
         plan = self._running.residency.facts
         assert isinstance(plan, Plan)
