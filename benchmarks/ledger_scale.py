@@ -31,7 +31,7 @@ from ledger_stores import fresh_store, postgres
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.database.monthly_partitions import make_ahead
+from kvcustody.audit.database.monthly_partitions import create_partitions
 from kvcustody.audit.events import Context, ReceiptRecorded, leaf, log_of
 from kvcustody.audit.events.batch import LeafBatch
 from kvcustody.audit.events.block_runs import Run
@@ -98,7 +98,7 @@ def fill(engine: Engine, leaves: int) -> float:
             connection.exec_driver_sql("SET synchronous_commit=off")
             connection.commit()
         with connection.begin():
-            make_ahead(connection, START_US, MONTHS)
+            create_partitions(connection, START_US, MONTHS)
             register(connection, INCARNATION, "scale", 0, START_US)
         for first in range(0, leaves, TOGETHER):
             with connection.begin():

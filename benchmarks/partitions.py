@@ -25,9 +25,9 @@ from ledger_stores import postgres
 from plain_driver import plain_copy
 from sqlalchemy import Connection, Engine, insert
 
-from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE, open_store
-from kvcustody.audit.database.monthly_partitions import REST, make_ahead, partitions
+from kvcustody.audit.database.monthly_partitions import REST, create_partitions, partitions
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.migrations.upgrade import upgrade
 
@@ -72,7 +72,7 @@ def made_ready(uri: str, name: str, variant: str) -> Engine:
             for number in range(1, TENANTS + 1)
         ]
         opened.execute(insert(logs), rows)
-        make_ahead(opened, START_US, MONTHS - 1)
+        create_partitions(opened, START_US, MONTHS - 1)
         if variant == "months":
             opened.exec_driver_sql("ALTER TABLE events DISABLE TRIGGER places")
     return engine
@@ -159,7 +159,7 @@ def _all(connection: Connection, query: str) -> None:
 
 def half_dropped(engine: Engine) -> dict[str, float]:
     """How leaves of the first half of the time go, and what comes back to the disk."""
-    with engine.connect() as connection, connection.begin(), lifted(connection):
+    with engine.connect() as connection, connection.begin(), triggers_lifted(connection):
         before = _bytes(connection)
         months = [part for part in partitions(connection) if part.name != REST][: MONTHS // 2]
         if months:

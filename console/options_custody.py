@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.coverage.custody_units import CustodySelection
-from kvcustody.audit.database.engine import check_store, failure, open_store
+from kvcustody.audit.database.engine import check_store, ledger_error, open_store
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.errors import ConfigError
@@ -46,7 +46,7 @@ def reading(db: str) -> Iterator[Connection]:
                 connection.execution_options(isolation_level="REPEATABLE READ")
             yield connection
     except SQLAlchemyError as problem:
-        raise failure(engine, problem) from problem
+        raise ledger_error(engine, problem) from problem
     finally:
         engine.dispose()
 

@@ -12,7 +12,7 @@ import typer
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import check_store, failure, open_store
+from kvcustody.audit.database.engine import check_store, ledger_error, open_store
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.errors import ConfigError
 
@@ -50,7 +50,7 @@ def reading(ledger: str) -> Iterator[Engine]:
         check_store(engine)
         yield engine
     except SQLAlchemyError as problem:
-        raise failure(engine, problem) from problem
+        raise ledger_error(engine, problem) from problem
     finally:
         engine.dispose()
 
@@ -63,7 +63,7 @@ def writing(ledger: str) -> Iterator[Engine]:
         check_store(engine)
         yield engine
     except SQLAlchemyError as problem:
-        raise failure(engine, problem) from problem
+        raise ledger_error(engine, problem) from problem
     finally:
         engine.dispose()
 

@@ -21,8 +21,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, failure
-from kvcustody.audit.database.monthly_partitions import keep_ahead
+from kvcustody.audit.database.engine import VERSION_TABLE, WRITE, ledger_error
+from kvcustody.audit.database.monthly_partitions import ensure_partitions
 from kvcustody.errors import LedgerError
 
 Progress = Callable[[str, int, int], None]
@@ -40,9 +40,9 @@ def upgrade(engine: Engine, revision: str = "head", *, progress: Progress | None
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7215409)")
             reached = _upgrade(connection, revision, progress)
-        keep_ahead(engine, time.time_ns() // 1000)
+        ensure_partitions(engine, time.time_ns() // 1000)
     except SQLAlchemyError as problem:
-        raise failure(engine, problem) from problem
+        raise ledger_error(engine, problem) from problem
     return reached
 
 

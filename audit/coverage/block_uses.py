@@ -134,7 +134,7 @@ def read_uses(connection: Connection, life: Any, as_of: AsOf | None = None) -> B
     if not wrote_flag.all():
         starts = np.concatenate((opened.column("opened_boot_us"), joined.column("attached_boot_us")))
         since = np.concatenate((np.zeros(len(wrote.owner), np.int64), starts[begun]))
-        gone = _LetGo(wrote, ~wrote_flag, wrote_released, wrote_hold)
+        gone = _ReleasedRuns(wrote, ~wrote_flag, wrote_released, wrote_hold)
         released, hold = _dropped(
             gone, keys=keys, residency=residency, since=since, released=released, hold=hold
         )
@@ -228,7 +228,7 @@ def read_receipts(
     )
 
 
-class _LetGo(NamedTuple):
+class _ReleasedRuns(NamedTuple):
     """Leaves of releases, which of them are of blocks let go of early, and by row: when, and held until when."""
 
     leaves: Evidence
@@ -238,7 +238,7 @@ class _LetGo(NamedTuple):
 
 
 def _dropped(
-    gone: _LetGo, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
+    gone: _ReleasedRuns, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
 ) -> tuple[Int64s, Int64s]:
     """A block that its residency let go of early was used until then, not until the end (U3)."""
     owner = gone.leaves.owner

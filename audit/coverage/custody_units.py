@@ -24,7 +24,7 @@ from kvcustody.audit.coverage.block_uses import (
     read_uses,
     unit_keys_of,
 )
-from kvcustody.audit.coverage.erasure_due_times import read_asked
+from kvcustody.audit.coverage.erasure_due_times import read_erasure_due_times
 from kvcustody.audit.coverage.verdicts import JudgedUnits, assess
 from kvcustody.audit.database.snapshot import AsOf, is_in
 from kvcustody.audit.events.block_runs import Int64s
@@ -130,7 +130,7 @@ def read_units(
         ends = read(connection, custody_ends, _END_COLUMNS, _of(life, chosen, as_of), ordered=False)
         uses = read_uses(connection, life, as_of)
         cells = read_receipts(connection, life.id, ends, as_of)
-        units = assess(ends, uses, cells, life.shards, read_asked(connection, life, as_of))
+        units = assess(ends, uses, cells, life.shards, read_erasure_due_times(connection, life, as_of))
         ended = distinct(unit_keys_of(ends)) if whole else ended_keys(connection, life, as_of)
         overdue = _overdue(uses, ended, now_us - life.offset_us)
         models = None if chosen.model is None else read_models(connection, life.id, as_of)

@@ -26,7 +26,7 @@ class ErasureDueTimes(NamedTuple):
     at: Int64s
 
 
-def read_asked(connection: Connection, life: Any, as_of: AsOf | None = None) -> ErasureDueTimes:
+def read_erasure_due_times(connection: Connection, life: Any, as_of: AsOf | None = None) -> ErasureDueTimes:
     """What the erasures of one incarnation covered; those whose request is not in the ledger are left out."""
     column = erasure_effects.c
     asked = (

@@ -33,7 +33,7 @@ from kvcustody.audit.coverage.recompute import (
 )
 from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_database
 from kvcustody.audit.database.engine import open_store
-from kvcustody.audit.database.gc_pause import collector_off
+from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes, is_in
 from kvcustody.audit.schema.ledger import events, logs
 
@@ -61,7 +61,7 @@ class RecountResult(NamedTuple):
 def _answer(
     connection: Connection, question: RecountRequest, state: AsOf | None, keep: list[object] | None = None
 ) -> RecountResult:
-    with collector_off():
+    with gc_paused():
         history = read_history(leaves_in_database(connection, state))
         if keep is not None:
             keep.append(history)
@@ -71,7 +71,7 @@ def _answer(
         return RecountResult(history.leaves, figures, unaccounted(history), recompute_digest(judged))
 
 
-class Recounting:
+class RecountProcess:
     """A recount under way; `answer` waits for it."""
 
     def __init__(self, connection: Connection, question: RecountRequest, state: AsOf | None) -> None:
@@ -124,11 +124,11 @@ class Recounting:
 
 
 @contextmanager
-def recounting(
+def open_recount(
     connection: Connection, chosen: Chosen, as_of_us: int, state: AsOf | None
-) -> Iterator[Recounting]:
+) -> Iterator[RecountProcess]:
     """Begin a recount of a state (None: of all that the connection sees); it ends with the block."""
-    made = Recounting(connection, RecountRequest(chosen, as_of_us, _sizes(connection, state)), state)
+    made = RecountProcess(connection, RecountRequest(chosen, as_of_us, _sizes(connection, state)), state)
     made.begin()
     try:
         yield made

@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Boolean, Connection, Integer, LargeBinary, Table
 
-from kvcustody.audit.database.engine import refuse
+from kvcustody.audit.database.engine import raise_driver_error
 
 Row = tuple[Any, ...]
 Columns = Sequence[Sequence[Any]]  # of one length
@@ -92,7 +92,7 @@ def _insert(
                 cursor.execute(statement, flat[start : start + values])
                 start += values
     except connection.dialect.loaded_dbapi.Error as problem:
-        refuse(connection, _insert_statement(table, 1), problem)
+        raise_driver_error(connection, _insert_statement(table, 1), problem)
     del flat[:start]
 
 
@@ -105,7 +105,7 @@ def _copy(connection: Connection, table: Table, rows: Iterable[Row]) -> None:
             for row in rows:
                 write(row)
     except connection.dialect.loaded_dbapi.Error as problem:
-        refuse(connection, statement, problem)
+        raise_driver_error(connection, statement, problem)
 
 
 @cache

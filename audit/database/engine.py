@@ -124,32 +124,34 @@ def _postgres(url: str, read_only: bool, timeout_seconds: float) -> Engine:
     return engine
 
 
-def marked(connection: Connection, statement: str) -> str:
+def with_placeholders(connection: Connection, statement: str) -> str:
     """A statement as text, written with `?`, with the marks of the connection's driver."""
     return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
 
 
-def ask(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
+def fetch_all(connection: Connection, statement: str, values: tuple[Any, ...]) -> Sequence[Any]:
     """Every row that a statement as text, written with `?`, gives for these values."""
-    return connection.exec_driver_sql(marked(connection, statement), values).all()
+    return connection.exec_driver_sql(with_placeholders(connection, statement), values).all()
 
 
-def ask_together(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
-    """What `ask` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
+def fetch_pipelined(connection: Connection, questions: Sequence[Question]) -> list[Sequence[Any]]:
+    """What `fetch_all` gives for each; PostgreSQL is sent all before its first answer: one wait instead of many."""
     if connection.dialect.name == "sqlite" or len(questions) < 2:
-        return [ask(connection, *question) for question in questions]
+        return [fetch_all(connection, *question) for question in questions]
     if not connection.in_transaction():
         connection.begin()  # as a question through SQLAlchemy would
     driver: Any = connection.connection.driver_connection
     try:
         with driver.pipeline():
-            cursors = [driver.execute(marked(connection, text), values) for text, values in questions]
+            cursors = [
+                driver.execute(with_placeholders(connection, text), values) for text, values in questions
+            ]
             return [cursor.fetchall() for cursor in cursors]
     except connection.dialect.loaded_dbapi.Error as problem:
-        refuse(connection, "; ".join(statement for statement, _ in questions), problem)
+        raise_driver_error(connection, "; ".join(statement for statement, _ in questions), problem)
 
 
-def refuse(connection: Connection, statement: str, problem: Exception) -> NoReturn:
+def raise_driver_error(connection: Connection, statement: str, problem: Exception) -> NoReturn:
     """Raise what a driver raised as the error that SQLAlchemy gives for a statement of its own."""
     base = connection.dialect.loaded_dbapi.Error
     raise DBAPIError.instance(statement, None, problem, base, dialect=connection.dialect) from problem
@@ -166,7 +168,7 @@ def describe(problem: BaseException) -> str:
     return lines[0][:200] if lines else type(cause).__name__
 
 
-def failure(engine: Engine, problem: BaseException) -> LedgerError:
+def ledger_error(engine: Engine, problem: BaseException) -> LedgerError:
     """The one-line error for a failed database."""
     place = engine.url.database if engine.dialect.name == "sqlite" else engine.url.render_as_string(True)
     place = str(place).removeprefix("file:").split("?", 1)[0]
@@ -182,7 +184,7 @@ def check_store(engine: Engine) -> None:
             version: Select[str] = select(column("version_num")).select_from(table(VERSION_TABLE))
             found = connection.execute(version).scalar() if known else None
     except SQLAlchemyError as problem:
-        raise failure(engine, problem) from problem
+        raise ledger_error(engine, problem) from problem
     if found == SCHEMA_REVISION:
         return
     if found is None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_off() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Bulk reading makes millions of objects that all stay: looking for cycles among them triples its time."""
     was = gc.isenabled()
     gc.disable()

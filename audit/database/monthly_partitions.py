@@ -24,7 +24,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
 
 MONTHS_AHEAD = 3
@@ -84,12 +84,12 @@ def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
     return tuple(_month(number // 12, number % 12 + 1) for number in range(start, start + count))
 
 
-def make_ahead(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
+def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
     """Make the partitions of this month and of `months` after it that are missing; their names (P4).
 
     Only the tables' owner may; for anybody else, and where `events` is one table, nothing is done.
     """
-    if not partitioned(connection) or not owned(connection):
+    if not partitioned(connection) or not owns_tables(connection):
         return ()
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MAKING})")
     known = [part for part in partitions(connection) if part.name != REST]
@@ -101,13 +101,13 @@ def make_ahead(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) 
     return tuple(month.name for month in missing)
 
 
-def keep_ahead(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
-    """`make_ahead` in a transaction of its own, given up where a long read of the rest is in the way."""
+def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
+    """`create_partitions` in a transaction of its own, given up where a long read of the rest is in the way."""
     try:
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_WAIT_MS}")
-            return make_ahead(connection, now_us, months)
+            return create_partitions(connection, now_us, months)
     except (
         OperationalError
     ):  # until the next start, or the next `kvcustody db partitions`, the rest takes its leaves
@@ -119,7 +119,7 @@ def _attach(connection: Connection, month: MonthPartition) -> None:
     run = connection.exec_driver_sql
     run(f"CREATE TABLE {month.name} (LIKE events)")
     inside = f"at_us >= {month.first_us} AND at_us < {month.below_us}"
-    with lifted(connection):
+    with triggers_lifted(connection):
         run(
             f"WITH moved AS (DELETE FROM {REST} WHERE {inside} RETURNING *)"  # noqa: S608 - our own names
             f" INSERT INTO {month.name} SELECT * FROM moved"
@@ -138,7 +138,7 @@ def _settle(connection: Connection, name: str, bound: str) -> None:
     run(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
 
 
-def owned(connection: Connection) -> bool:
+def owns_tables(connection: Connection) -> bool:
     """True where this login owns the table: it alone may make partitions, and empty one."""
     query = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('events')"
     return bool(connection.exec_driver_sql(query).scalar())

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import VERSION_TABLE, check_store, failure
+from kvcustody.audit.database.engine import VERSION_TABLE, check_store, ledger_error
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.errors import LedgerError
 
@@ -56,7 +56,7 @@ def set_up_roles(engine: Engine) -> RoleGrants:
             for statement in _statements(connection, by_tenant):
                 connection.exec_driver_sql(statement)
     except SQLAlchemyError as problem:
-        raise failure(engine, problem) from problem
+        raise ledger_error(engine, problem) from problem
     return RoleGrants((WRITER, READER, AUDITOR, SIGNER, RETENTION), by_tenant)
 
 

@@ -31,7 +31,7 @@ class LeafGroup(NamedTuple):
     extents: Mapping[str, Extents]
 
 
-class Founder(NamedTuple):
+class IncarnationStart(NamedTuple):
     """What the first leaf of an incarnation in a batch says of it."""
 
     worker: str
@@ -52,7 +52,7 @@ class LeafBatch(NamedTuple):
     at_us: Sequence[int]
     data: Sequence[bytes]
     groups: Sequence[LeafGroup]
-    founders: Mapping[str, Founder]
+    founders: Mapping[str, IncarnationStart]
     hashes: Sequence[bytes]  # RFC 6962, of `data`
 
 
@@ -73,13 +73,13 @@ def batch_of(leaves: Sequence[Leaf]) -> LeafBatch:
     """The batch of leaves that are there already, as a replay reads them; raises `KeyError` on a strange body."""
     bodies = [leaf.body for leaf in leaves]
     by_kind: dict[str, list[int]] = {}
-    founders: dict[str, Founder] = {}
+    founders: dict[str, IncarnationStart] = {}
     for place, body in enumerate(bodies):
         by_kind.setdefault(body["kind"], []).append(place)
         if body["incarnation"] not in founders:
             at_us = int(body["at_us"])
             worker = str(body.get("worker", "unknown"))
-            founders[body["incarnation"]] = Founder(worker, at_us - int(body["boot_us"]), at_us)
+            founders[body["incarnation"]] = IncarnationStart(worker, at_us - int(body["boot_us"]), at_us)
     return LeafBatch(
         [leaf.log for leaf in leaves],
         [body["incarnation"] for body in bodies],

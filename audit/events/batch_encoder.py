@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvcustody.audit.events.batch import EMPTY, Founder, LeafBatch, LeafGroup, batch_of
+from kvcustody.audit.events.batch import EMPTY, IncarnationStart, LeafBatch, LeafGroup, batch_of
 from kvcustody.audit.events.block_run_text import NotPlainError
 from kvcustody.audit.events.canonical_leaf import LEAF_BYTES_MAX, Context, Leaf, leaves, parse
 from kvcustody.audit.events.column_encoder import Form, Item, Texts, Written
@@ -166,7 +166,7 @@ class _Draft:
             at_us,
             data,
             self._groups,
-            {context.incarnation: Founder("unknown", context.offset_us, at_us[0])} if count else {},
+            {context.incarnation: IncarnationStart("unknown", context.offset_us, at_us[0])} if count else {},
             leaf_hashes(data),
         )
 

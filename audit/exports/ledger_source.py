@@ -16,7 +16,7 @@ from kvcustody.audit.exports.source import RootLeaf, SubLog
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.retention import retention_purges, timestamps
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.key_handover import handed_over, handover_leaves
+from kvcustody.audit.tlog.key_handover import handover_leaves, parse_handover_leaf
 from kvcustody.audit.tlog.proofs import TileSource
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import ExportError
@@ -111,7 +111,7 @@ class LedgerSource:
                 HandoverProof(
                     leaf,
                     proofs.inclusion(SYSTEM, idx, as_of=self.size).to_bytes(),
-                    tuple(proofs.root_consistency(handed_over(leaf).head.size, self.size)),
+                    tuple(proofs.root_consistency(parse_handover_leaf(leaf).head.size, self.size)),
                 )
                 for idx, leaf in handover_leaves(connection, below)
             ]

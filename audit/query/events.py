@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, exists, func, literal, or_, select
 
-from kvcustody.audit.database.engine import ask
+from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.events import log_of
 from kvcustody.audit.events.block_runs import decode
 from kvcustody.audit.schema.ledger import (
@@ -325,7 +325,7 @@ def _logs(connection: Connection, wanted: EventFilter, after: Cursor | None) -> 
     first = 0 if after is None else after.log
     only = _only_log(wanted)
     if only is not None:
-        found = ask(connection, _ONE_LOG, (only,))
+        found = fetch_all(connection, _ONE_LOG, (only,))
         return [(log, name) for log, name in found if log >= first]
     query = select(logs.c.id, logs.c.name).order_by(logs.c.id)
     if wanted.logs is not None:

@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 from sqlalchemy import Boolean, ColumnElement, Connection, Integer, Select, Table, select
 
-from kvcustody.audit.database.gc_pause import collector_off
+from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.audit.events.block_runs import Int64s, Pairs, decode_flat
 from kvcustody.audit.schema.ledger import events, residencies
 from kvcustody.errors import LedgerError
@@ -99,7 +99,7 @@ def _read(
     size = 0
     parts: list[list[Any]] = [[] for _ in columns]
     flat: list[list[tuple[Int64s, Pairs]]] = [[] for _ in lists]
-    with collector_off():
+    with gc_paused():
         for rows in _some_at_once(connection, query):
             *values, leaves = zip(*rows, strict=True)
             for part, column, is_number in zip(parts, values, numbers, strict=True):

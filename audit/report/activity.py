@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, select, true
 
 from kvcustody.audit.database.snapshot import AsOf
-from kvcustody.audit.report.leaf_counts import Overview
+from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.ledger import (
     decisions,
     erasure_results,
@@ -28,7 +28,7 @@ class KindCount(NamedTuple):
     leaves: int
 
 
-class Decided(NamedTuple):
+class DecisionCount(NamedTuple):
     """Reuse that was permitted or denied, by rule, as counted and as recorded one by one."""
 
     effect: str
@@ -63,7 +63,7 @@ class Activity(NamedTuple):
     """All of it."""
 
     kinds: tuple[KindCount, ...]
-    decisions: tuple[Decided, ...]
+    decisions: tuple[DecisionCount, ...]
     erasures: tuple[ReportedErasure, ...]
     findings: tuple[FindingCount, ...]
 
@@ -71,7 +71,7 @@ class Activity(NamedTuple):
 def read_activity(
     connection: Connection,
     as_of: AsOf,
-    overview: Overview,
+    overview: LeafCounts,
     since_us: int,
     until_us: int,
     *,
@@ -103,7 +103,7 @@ def _own_log(connection: Connection, tenant: str | None) -> int | None:
 
 def _decisions(
     connection: Connection, counted: ColumnElement[bool], single: ColumnElement[bool]
-) -> list[Decided]:
+) -> list[DecisionCount]:
     totals: dict[tuple[str, str], int] = {}
     queries: tuple[Any, ...] = (
         select(hit_counters.c.effect, hit_counters.c.rule, func.sum(hit_counters.c.requests))
@@ -116,7 +116,7 @@ def _decisions(
     for query in queries:
         for effect, rule, requests in connection.execute(query):
             totals[effect, rule] = totals.get((effect, rule), 0) + int(requests)
-    return [Decided(*key, number) for key, number in totals.items()]
+    return [DecisionCount(*key, number) for key, number in totals.items()]
 
 
 def _erasures(connection: Connection, within: ColumnElement[bool], as_of: AsOf) -> list[ReportedErasure]:

@@ -17,14 +17,14 @@ from kvcustody.audit.coverage.block_uses import NEVER
 from kvcustody.audit.coverage.compare_recount import differences
 from kvcustody.audit.coverage.custody_units import CustodySelection, LifeUnits, read_units
 from kvcustody.audit.coverage.recompute import Chosen
-from kvcustody.audit.coverage.recount_process import Recounting, recounting
+from kvcustody.audit.coverage.recount_process import RecountProcess, open_recount
 from kvcustody.audit.coverage.summary import CoverageSummary, summary
 from kvcustody.audit.database.snapshot import AsOf, as_of_sizes
 from kvcustody.audit.report.activity import read_activity
 from kvcustody.audit.report.exceptions import exceptions
 from kvcustody.audit.report.framework import load_framework
-from kvcustody.audit.report.gaps_and_spills import read_losses
-from kvcustody.audit.report.leaf_counts import look_over
+from kvcustody.audit.report.gaps_and_spills import read_gaps_and_spills
+from kvcustody.audit.report.leaf_counts import read_leaf_counts
 from kvcustody.audit.report.limitations import limitations
 from kvcustody.audit.report.model import (
     Bin,
@@ -38,7 +38,7 @@ from kvcustody.audit.report.model import (
     utc_text,
 )
 from kvcustody.audit.report.population import CustodyPopulation, is_covered
-from kvcustody.audit.report.reconciliation import balances
+from kvcustody.audit.report.reconciliation import reconcile
 from kvcustody.audit.report.sample import draw_sample
 from kvcustody.audit.report.system_boundary import read_boundary
 from kvcustody.audit.schema.ledger import events
@@ -103,7 +103,7 @@ def build_report(
     if not asked.recount:
         return _build(connection, asked, state, proof, tell, None)
     chosen = Chosen(asked.since_us, asked.until_us, asked.tenant)
-    with recounting(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
+    with open_recount(connection, chosen, _last_us(connection, asked.checkpoint), state) as recount:
         return _build(connection, asked, state, proof, tell, recount)
 
 
@@ -113,11 +113,11 @@ def _build(
     state: AsOf,
     proof: PolicyProof | None,
     tell: Progress,
-    recount: Recounting | None,
+    recount: RecountProcess | None,
 ) -> Report:
     framework = load_framework(asked.framework)
     tell("boundary")
-    overview = look_over(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
+    overview = read_leaf_counts(connection, state, asked.since_us, asked.until_us, tenant=asked.tenant)
     boundary = read_boundary(
         connection, asked.checkpoint, overview, tenant=asked.tenant, extends=asked.extends
     )
@@ -143,7 +143,7 @@ def _build(
         population.custodies,
         population.units,
         digest,
-        balances(connection, lives, boundary, found.total, population.units, state, tenant=asked.tenant),
+        reconcile(connection, lives, boundary, found.total, population.units, state, tenant=asked.tenant),
     )
     made = Report(
         version=__version__,
@@ -163,7 +163,7 @@ def _build(
         activity=read_activity(
             connection, state, overview, asked.since_us, asked.until_us, tenant=asked.tenant
         ),
-        losses=read_losses(connection, state, overview, tenant=asked.tenant),
+        losses=read_gaps_and_spills(connection, state, overview, tenant=asked.tenant),
         limitations=(),
     )
     if recount is not None:
@@ -191,7 +191,7 @@ def _checked(proof: PolicyProof | None, policies: Sequence[object]) -> PolicyPro
 
 
 def _recounted(
-    connection: Connection, asked: ReportParameters, recount: Recounting, found: CoverageSummary
+    connection: Connection, asked: ReportParameters, recount: RecountProcess, found: CoverageSummary
 ) -> Recounted:
     """The whole state again, from its leaves: a tenant's custody can be used by others, through grants."""
     again = recount.answer()

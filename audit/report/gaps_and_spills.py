@@ -8,13 +8,13 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, select
 
 from kvcustody.audit.database.snapshot import AsOf
-from kvcustody.audit.report.leaf_counts import Overview
+from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.ledger import events, incarnations
 
 LISTED_MAX = 200
 
 
-class Loss(NamedTuple):
+class MissingSequences(NamedTuple):
     """Sequences of one incarnation that no leaf has."""
 
     incarnation: str
@@ -32,16 +32,18 @@ class SpillPeriod(NamedTuple):
     detail: str
 
 
-class Losses(NamedTuple):
+class GapsAndSpills(NamedTuple):
     """Counts of all of them, and the first `LISTED_MAX` of each."""
 
     gaps: int
     spills: int
-    listed_gaps: tuple[Loss, ...]
+    listed_gaps: tuple[MissingSequences, ...]
     listed_spills: tuple[SpillPeriod, ...]
 
 
-def read_losses(connection: Connection, as_of: AsOf, overview: Overview, *, tenant: str | None) -> Losses:
+def read_gaps_and_spills(
+    connection: Connection, as_of: AsOf, overview: LeafCounts, *, tenant: str | None
+) -> GapsAndSpills:
     """Gaps and spills in the state; of one tenant only their counts: sequences are shared by all."""
     known = _recorded(overview)
     gaps = [gap for gap in known if gap.cause != "refused"]
@@ -50,22 +52,22 @@ def read_losses(connection: Connection, as_of: AsOf, overview: Overview, *, tena
     gaps += _holes(connection, as_of, overview, known)
     spills = _spills(overview)
     if tenant is not None:
-        return Losses(len(gaps), len(spills), (), ())
-    return Losses(len(gaps), len(spills), tuple(sorted(gaps)[:LISTED_MAX]), tuple(spills[:LISTED_MAX]))
+        return GapsAndSpills(len(gaps), len(spills), (), ())
+    return GapsAndSpills(len(gaps), len(spills), tuple(sorted(gaps)[:LISTED_MAX]), tuple(spills[:LISTED_MAX]))
 
 
-def _recorded(overview: Overview) -> list[Loss]:
+def _recorded(overview: LeafCounts) -> list[MissingSequences]:
     """Losses that the writer recorded, and refused acts, whose sequence is not used either."""
     made = []
     for body in overview.of_kind("gap", "withdrawn"):
         first = int(body.get("first_sequence") or body.get("of_sequence") or 0)
         last = int(body.get("last_sequence") or first)
         cause = "refused" if body["kind"] == "withdrawn" else body["cause"]
-        made.append(Loss(body["incarnation"], first, last, cause))
+        made.append(MissingSequences(body["incarnation"], first, last, cause))
     return made
 
 
-def _torn(connection: Connection, as_of: AsOf) -> list[Loss]:
+def _torn(connection: Connection, as_of: AsOf) -> list[MissingSequences]:
     column = events.c
     query = (
         select(incarnations.c.uuid, column.sequence)
@@ -75,23 +77,27 @@ def _torn(connection: Connection, as_of: AsOf) -> list[Loss]:
         .having(func.count() != column.parts)
     )
     return [
-        Loss(row.uuid, row.sequence, row.sequence, "a continuation leaf is missing")
+        MissingSequences(row.uuid, row.sequence, row.sequence, "a continuation leaf is missing")
         for row in connection.execute(query)
     ]
 
 
-def _holes(connection: Connection, as_of: AsOf, overview: Overview, known: Sequence[Loss]) -> list[Loss]:
+def _holes(
+    connection: Connection, as_of: AsOf, overview: LeafCounts, known: Sequence[MissingSequences]
+) -> list[MissingSequences]:
     held: dict[str, int] = {}
     for item in overview.counted:
         held[item.incarnation] = held.get(item.incarnation, 0) + item.sequences
-    made: list[Loss] = []
+    made: list[MissingSequences] = []
     for uuid, number in sorted(held.items()):
         if number < overview.highest[uuid]:  # rarely: only then are sequences looked at one by one
             made += _holes_of(connection, as_of, uuid, known)
     return made
 
 
-def _holes_of(connection: Connection, as_of: AsOf, uuid: str, known: Sequence[Loss]) -> list[Loss]:
+def _holes_of(
+    connection: Connection, as_of: AsOf, uuid: str, known: Sequence[MissingSequences]
+) -> list[MissingSequences]:
     life = connection.scalar(select(incarnations.c.id).where(incarnations.c.uuid == uuid))
     here = select(events.c.sequence).where(events.c.incarnation == life, as_of.has(events)).distinct()
     spans = [(number, number) for number in connection.scalars(here)]
@@ -100,13 +106,15 @@ def _holes_of(connection: Connection, as_of: AsOf, uuid: str, known: Sequence[Lo
     for first, last in sorted(spans):
         if first > reached + 1:
             made.append(
-                Loss(uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences")
+                MissingSequences(
+                    uuid, reached + 1, first - 1, "no leaf under the checkpoint has these sequences"
+                )
             )
         reached = max(reached, last)
     return made
 
 
-def _spills(overview: Overview) -> list[SpillPeriod]:
+def _spills(overview: LeafCounts) -> list[SpillPeriod]:
     made = []
     for body in overview.of_kind("spill-started", "replay-completed"):
         if body["kind"] == "spill-started":

@@ -22,7 +22,7 @@ READ_KINDS = (
 _TWO_LOGS = ("decision", "hit-counters")
 
 
-class Counted(NamedTuple):
+class LeafCount(NamedTuple):
     """Leaves of one kind of one incarnation: in the period, sequences that they take, parts of many."""
 
     incarnation: str
@@ -32,10 +32,10 @@ class Counted(NamedTuple):
     continued: int
 
 
-class Overview(NamedTuple):
+class LeafCounts(NamedTuple):
     """What one look found."""
 
-    counted: tuple[Counted, ...]
+    counted: tuple[LeafCount, ...]
     highest: dict[str, int]  # sequence of each incarnation; 0 where it has none
     bodies: tuple[dict[str, Any], ...]
 
@@ -44,15 +44,15 @@ class Overview(NamedTuple):
         return (body for body in self.bodies if body["kind"] in kinds)
 
 
-def look_over(
+def read_leaf_counts(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, *, tenant: str | None
-) -> Overview:
+) -> LeafCounts:
     """The overview of a state; of one tenant, counts in the period are of its own log."""
     query = select(incarnations.c.id, incarnations.c.uuid)
     names = {row.id: row.uuid for row in connection.execute(query)}
     counted = _counted(connection, as_of, since_us, until_us, tenant)
-    return Overview(
-        tuple(sorted(Counted(names[life], kind, *numbers) for life, kind, *numbers in counted)),
+    return LeafCounts(
+        tuple(sorted(LeafCount(names[life], kind, *numbers) for life, kind, *numbers in counted)),
         {uuid: _highest(connection, as_of, life) or 0 for life, uuid in names.items()},
         _bodies(connection, as_of),
     )
@@ -61,7 +61,7 @@ def look_over(
 def _counted(
     connection: Connection, as_of: AsOf, since_us: int, until_us: int, tenant: str | None
 ) -> list[tuple[int, str, int, int, int]]:
-    """The rows of `Counted`, by the number of the incarnation.
+    """The rows of `LeafCount`, by the number of the incarnation.
 
     All leaves are counted in an index, and those that do not count taken off: they are few as a rule, and to find them
     in the table is one walk in its own order.

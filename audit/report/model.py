@@ -16,7 +16,7 @@ from kvcustody.audit.coverage.compare_recount import Difference
 from kvcustody.audit.coverage.summary import CoverageRow
 from kvcustody.audit.report.activity import Activity
 from kvcustody.audit.report.framework import Framework
-from kvcustody.audit.report.gaps_and_spills import Losses
+from kvcustody.audit.report.gaps_and_spills import GapsAndSpills
 from kvcustody.audit.report.sample import SampleItem
 from kvcustody.audit.report.system_boundary import Boundary
 
@@ -165,7 +165,7 @@ class Report(NamedTuple):
     exceptions: tuple[Exceptional, ...]
     exceptions_left_out: int
     activity: Activity
-    losses: Losses
+    losses: GapsAndSpills
     limitations: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kvcustody.audit.schema.ledger import receipts
 _LEAVES = "leaves"
 
 
-def balances(
+def reconcile(
     connection: Connection,
     lives: Sequence[LifeUnits],
     boundary: Boundary,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.report.leaf_counts import Overview
+from kvcustody.audit.report.leaf_counts import LeafCounts
 from kvcustody.audit.schema.retention import cosignatures
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.signed_note import parse_note
@@ -86,7 +86,7 @@ class Boundary(NamedTuple):
 
 
 def read_boundary(
-    connection: Connection, checkpoint: int, overview: Overview, *, tenant: str | None, extends: int | None
+    connection: Connection, checkpoint: int, overview: LeafCounts, *, tenant: str | None, extends: int | None
 ) -> Boundary:
     """The boundary as of a signed checkpoint; of one tenant it names that tenant's log and no worker's counters.
 
@@ -115,7 +115,7 @@ def read_boundary(
     )
 
 
-def _workers(overview: Overview) -> list[ReportedWorker]:
+def _workers(overview: LeafCounts) -> list[ReportedWorker]:
     made: dict[str, ReportedWorker] = {}
     for body in overview.of_kind("worker-started", "worker-stopped", "worker-died"):
         uuid = body.get("of_incarnation") or body["incarnation"]
@@ -149,7 +149,7 @@ def _without_counters(worker: ReportedWorker) -> ReportedWorker:
     return worker._replace(blocks=0, generation=0, allocated=None, scrubbed=())
 
 
-def _policies(overview: Overview) -> list[ReportedPolicy]:
+def _policies(overview: LeafCounts) -> list[ReportedPolicy]:
     return [
         ReportedPolicy(
             int(body["revision"]),

@@ -20,11 +20,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, delete, func, insert, or_, select
 
-from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import SYSTEM, LegalHoldChanged, RetentionPurged, log_of
 from kvcustody.audit.exports.manifest import MANIFEST
-from kvcustody.audit.retention.truncate_month import Going, empty_old_months
+from kvcustody.audit.retention.truncate_month import ExpiredLeaves, empty_old_months
 from kvcustody.audit.schema.all_tables import projections
 from kvcustody.audit.schema.ledger import events, incarnations, logs
 from kvcustody.audit.schema.retention import legal_holds
@@ -33,7 +33,7 @@ from kvcustody.audit.subjects.subject_key_store import empty_wal
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.merkle import leaf_hash
 from kvcustody.audit.verify.verify_export import ExportVerdict, verify_export
-from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 
@@ -97,7 +97,9 @@ def place_hold(
     with engine.connect() as connection:
         if any(each.hold == hold for each in active_holds(connection)):
             raise RetentionError(f"a legal hold `{hold}` is active already; lift it first", hold=hold)
-    record(engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, PLACED, reason, actor), clock=clock)
+    record_operator_act(
+        engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, PLACED, reason, actor), clock=clock
+    )
 
 
 def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Clock | None = None) -> None:
@@ -107,7 +109,9 @@ def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Cloc
     if found is None:
         raise RetentionError(f"no legal hold `{hold}` is active", hold=hold)
     tenant = found.tenant
-    record(engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, LIFTED, reason, actor), clock=clock)
+    record_operator_act(
+        engine, lambda at_us: LegalHoldChanged(at_us, hold, tenant, LIFTED, reason, actor), clock=clock
+    )
 
 
 def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
@@ -170,7 +174,7 @@ def purge(
 def _record(
     engine: Engine, plan: LogPlan, facts: tuple[int, str, str, str, str], clock: Clock | None
 ) -> None:
-    record(
+    record_operator_act(
         engine, lambda at_us: RetentionPurged(at_us, plan.log, plan.first, plan.below, *facts), clock=clock
     )
 
@@ -179,7 +183,7 @@ def _purge_months(engine: Engine, plans: Sequence[LogPlan], before_us: int) -> N
     """Whole months of a partitioned ledger, of all logs at once."""
     with engine.connect() as connection:
         ids = {row.name: row.id for row in connection.execute(select(logs.c.name, logs.c.id))}
-    going = [Going(ids[plan.log], plan.first, plan.below) for plan in plans]
+    going = [ExpiredLeaves(ids[plan.log], plan.first, plan.below) for plan in plans]
 
     def allowed(connection: Connection) -> None:
         for plan in plans:
@@ -227,7 +231,7 @@ def _drop(connection: Connection, name: str, first: int, end: int) -> None:
         connection.execute(insert(tree_nodes), hashes)
     for table in projections():
         connection.execute(delete(table).where(table.c.log == log, table.c.idx >= first, table.c.idx < end))
-    with lifted(connection):
+    with triggers_lifted(connection):
         connection.execute(delete(events).where(*inside))
 
 

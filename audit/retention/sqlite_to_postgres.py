@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, Connection, Engine, Integer, Table, func, sel
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.bulk_insert import insert_rows
-from kvcustody.audit.database.engine import WRITE, check_store, failure
+from kvcustody.audit.database.engine import WRITE, check_store, ledger_error
 from kvcustody.audit.database.monthly_partitions import partitioned
 from kvcustody.audit.schema.all_tables import every_table
 from kvcustody.audit.schema.ledger import events, logs
@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 _AT_ONCE = 5000
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """What a move copied: rows by table, and the root log's head, the same on both sides."""
 
     rows: dict[str, int]
@@ -38,7 +38,7 @@ class Moved(NamedTuple):
     head: TreeHead
 
 
-def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = None) -> Moved:
+def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = None) -> MoveResult:
     """Copy a whole ledger into an empty one of the same schema revision, and prove that it is the same.
 
     Raises `LedgerError` where either is of another revision, the source is damaged, the target holds anything, or the
@@ -68,8 +68,8 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                             "the source went on during the move; stop its workers and move again"
                         )
     except SQLAlchemyError as problem:
-        raise failure(target, problem) from problem
-    return Moved(rows, rows[events.name], head)
+        raise ledger_error(target, problem) from problem
+    return MoveResult(rows, rows[events.name], head)
 
 
 def _head(connection: Connection) -> TreeHead:

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import WRITE
-from kvcustody.audit.database.monthly_partitions import REST, owned, partitions
+from kvcustody.audit.database.monthly_partitions import REST, owns_tables, partitions
 from kvcustody.audit.schema.all_tables import projections
 
 
-class Going(NamedTuple):
+class ExpiredLeaves(NamedTuple):
     """Leaves of a log from `first` up to and without `below`, which may lose their content."""
 
     log: int
@@ -30,7 +30,7 @@ class Going(NamedTuple):
 
 
 def empty_old_months(
-    engine: Engine, going: Sequence[Going], before_us: int, allowed: Callable[[Connection], None]
+    engine: Engine, going: Sequence[ExpiredLeaves], before_us: int, allowed: Callable[[Connection], None]
 ) -> int:
     """Empty every month that lies before an instant and mostly goes; how many leaves lost their content.
 
@@ -43,7 +43,7 @@ def empty_old_months(
             for part in partitions(connection)
             if part.name != REST and part.below_us is not None and part.below_us <= before_us
         ]
-        if not months or not going or not owned(connection):
+        if not months or not going or not owns_tables(connection):
             return 0
     gone = 0
     for month in months:
@@ -56,7 +56,7 @@ def empty_old_months(
 
 
 def _empty(
-    connection: Connection, month: str, going: Sequence[Going], allowed: Callable[[Connection], None]
+    connection: Connection, month: str, going: Sequence[ExpiredLeaves], allowed: Callable[[Connection], None]
 ) -> int:
     run = connection.exec_driver_sql
     run("SET LOCAL statement_timeout = 0")
@@ -82,7 +82,7 @@ def _empty(
         f"CREATE TEMP TABLE staying ON COMMIT DROP AS SELECT leaf.* FROM {month} AS leaf"  # noqa: S608 - our own names
         f" WHERE NOT EXISTS (SELECT 1 FROM {plan} WHERE {inside})"
     )
-    with lifted(connection):
+    with triggers_lifted(connection):
         run(f"TRUNCATE {month}")
     run(f"INSERT INTO {month} SELECT * FROM staying")  # noqa: S608 - our own names
     return gone

@@ -18,7 +18,7 @@ from kvcustody.audit.events import SubjectUnlinked
 from kvcustody.audit.retention.purge_and_legal_hold import check_no_hold
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, empty_wal
 from kvcustody.audit.subjects.subject_table import names_of, unlink
-from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import Clock, SystemClock
 
 NO_KEYS = "names stood in the ledger's database itself: backups and archived logs from before still hold them"
@@ -55,7 +55,9 @@ def unlink_subject(
         count = len(names_of(connection, tenant, subject, keys))
     clock = clock or SystemClock()
     if put is None:
-        record(engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock)
+        record_operator_act(
+            engine, lambda at_us: SubjectUnlinked(at_us, tenant, count, actor, reason), clock=clock
+        )
     else:
         put(SubjectUnlinked(clock.now_us(), tenant, count, actor, reason))
     with engine.connect().execution_options(**WRITE) as connection, connection.begin():

@@ -31,7 +31,7 @@ class Position(NamedTuple):
 START = Position(0, 0)
 
 
-class Followed(NamedTuple):
+class CommitOrderPage(NamedTuple):
     """Some leaves, where to go on, and whether there is more now."""
 
     rows: tuple[EventRow, ...]
@@ -39,9 +39,9 @@ class Followed(NamedTuple):
     more: bool
 
 
-def follow(
+def read_in_commit_order(
     connection: Connection, position: Position = START, *, log: str | None = None, limit: int = 1000
-) -> Followed:
+) -> CommitOrderPage:
     """At most `limit` leaves from a position on, of all logs or of one."""
     column = root_leaves.c
     query = select(column.idx, column.log, column.size, logs.c.name).join(logs, logs.c.id == column.log)
@@ -53,15 +53,15 @@ def follow(
     at = position
     for seal in seals:
         if len(rows) == limit:
-            return Followed(tuple(rows), at, True)
+            return CommitOrderPage(tuple(rows), at, True)
         start = _before(connection, seal.log, seal.idx)
         first = max(start, at.idx) if at.seal == seal.idx else start
         some = _between(connection, seal.log, seal.name, first, seal.size, limit - len(rows))
         rows += some
         if len(rows) == limit and some[-1].idx + 1 < seal.size:
-            return Followed(tuple(rows), Position(seal.idx, some[-1].idx + 1), True)
+            return CommitOrderPage(tuple(rows), Position(seal.idx, some[-1].idx + 1), True)
         at = Position(seal.idx + 1, 0)
-    return Followed(tuple(rows), at, len(seals) == _SEALS_MAX)
+    return CommitOrderPage(tuple(rows), at, len(seals) == _SEALS_MAX)
 
 
 def newest(connection: Connection) -> Position:

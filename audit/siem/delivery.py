@@ -47,7 +47,7 @@ class PumpStatus(NamedTuple):
     problem: str
 
 
-class Pump:
+class DeliveryPump:
     """One sink with its folder of positions and dead batches; `start` and `close` run it on a thread of its own."""
 
     def __init__(

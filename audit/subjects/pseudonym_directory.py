@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.database.engine import marked
+from kvcustody.audit.database.engine import with_placeholders
 from kvcustody.audit.events import KINDS, ErasureRequested, Event
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_sealed, owner_of
 from kvcustody.audit.subjects.subject_table import (
@@ -138,7 +138,9 @@ class SubjectDirectory:
             chunk = places[start : start + LOOKUP_ROWS]
             chunk += chunk[-1:] * (LOOKUP_ROWS - len(chunk))  # one statement, prepared once
             values = tuple(chain.from_iterable(chunk))
-            for name, secret, *place in connection.exec_driver_sql(marked(connection, _LOOKUP), values):
+            for name, secret, *place in connection.exec_driver_sql(
+                with_placeholders(connection, _LOOKUP), values
+            ):
                 who = stored[(place[0], place[1], place[2])]
                 self._known[who] = name
                 if secret and not is_sealed(secret):

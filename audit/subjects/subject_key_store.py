@@ -43,7 +43,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE, failure, open_store
+from kvcustody.audit.database.engine import WRITE, ledger_error, open_store
 
 Owner = tuple[str, str, str]  # tenant, subject, session (empty where there is a subject)
 
@@ -110,7 +110,7 @@ class SubjectKeys:
         except IntegrityError:
             self.generation = self._generation()
         except SQLAlchemyError as problem:
-            raise failure(engine, problem) from problem
+            raise ledger_error(engine, problem) from problem
 
     @classmethod
     def open(cls, target: str | Path) -> SubjectKeys:

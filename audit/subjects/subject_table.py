@@ -45,7 +45,7 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
     )
 
 
-def hidden(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
+def sealed_rows(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
     """Rows of names as tags, and secrets sealed: for a ledger that takes them from processes without keys (N2)."""
     keys.refresh()
     keys.prepare({owner_of(*row[1:4]) for row in rows})
@@ -129,7 +129,7 @@ def unlinkings(connection: Connection) -> int:
     return int(connection.scalar(select(subject_unlinkings.c.count)) or 0)
 
 
-def without_row(connection: Connection, names: Sequence[str]) -> list[str]:
+def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str]:
     """Those of the pseudonyms that nobody is behind any more, or ever was."""
     there: set[str] = set()
     for start in range(0, len(names), LOOKUP_ROWS):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from kvcustody.audit.database.engine import ask
+from kvcustody.audit.database.engine import fetch_all
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.schema.trees import checkpoints, root_leaves
 from kvcustody.audit.tlog.database_tiles import HalfTiles, LogTiles, RootTiles, StoredTiles, read_ahead
@@ -105,7 +105,7 @@ class LedgerProofs:
     def signed_or_none(self, size: int | None = None) -> SignedNote | None:
         """The newest signed checkpoint, or the first one that covers `size` root leaves; None where there is none."""
         asked = (_NEWEST_NOTE, ()) if size is None else (_FIRST_NOTE, (size,))
-        rows = ask(self._connection, *asked)
+        rows = fetch_all(self._connection, *asked)
         return SignedNote(rows[0][0], bytes(rows[0][1]), rows[0][2]) if rows else None
 
     def signed(self, size: int | None = None) -> SignedNote:
@@ -121,7 +121,7 @@ class LedgerProofs:
 
     def leaf(self, log: str, idx: int) -> bytes:
         """The bytes of a leaf; raises `ProofError` where they are not there."""
-        rows = ask(self._connection, _LEAF, (self._id(log), idx))
+        rows = fetch_all(self._connection, _LEAF, (self._id(log), idx))
         if not rows:
             raise ProofError(f"log `{log}` holds no leaf `{idx}`", log=log, idx=idx)
         return bytes(rows[0][0])
@@ -165,7 +165,7 @@ class LedgerProofs:
     def openings(self, first: int, last: int) -> list[RootLeafOpening]:
         """What opens the root leaves `first` up to but not including `last`."""
         query = _OPENINGS + "WHERE r.idx >= ? AND r.idx < ? ORDER BY r.idx"
-        return [_opening(row) for row in ask(self._connection, query, (first, last))]
+        return [_opening(row) for row in fetch_all(self._connection, query, (first, last))]
 
     # -- helpers --------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class LedgerProofs:
     def _noted(self, log: str, as_of: int | None) -> tuple[int, RootLeafOpening, SignedNote]:
         """A sub-log's newest root leaf under a signed checkpoint, what opens it, and the checkpoint."""
         asked = (_NEWEST_NOTED, (log,)) if as_of is None else (_FIRST_NOTED, (as_of, log))
-        rows = ask(self._connection, *asked)
+        rows = fetch_all(self._connection, *asked)
         if not rows:
             self._id(log)
             self.signed(as_of)
@@ -211,7 +211,7 @@ class LedgerProofs:
     def _newest_leaf(self, log: str, below: int | None) -> tuple[int, RootLeafOpening] | None:
         """The last root leaf of a sub-log, among the first `below`."""
         query = _OPENINGS + "WHERE r.log = ? AND r.idx < ? ORDER BY r.size DESC LIMIT 1"
-        rows = ask(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
+        rows = fetch_all(self._connection, query, (self._id(log), _ANY_IDX if below is None else below))
         return (rows[0][0], _opening(rows[0])) if rows else None
 
     def _covered(self, log: str, size: int) -> None:
@@ -222,7 +222,7 @@ class LedgerProofs:
     def _id(self, log: str) -> int:
         found = self._ids.get(log)
         if found is None:
-            rows = ask(self._connection, _LOG, (log,))
+            rows = fetch_all(self._connection, _LOG, (log,))
             if not rows:
                 raise ProofError(f"the ledger has no log `{log}`", log=log)
             found = int(rows[0][0])

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kvcustody.audit.database.engine import Question, ask, ask_together
+from kvcustody.audit.database.engine import Question, fetch_all, fetch_pipelined
 from kvcustody.audit.schema.trees import ROOT
 from kvcustody.audit.tlog.merkle import (
     HALF,
@@ -52,7 +52,7 @@ def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:
     questions = [tiles.question(some) for (tiles, _), some in zip(paths, leaves, strict=True) if some]
     if nodes:
         questions.append((" UNION ALL ".join([_NODES] * len(nodes)), tuple(chain.from_iterable(nodes))))
-    answers = ask_together(paths[0][0].connection, questions)
+    answers = fetch_pipelined(paths[0][0].connection, questions)
     rows = answers.pop() if nodes else ()
     found: dict[_Place, bytes] = {(log, level, idx): bytes(hash_) for log, level, idx, hash_ in rows}
     for (tiles, ranges), some in zip(paths, leaves, strict=True):
@@ -163,7 +163,7 @@ class LogTiles(StoredTiles):
         self.leaves = read
         found = dict(zip(read, leaf_hashes(read.values()), strict=True))
         if len(found) < sum(end - start for start, end in ranges):
-            stored = ask(self.connection, *self._listed(_STORED, (self.log,), "idx", ranges))
+            stored = fetch_all(self.connection, *self._listed(_STORED, (self.log,), "idx", ranges))
             found = {idx: bytes(hash_) for idx, hash_ in stored} | found
         return found
 

@@ -45,7 +45,7 @@ def handover_leaves(connection: Connection, below: int | None = None) -> list[tu
     return [(idx, leaf) for idx, leaf in found if handover_note(leaf) is not None]
 
 
-def follow(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
+def follow_handovers(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
     """Every key that the trusted ones lead to, with the sizes it may sign (Y1); `NoteError` for a broken chain."""
     notes = [note for note in map(handover_note, leaves) if note is not None]
     olds = [parse_rotation(note).old for note in notes]
@@ -56,7 +56,7 @@ def follow(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[Key
     return tuple(periods)
 
 
-def handed_over(leaf: bytes) -> KeyRotation:
+def parse_handover_leaf(leaf: bytes) -> KeyRotation:
     """What a handover's leaf says; raises `NoteError` where it is none."""
     note = handover_note(leaf)
     if note is None:

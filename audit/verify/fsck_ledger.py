@@ -22,7 +22,7 @@ from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.audit.schema.trees import ROOT, checkpoints, root_leaves, root_log, signed_checkpoints
 from kvcustody.audit.tlog.checkpoint import open_checkpoint, parse_checkpoint
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
-from kvcustody.audit.tlog.key_handover import follow, handed_over, handover_leaves
+from kvcustody.audit.tlog.key_handover import follow_handovers, handover_leaves, parse_handover_leaf
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
 from kvcustody.audit.tlog.merkle import EMPTY, Grown, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.signed_note import NoteError, VerifierKey, parse_note
@@ -211,14 +211,14 @@ def _signers(
     try:
         leaves = handover_leaves(connection)
         for idx, leaf in leaves:
-            head = handed_over(leaf).head
+            head = parse_handover_leaf(leaf).head
             if (heads.get(head.size) or _root_at(connection, head.size)) != head.root:
                 what = f"the signing key was handed over at a tree of `{head.size}` that is not this ledger's"
                 report.problems.append(FsckFinding(SYSTEM, idx, idx, "", what))
-        return follow(keys, [leaf for _, leaf in leaves])
+        return follow_handovers(keys, [leaf for _, leaf in leaves])
     except NoteError as problem:
         report.problems.append(FsckFinding(SYSTEM, None, None, "", problem.message))
-        return follow(keys, ())
+        return follow_handovers(keys, ())
 
 
 def _root_at(connection: Connection, size: int) -> bytes | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvcustody.audit.events import HANDOVER_BYTES_MAX, SYSTEM
 from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.tlog.checkpoint import SignedCheckpoint, open_checkpoint, parse_checkpoint
-from kvcustody.audit.tlog.key_handover import follow, handed_over
+from kvcustody.audit.tlog.key_handover import follow_handovers, parse_handover_leaf
 from kvcustody.audit.tlog.key_rotation import KeyPeriod, check_period
 from kvcustody.audit.tlog.merkle import TreeHead
 from kvcustody.audit.tlog.proofs import check_consistency
@@ -52,7 +52,7 @@ def open_signed(
     that is not the beginning of the signed one, and for a key that signed past its handover.
     """
     leaves = [files.file(entry.place + LEAF, _LEAF_BYTES_MAX) for entry in entries]
-    periods = follow(trusted, leaves)
+    periods = follow_handovers(trusted, leaves)
     keys = tuple(dict.fromkeys(period.key for period in periods))
     signed = open_checkpoint(note, keys, witnesses=cosigners, witness_threshold=witness_threshold)
     check_period(signed, periods)
@@ -63,7 +63,7 @@ def open_signed(
             raise ExportError(f"`{entry.place}` is under another checkpoint")
         if check_leaf(proof, leaf, keys).name != SYSTEM:
             raise ExportError(f"`{entry.place}` is not a leaf of the system log")
-        check_consistency(handed_over(leaf).head, signed.checkpoint.head, entry.path)
+        check_consistency(parse_handover_leaf(leaf).head, signed.checkpoint.head, entry.path)
         places.append(proof.index)
     if len(set(places)) != len(places):
         raise ExportError("a handover of the signing key is listed twice")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Table, insert, select, update
 
 from kvcustody.audit.database.bulk_insert import Columns, Inserts
-from kvcustody.audit.database.engine import marked
+from kvcustody.audit.database.engine import with_placeholders
 from kvcustody.audit.events import SYSTEM, parse
 from kvcustody.audit.events.batch import EMPTY, LeafBatch, LeafGroup, batch_of
 from kvcustody.audit.schema import ledger as schema
@@ -222,11 +222,13 @@ def _log_ids(connection: Connection, names: Sequence[str], at_us: int) -> dict[s
     if not missing:
         return found
     # Another writer may be making the same log: wait for it and take its row, instead of failing the whole batch.
-    connection.exec_driver_sql(marked(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing])
+    connection.exec_driver_sql(
+        with_placeholders(connection, _NEW_LOG), [(name, _NO_TREE) for name in missing]
+    )
     found = {row.name: row.id for row in connection.execute(query)}
     tenants = [(name.removeprefix("tenant/"), found[name], at_us) for name in missing if name != SYSTEM]
     if tenants:
-        connection.exec_driver_sql(marked(connection, _NEW_TENANT), tenants)
+        connection.exec_driver_sql(with_placeholders(connection, _NEW_TENANT), tenants)
     return found
 
 

@@ -29,7 +29,7 @@ from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row, store_names
 from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.writer.append_leaves import Appender
-from kvcustody.audit.writer.wal_checkpointer import WalCopier
+from kvcustody.audit.writer.wal_checkpointer import WalCheckpointer
 
 Call = Callable[[], None]
 
@@ -45,8 +45,8 @@ class Committer:
         self._identity = file_identity(engine)
         self._uncertain = False
         self._connection: Connection | None = None
-        self._aside = _Aside()
-        self._wal = WalCopier(engine)
+        self._aside = _SideThread()
+        self._wal = WalCheckpointer(engine)
 
     def write(
         self,
@@ -160,7 +160,7 @@ def refused(problem: Exception) -> bool:
     return isinstance(problem, (IntegrityError, DataError)) or not isinstance(problem, DBAPIError)
 
 
-class _Aside:
+class _SideThread:
     """A thread that runs one call while its owner does something else."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from kvcustody.audit.events.column_encoder import Item
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.writer.committer import Committer
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
-from kvcustody.audit.writer.event_queue import Intake
+from kvcustody.audit.writer.event_queue import EventQueue
 from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError
 from kvcustody.audit.writer.spill_replay import SpillReplay, replay
 from kvcustody.clock import Clock
@@ -39,7 +39,7 @@ class DatabaseOutage:
         clock: Clock,
         context: Context,
         *,
-        intake: Intake,
+        intake: EventQueue,
         mark: DurableWatermark,
         directory: SubjectDirectory,
         committer: Committer,

@@ -22,7 +22,7 @@ _TOO_FAST = "events arrived faster than any store could keep them"
 Item = tuple[int, Event]
 
 
-class Ticket:
+class QueuedEvents:
     """One class A event whose submitter waits: queued → taken → committed, or refused.
 
     `decide` is called once it is either, or need not be waited for any longer; on whichever thread knows first.
@@ -36,7 +36,7 @@ class Ticket:
         self.cause = ""
 
 
-class Intake:
+class EventQueue:
     """The queue between an engine and its ledger writer."""
 
     def __init__(self, clock: Clock, *, capacity: int, batch: int, count_seconds: float) -> None:
@@ -47,7 +47,7 @@ class Intake:
         self._count_seconds = count_seconds
         self._lock = threading.Lock()
         self._queue: deque[Item] = deque()
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, QueuedEvents] = {}
         self._counts: dict[tuple[str, str, str, str, str, int], list[int]] = {}
         self._dropped: list[tuple[int, int]] = []  # first and last of each run of sequences
         self.counts_due = time.monotonic() + count_seconds
@@ -83,9 +83,9 @@ class Intake:
             self.wake.set()
         return last
 
-    def submit_ticket(self, event: Event, decide: Callable[[], object]) -> tuple[int, Ticket]:
+    def submit_ticket(self, event: Event, decide: Callable[[], object]) -> tuple[int, QueuedEvents]:
         """Queue an event that its submitter waits for, until `decide` is called."""
-        ticket = Ticket(decide)
+        ticket = QueuedEvents(decide)
         with self._lock:
             self.sequence += 1
             sequence = self.sequence
@@ -94,7 +94,7 @@ class Intake:
         self.wake.set()
         return sequence, ticket
 
-    def give_up(self, sequence: int, event: Event, ticket: Ticket) -> bool:
+    def give_up(self, sequence: int, event: Event, ticket: QueuedEvents) -> bool:
         """The submitter waits no longer: False when the event was committed first; else its act must not happen."""
         with self._lock:
             if ticket.state == "committed":

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE, StoreGoneError, describe, failure
+from kvcustody.audit.database.engine import WRITE, StoreGoneError, describe, ledger_error
 from kvcustody.audit.events import Context, Event, GapRecorded
 from kvcustody.audit.events.batch_encoder import NOTHING, BatchEncoder, Encoded, Entry, encoded_of
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory, names_anybody
@@ -38,9 +38,9 @@ from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.audit.writer.database_outage import DatabaseOutage
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
-from kvcustody.audit.writer.event_queue import Intake, Ticket
+from kvcustody.audit.writer.event_queue import EventQueue, QueuedEvents
 from kvcustody.audit.writer.spill_file import SpillFile
-from kvcustody.audit.writer.worker_lock import claim
+from kvcustody.audit.writer.worker_lock import lock_worker_name
 from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError, LedgerUnavailable
 
@@ -79,7 +79,7 @@ class Awaited(NamedTuple):
 
     sequence: int
     event: Event
-    ticket: Ticket
+    ticket: QueuedEvents
 
 
 class EventWriter:
@@ -104,7 +104,7 @@ class EventWriter:
         self._directory = SubjectDirectory(subject_keys)
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
-        self._intake = Intake(
+        self._intake = EventQueue(
             clock,
             capacity=settings.capacity,
             batch=settings.batch,
@@ -127,7 +127,7 @@ class EventWriter:
             retry_seconds=settings.retry_seconds,
             batch=settings.batch,
         )
-        self._worker_lock = claim(spill_directory, worker)
+        self._worker_lock = lock_worker_name(spill_directory, worker)
         try:
             self._start(worker)
         except BaseException:
@@ -145,7 +145,7 @@ class EventWriter:
                 now_us = self._clock.now_us()
                 self.submit(close_dead(connection, worker, self.incarnation, now_us, self.offset_us))
         except SQLAlchemyError as problem:
-            raise failure(self._engine, problem) from problem
+            raise ledger_error(self._engine, problem) from problem
 
     # -- the engine's side ----------------------------------------------------------------------------------
 

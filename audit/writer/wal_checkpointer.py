@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 _LEAVES = 3000  # between copies: about 1,000 pages
 
 
-class WalCopier:
+class WalCheckpointer:
     """One thread a writer, idle until enough was committed. For PostgreSQL there is nothing to do."""
 
     def __init__(self, engine: Engine) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from kvcustody.errors import LedgerError
 
 
-def claim(directory: Path, worker: str) -> int:
+def lock_worker_name(directory: Path, worker: str) -> int:
     """Hold the worker's name on this machine for the life of the process."""
     path = directory / f"worker-{quote(worker, safe='')}.lock"
     try:

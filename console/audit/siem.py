@@ -15,10 +15,10 @@ from sqlalchemy import Engine
 from kvcustody.audit.events import SinkChanged
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import pull, read_positions, write_positions
-from kvcustody.audit.siem.delivery import Pump
+from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import LeafShape, SiemFormat, open_shape
 from kvcustody.audit.siem.sink import WebhookSink
-from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.options_ledger import DEFAULT, Ledger, reading, writing
 from kvcustody.errors import ConfigError
@@ -156,7 +156,7 @@ def retry(
     """Send the batches again that were given up, oldest first."""
     with writing(ledger) as engine:
         pump = _pump(engine, folder, folder.name, url, key_file, open_shape(SiemFormat.CLOUDEVENTS))
-        record(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
+        record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, "retried", actor, ""))
         sent = pump.retry_dead()
     if as_json:
         print_json({"sink": folder.name, "sent_again": sent})
@@ -170,7 +170,7 @@ def _change(
     if not (folder / "dead").is_dir():
         raise ConfigError(f"`{folder}` is no sink's folder; `kvcustody audit push` makes one")
     with writing(ledger) as engine:
-        record(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
+        record_operator_act(engine, lambda at_us: SinkChanged(at_us, folder.name, action, actor, reason))
     act()
     if as_json:
         print_json({"sink": folder.name, "action": action})
@@ -178,13 +178,15 @@ def _change(
         print(f"{action}: {folder.name}")
 
 
-def _pump(engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: LeafShape) -> Pump:
+def _pump(
+    engine: Engine, folder: Path, name: str, url: str, key_file: Path, shape: LeafShape
+) -> DeliveryPump:
     try:
         key = key_file.read_bytes().strip()
     except OSError as problem:
         raise ConfigError(f"--key-file `{key_file}`: {problem.strerror}") from None
     made = WebhookSink(name, url, key, content_type=shape.media_type)
-    return Pump(engine, made, folder, _array_of(shape))
+    return DeliveryPump(engine, made, folder, _array_of(shape))
 
 
 def _array_of(shape: LeafShape) -> Callable[[Sequence[EventRow]], bytes]:

@@ -18,9 +18,9 @@ from kvcustody.audit.coverage.recompute import (
     unaccounted,
 )
 from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_export
-from kvcustody.audit.coverage.recount_process import recounting
+from kvcustody.audit.coverage.recount_process import open_recount
 from kvcustody.audit.coverage.summary import CoverageSummary, coverage
-from kvcustody.audit.database.gc_pause import collector_off
+from kvcustody.audit.database.gc_pause import gc_paused
 from kvcustody.console.command import CustodyGroup, Json, print_json
 from kvcustody.console.coverage.printing import print_coverage, print_recount
 from kvcustody.console.options_custody import (
@@ -112,14 +112,14 @@ def recompute(
     if export is not None:
         if as_of is not None:
             raise ConfigError("an export is as of its own checkpoint: leave out `--as-of`")
-        with collector_off():
+        with gc_paused():
             history = read_history(leaves_in_export(export))
             again, missing = recount(history, Chosen(**chosen._asdict())), unaccounted(history)
     else:
         with reading(db) as connection:
             state = state_of(connection, as_of)
             now_us = last_event_us(connection, state)
-            with recounting(connection, Chosen(*chosen), now_us, state) as beside:
+            with open_recount(connection, Chosen(*chosen), now_us, state) as beside:
                 found = coverage(connection, **chosen._asdict(), as_of=state)
                 answer = beside.answer()
             again, missing, compared = answer.figures, answer.missing, differences(found, answer.figures)

@@ -11,7 +11,7 @@ import typer
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import check_store, open_store
-from kvcustody.audit.database.monthly_partitions import MONTHS_AHEAD, keep_ahead, size_bytes
+from kvcustody.audit.database.monthly_partitions import MONTHS_AHEAD, ensure_partitions, size_bytes
 from kvcustody.audit.database.monthly_partitions import partitions as every_partition
 from kvcustody.audit.database.postgres_roles import set_up_roles
 from kvcustody.audit.retention.sqlite_to_postgres import Progress, move_ledger
@@ -79,7 +79,7 @@ def partitions(
     """
     with _open(ledger) as engine:
         check_store(engine)
-        made = keep_ahead(engine, time.time_ns() // 1000, months)
+        made = ensure_partitions(engine, time.time_ns() // 1000, months)
         with engine.connect() as connection:
             found = [(part.name, size_bytes(connection, part)) for part in every_partition(connection)]
     if as_json:

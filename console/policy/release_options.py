@@ -21,7 +21,7 @@ from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import FolderStore, ReleaseStore, SqlStore
 from kvcustody.governance.release.trust import read_trust
@@ -64,7 +64,7 @@ class At(NamedTuple):
     remote: Remote
     as_json: bool
 
-    def desk(self) -> AbstractContextManager[ReleaseDesk]:
+    def desk(self) -> AbstractContextManager[ReleaseWorkflow]:
         """The desk over this release."""
         return open_desk(self.store, self.trust, self.remote)
 
@@ -117,7 +117,7 @@ def owner_consents(remote: Remote, trust: Path) -> Iterator[OwnerConsents]:
 
 
 @contextmanager
-def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[ReleaseDesk]:  # noqa: B008 - a constant
+def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[ReleaseWorkflow]:  # noqa: B008 - a constant
     """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
     the control plane's, which records it itself.
     """
@@ -129,7 +129,7 @@ def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[Re
             )
         with connect(remote.server, remote.key_file, remote.authority) as connection:
             records = DeskReleaseStore(connection)
-            yield ReleaseDesk(records, read_trust(trust), clock=SystemClock(), ledger=CountingLedger())
+            yield ReleaseWorkflow(records, read_trust(trust), clock=SystemClock(), ledger=CountingLedger())
         return
     if store == "ledger":
         raise ConfigError("`ledger` is a worker's setting; here, name the ledger's database by its URL")
@@ -149,7 +149,7 @@ def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[Re
         writer = EventWriter(engine, worker="policy-release", clock=SystemClock(), spill_directory=spill)
         stack.callback(writer.close)
         kept: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
-        yield ReleaseDesk(kept, trusted, clock=SystemClock(), ledger=writer)
+        yield ReleaseWorkflow(kept, trusted, clock=SystemClock(), ledger=writer)
 
 
 def _bring_up(engine: Engine) -> None:

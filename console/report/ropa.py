@@ -22,8 +22,8 @@ from kvcustody.console.report.page_model import Facts, Items, Page, Section, Tab
 from kvcustody.console.report.pdf import render_pdf
 from kvcustody.errors import ConfigError
 from kvcustody.governance.observability.processing_record import (
+    ControllerStatement,
     ProcessingRecord,
-    Stated,
     record_of,
     record_of_facts,
 )
@@ -74,7 +74,7 @@ def ropa(
         raise ConfigError(f"format `{format}` names none of: {', '.join(FORMATS)}", format=format)
     source = None if policy is None else read_file(policy)
     chosen = selection(since, until, None, None, None, None)
-    stated = Stated(controller, contact, officer, purposes, subjects, data, transfers)
+    stated = ControllerStatement(controller, contact, officer, purposes, subjects, data, transfers)
     if server is not None:
         one_ledger(db)
         with connect(server, key_file, authority) as asked:

@@ -13,7 +13,7 @@ from kvcustody.governance.api.operations.audit import add_audit
 from kvcustody.governance.api.operations.custody import add_custody
 from kvcustody.governance.api.operations.erasures import add_erasures
 from kvcustody.governance.api.operations.event_stream import add_stream
-from kvcustody.governance.api.operations.fleet import add_operating, add_scan_orders
+from kvcustody.governance.api.operations.fleet import add_fleet, add_scan_orders
 from kvcustody.governance.api.operations.grants import add_grants
 from kvcustody.governance.api.operations.health import add_health
 from kvcustody.governance.api.operations.jobs import add_jobs
@@ -44,7 +44,7 @@ _GROUPS = (
     add_policies,
     add_evidence,
     add_jobs,
-    add_operating,
+    add_fleet,
     add_scan_orders,
     add_workers,
 )

@@ -38,7 +38,7 @@ _WAIT_SECONDS, _WAIT_SECONDS_MAX = 1.0, 60.0
 _log = structlog.get_logger(__name__)
 
 
-class Attended(Protocol):
+class AgentFacade(Protocol):
     """A `Governor` or an `EnginePort`."""
 
     table: DecisionTable
@@ -60,7 +60,7 @@ class Agent:
     def __init__(
         self,
         connection: ControlPlaneConnection,
-        facade: Attended,
+        facade: AgentFacade,
         ledger: RemoteLedger,
         *,
         bytes_per_block: int,
@@ -182,9 +182,9 @@ class Agent:
         return dict(list(found.items())[:STATUS_MAX])
 
 
-def attend(
+def start_agent(
     connection: ControlPlaneConnection | None,
-    facade: Attended,
+    facade: AgentFacade,
     ledger: object,
     stack: ExitStack,
     *,

@@ -17,7 +17,11 @@ from kvcustody.errors import ConfigError, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away, read_key_file
 from kvcustody.governance.control_plane.release_store import WorkerReleaseStore
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
-from kvcustody.governance.release.startup_policy import StartupPolicy, of_file, standing_of
+from kvcustody.governance.release.startup_policy import (
+    StartupPolicy,
+    released_startup_policy,
+    startup_policy_of_file,
+)
 from kvcustody.governance.settings import CONTROL_PLANE, Settings
 
 _WAIT_SECONDS_MAX = 10
@@ -37,15 +41,21 @@ def connect(settings: Settings, stack: ExitStack) -> ControlPlaneConnection:
     return connection
 
 
-def remote_standing(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> StartupPolicy:
+def remote_startup_policy(
+    settings: Settings, connection: ControlPlaneConnection, clock: Clock
+) -> StartupPolicy:
     """The policy to start with; from the control plane's release where the settings say so (P2)."""
     if settings.policy_release == CONTROL_PLANE:
         mark = settings.policy_mark_path
         wait = min(_WAIT_SECONDS_MAX, settings.policy_lease_seconds // 6)
         kept = mark.with_name(mark.name + ".release")
         store = WorkerReleaseStore(connection, kept_path=kept, wait_seconds=wait)
-        return standing_of(store, settings)._replace(heard=store.heard, waits=wait > 0)
-    return standing_of(None, settings) if settings.policy_release else of_file(settings, clock)
+        return released_startup_policy(store, settings)._replace(heard=store.heard, waits=wait > 0)
+    return (
+        released_startup_policy(None, settings)
+        if settings.policy_release
+        else startup_policy_of_file(settings, clock)
+    )
 
 
 def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> RemoteLedger:

@@ -32,10 +32,10 @@ from kvcustody.audit.events.batch_encoder import BatchEncoder, Entry
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_table import Row, row_of
 from kvcustody.audit.writer.durable_watermark import DurableWatermark
-from kvcustody.audit.writer.event_queue import Intake
+from kvcustody.audit.writer.event_queue import EventQueue
 from kvcustody.audit.writer.event_writer import WriterSettings, WriterStatus
 from kvcustody.audit.writer.spill_file import SpillFile, SpillFullError, SpillSegment
-from kvcustody.audit.writer.worker_lock import claim
+from kvcustody.audit.writer.worker_lock import lock_worker_name
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError, LedgerUnavailable, ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
@@ -74,7 +74,7 @@ class RemoteLedger:
         self._context = Context(self.incarnation, self.offset_us, self._directory)
         self._encoder = BatchEncoder(self._context)
         self._batch = min(settings.batch, _BATCH_LEAVES)
-        self._intake = Intake(
+        self._intake = EventQueue(
             clock, capacity=settings.capacity, batch=self._batch, count_seconds=settings.count_seconds
         )
         self._mark = DurableWatermark()
@@ -88,7 +88,7 @@ class RemoteLedger:
         self._registered = False
         self._added = self._known = 0  # leaves that the control plane took, and those that it had
         self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (R7)
-        self._lock = claim(spill_directory, worker)
+        self._lock = lock_worker_name(spill_directory, worker)
         try:
             self._begin(may_be_away)
         except BaseException:

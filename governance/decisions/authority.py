@@ -38,7 +38,7 @@ from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, carry_out
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.policies.table.decision_table import DecisionTable
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUses(ledger, self._clock)
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, TenantCounters] = {}
         self.table = table
         self.revoked = table.revoked
         self._shadow: Shadow | None = None
@@ -104,10 +104,10 @@ class Authority(ABC, Generic[PoolT_co]):
             return Deferred(request_id, "ledger")
         return plan if plan is not None else AdmissionRefused(request_id, "tenant is not in the policy")
 
-    def _tally(self, tenant: str) -> Tally:
+    def _tally(self, tenant: str) -> TenantCounters:
         tally = self.tallies.get(tenant)
         if tally is None:
-            tally = self.tallies[tenant] = Tally()
+            tally = self.tallies[tenant] = TenantCounters()
         return tally
 
     def _new_book(self, table: DecisionTable) -> PlanBook[PoolT_co]:

@@ -22,7 +22,7 @@ from kvcustody.audit.events import Event, HitCounted
 from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked
 from kvcustody.governance.decisions.first_use_log import FirstUses
 from kvcustody.governance.decisions.shadow_policy import Shadow
-from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.policies.document.model import Action, Via
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -63,7 +63,7 @@ class Reuse:
         self._counted: dict[tuple[str, str, str, str], int] = {}
 
     def read_plan(
-        self, plan: AnyPlan, prompt: Prompt, tally: Tally, moment: Moment
+        self, plan: AnyPlan, prompt: Prompt, tally: TenantCounters, moment: Moment
     ) -> tuple[ReadPlan, tuple[str, ...]]:
         """What may be searched now, and the rules that permit the own scope."""
         if moment.now_us >= self.expires_us:
@@ -90,7 +90,7 @@ class Reuse:
             return self._widened(plan, prompt, tally, moment), own.reasons
         return plan.own_plan, own.reasons
 
-    def _widened(self, plan: AnyPlan, prompt: Prompt, tally: Tally, moment: Moment) -> ReadPlan:
+    def _widened(self, plan: AnyPlan, prompt: Prompt, tally: TenantCounters, moment: Moment) -> ReadPlan:
         segment: Chain | None = None
         blocks = 0
         matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
@@ -104,7 +104,7 @@ class Reuse:
         )
         return ReadPlan(plan.own, segment, blocks, grants)
 
-    def may(self, plan: AnyPlan, entry: OpenedDomain, tally: Tally, moment: Moment) -> bool:
+    def may(self, plan: AnyPlan, entry: OpenedDomain, tally: TenantCounters, moment: Moment) -> bool:
         """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
         if not entry.chain.domain.is_open:
             return False
@@ -136,7 +136,7 @@ class Reuse:
             plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision, moment.trace
         )
 
-    def _deny(self, tally: Tally, plan: AnyPlan, rule: str, owner: str) -> None:
+    def _deny(self, tally: TenantCounters, plan: AnyPlan, rule: str, owner: str) -> None:
         tally.count(tally.denials, rule)
         self._count(plan.tenant, owner, "deny", rule)
 

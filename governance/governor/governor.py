@@ -45,7 +45,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.stats import Stats, charged_blocks, pool_stats
-from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
@@ -168,7 +168,7 @@ class Governor(Authority[BlockManager]):
 
     def _record(
         self,
-        tally: Tally,
+        tally: TenantCounters,
         plan: Plan[BlockManager],
         begun: Running,
         found: PrefixMatch,

@@ -15,7 +15,7 @@ from kvcustody.policies.table.compile import compile_policy
 OPEN = "to be stated by the controller"
 
 
-class Stated(NamedTuple):
+class ControllerStatement(NamedTuple):
     """What the controller states; empty is left open."""
 
     controller: str = ""
@@ -85,7 +85,7 @@ def record_of_facts(facts: dict[str, Any]) -> ProcessingRecord:
     return ProcessingRecord(**facts | lists)
 
 
-def record_of(policy: Policy, total: CoverageRow, stated: Stated) -> ProcessingRecord:
+def record_of(policy: Policy, total: CoverageRow, stated: ControllerStatement) -> ProcessingRecord:
     """The record under a policy; `total` is the coverage of the period that it speaks of."""
     return ProcessingRecord(
         activity="Caching of attention keys and values of language models (KV cache), so that prompts need not be "

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.account import Account
 from kvcustody.allocator.pool.block_state import BlockState
-from kvcustody.governance.observability.tenant_counters import Tally
+from kvcustody.governance.observability.tenant_counters import TenantCounters
 
 
 class PoolStats(NamedTuple):
@@ -31,7 +31,7 @@ class PoolStats(NamedTuple):
 class Stats(NamedTuple):
     """A snapshot of one Governor, consistent between steps."""
 
-    tenants: dict[str, Tally]
+    tenants: dict[str, TenantCounters]
     pools: tuple[PoolStats, ...]
     running: int
     drift_blocks: int = 0  # found by scans and not repaired: in custody, and nothing accounts for them

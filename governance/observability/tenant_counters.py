@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Tally:
+class TenantCounters:
     """One tenant's counts since the Governor started."""
 
     __slots__ = (

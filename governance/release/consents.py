@@ -14,7 +14,7 @@ from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.policies.workbench.diff.model import WidenedAccess
 
 
-class Waiting(NamedTuple):
+class PendingConsent(NamedTuple):
     """An opening by a proposed revision that its owner has not consented to; `id` is what a consent names."""
 
     revision: int
@@ -25,7 +25,7 @@ class Waiting(NamedTuple):
     opening: WidenedAccess
 
 
-def waiting_for(state: ReleaseState, owner: str) -> Iterator[Waiting]:
+def pending_consents(state: ReleaseState, owner: str) -> Iterator[PendingConsent]:
     """What waits for the consent of this tenant, of the newest revision first."""
     for number in sorted(state.proposals, reverse=True):
         found = state.proposals[number]
@@ -33,7 +33,7 @@ def waiting_for(state: ReleaseState, owner: str) -> Iterator[Waiting]:
             for opening in gates.review(state, found).missing:
                 if opening.owner == owner:
                     id_ = gates.consent_id(found, opening)
-                    yield Waiting(number, found.manifest.id, found.author, found.note, id_, opening)
+                    yield PendingConsent(number, found.manifest.id, found.author, found.note, id_, opening)
 
 
 def revoked_of(state: ReleaseState, owner: str) -> frozenset[str]:

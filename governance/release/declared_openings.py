@@ -11,7 +11,7 @@ _SOON_US = 30 * 86_400_000_000
 OVER = ("expired", "revoked")
 
 
-class Way(NamedTuple):
+class DeclaredOpening(NamedTuple):
     """A grant or a segment that opens an owner's blocks to a reader; `until_us` None: it does not end.
 
     `kind`: `grant`, `group` or `segment`. `state`: `live`, `ends soon`, `not yet`, `expired` or `revoked`. `line` is
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     line: int
 
 
-def ways_of(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[Way, ...]:
+def declared_openings(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[DeclaredOpening, ...]:
     """Every way across a tenant boundary that the policy declares."""
     found = []
     for grant in (*policy.grants, *policy.group_grants()):
@@ -37,25 +37,28 @@ def ways_of(policy: Policy, revoked: frozenset[str], now_us: int) -> tuple[Way, 
         kind = "group" if "~" in grant.id else "grant"
         at_most = policy.classifications[grant.at_most]
         parts = (grant.owner, grant.reader, at_most, grant.until_us, state, grant.reason, grant.mark.line)
-        found.append(Way(grant.id, kind, *parts))
+        found.append(DeclaredOpening(grant.id, kind, *parts))
     for segment in policy.segments:
         readers = ("every tenant",) if segment.tenants is None else segment.tenants
         state = _state({segment.id}, None, segment.expires_us, revoked, now_us)
         level = policy.classifications[segment.level]
         ends, line = segment.expires_us, segment.mark.line
         found += [
-            Way(segment.id, "segment", segment.owner, reader, level, ends, state, "", line)
+            DeclaredOpening(segment.id, "segment", segment.owner, reader, level, ends, state, "", line)
             for reader in readers
             if reader != segment.owner
         ]
     return tuple(sorted(found))
 
 
-def own_ways(state: ReleaseState, owner: str, now_us: int) -> tuple[Way, ...]:
+def own_declared_openings(state: ReleaseState, owner: str, now_us: int) -> tuple[DeclaredOpening, ...]:
     """What is in effect, for everybody or a stage, on this tenant's own data."""
     policies = [found.policy for found in (state.active, state.staged) if found is not None]
     ways = {
-        way for policy in policies for way in ways_of(policy, state.revoked, now_us) if way.owner == owner
+        way
+        for policy in policies
+        for way in declared_openings(policy, state.revoked, now_us)
+        if way.owner == owner
     }
     return tuple(sorted(ways))
 

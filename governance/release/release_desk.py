@@ -38,7 +38,7 @@ from kvcustody.policies.workbench.diff.model import WidenedAccess
 YEAR_SECONDS = 365 * 86_400
 
 
-class ReleaseDesk:
+class ReleaseWorkflow:
     """Takes the steps of a release in a store, for people who hold keys."""
 
     def __init__(

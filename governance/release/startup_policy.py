@@ -42,14 +42,16 @@ class StartupPolicy(NamedTuple):
     waits: bool = False
 
 
-def open_standing(settings: Settings, engine: Engine, clock: Clock) -> StartupPolicy:
+def open_startup_policy(settings: Settings, engine: Engine, clock: Clock) -> StartupPolicy:
     """What the worker starts with; raises `CustodyError` with the reason where that is nothing."""
     if settings.policy_release:
-        return standing_of(SqlStore(engine) if settings.policy_release == LEDGER else None, settings)
-    return of_file(settings, clock)
+        return released_startup_policy(
+            SqlStore(engine) if settings.policy_release == LEDGER else None, settings
+        )
+    return startup_policy_of_file(settings, clock)
 
 
-def standing_of(store: ReleaseStore | None, settings: Settings) -> StartupPolicy:
+def released_startup_policy(store: ReleaseStore | None, settings: Settings) -> StartupPolicy:
     """What is in effect in a release; its store, or None for the folder that the settings name."""
     trust = read_trust(Path(settings.policy_trust))
     store = store or FolderStore(Path(settings.policy_release))
@@ -57,7 +59,7 @@ def standing_of(store: ReleaseStore | None, settings: Settings) -> StartupPolicy
     return StartupPolicy(*reader.first(settings.profile), reader)
 
 
-def of_file(settings: Settings, clock: Clock) -> StartupPolicy:
+def startup_policy_of_file(settings: Settings, clock: Clock) -> StartupPolicy:
     """What `policy_path` holds: a signed bundle, or a plain document."""
     if settings.policy_trust:
         return _from_bundle(settings, clock)
@@ -81,7 +83,7 @@ def _from_bundle(settings: Settings, clock: Clock) -> StartupPolicy:
     return StartupPolicy(table, manifest.expires_us)
 
 
-def activations(table: DecisionTable, at_us: int, actor: str) -> list[Event]:
+def activation_events(table: DecisionTable, at_us: int, actor: str) -> list[Event]:
     """What puts a starting worker's policy on record: its revision, and what is staged beside it."""
     base = table.base if isinstance(table, StagedTable) else table
     policy = base.policy

@@ -14,7 +14,7 @@ from typing import Protocol
 from sqlalchemy import Engine, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from kvcustody.audit.database.engine import WRITE, failure
+from kvcustody.audit.database.engine import WRITE, ledger_error
 from kvcustody.audit.schema.releases import policy_release
 from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.governance.release.record import RECORD_BYTES_MAX, ReleaseError, read_record
@@ -100,7 +100,7 @@ class SqlStore:
             with self._engine.connect() as connection:
                 rows = connection.execute(query).all()
         except SQLAlchemyError as problem:
-            raise failure(self._engine, problem) from problem
+            raise ledger_error(self._engine, problem) from problem
         if [row.number for row in rows] != list(range(after + 1, after + len(rows) + 1)):
             raise ReleaseError("the release's records leave a gap: one was removed from the database")
         return [bytes(row.record) for row in rows]
@@ -122,4 +122,4 @@ class SqlStore:
         except IntegrityError:
             raise _taken(number) from None
         except SQLAlchemyError as problem:
-            raise failure(self._engine, problem) from problem
+            raise ledger_error(self._engine, problem) from problem

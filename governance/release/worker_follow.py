@@ -144,7 +144,7 @@ class PolicyFeed:
             _log.error("activation failed", problem=str(error))
 
 
-def follow(
+def follow_release(
     standing: StartupPolicy,
     authority: Authority[DomainPool],
     clock: Clock,

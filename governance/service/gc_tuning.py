@@ -14,7 +14,7 @@ _YOUNG = 50_000  # containers more than at the last look; the default is 700
 
 
 @contextmanager
-def seldom() -> Iterator[None]:
+def gc_seldom() -> Iterator[None]:
     """Inside this block; afterwards the collector is as it was."""
     before = gc.get_threshold()
     gc.collect()

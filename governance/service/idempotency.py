@@ -34,7 +34,7 @@ class IdempotencyClaim(NamedTuple):
     key: str
 
 
-class Answers:
+class IdempotencyStore:
     """The store of answers; `owner` names this process."""
 
     def __init__(

@@ -14,7 +14,7 @@ from kvcustody.governance.service.problem_details import ProblemError
 REPORT_FORMATS = ("json", "html", "pdf", "oscal")
 
 
-class Documents(Protocol):
+class DocumentRenderer(Protocol):
     """Renders reports and certificates for people."""
 
     def formats(self) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ class Documents(Protocol):
         """The page of an erasure's certificate."""
 
 
-class PlainDocuments:
+class JsonDocuments:
     """JSON alone: what a service without a console has (D1)."""
 
     def formats(self) -> tuple[str, ...]:

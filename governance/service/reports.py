@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PARTS = 12  # about as many as a report says that it is at
 
 
-def asked_of(
+def report_parameters(
     service: Service,
     framework: str,
     tenant: str | None,

@@ -19,7 +19,7 @@ _WALLED = text("SELECT tablename FROM pg_policies WHERE policyname = 'of_tenant'
 _TENANT = text("SELECT set_config('kvcustody.tenant', :tenant, true)")
 
 
-def walls_stand(engine: Engine) -> bool:
+def has_row_level_security(engine: Engine) -> bool:
     """Whether the login may act as the reader, and every table with tenants' rows has its policy (R3)."""
     if engine.dialect.name != "postgresql":
         return False
@@ -30,7 +30,7 @@ def walls_stand(engine: Engine) -> bool:
     return walled >= {"events", "logs", *(table.name for table in projections())}
 
 
-def behind_wall(connection: Connection, tenant: str) -> None:
+def restrict_to_tenant(connection: Connection, tenant: str) -> None:
     """Show the rest of this transaction the rows of one tenant alone (R1)."""
     connection.execute(_TENANT, {"tenant": tenant})
     connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")

@@ -31,23 +31,23 @@ from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.authenticator import ServiceAuthenticator
 from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.access.principals import Principals
-from kvcustody.governance.service.access.rate_limit import Rates
+from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.service_secret import open_secret
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.fleet.ledger_scan import LedgerScans
-from kvcustody.governance.service.fleet.metrics_samples import Measuring
-from kvcustody.governance.service.fleet.policy_releases import PolicyDesk
+from kvcustody.governance.service.fleet.metrics_samples import ServiceMetrics
+from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.fleet.webhooks import Sinks
 from kvcustody.governance.service.fleet.workers import Fleet
-from kvcustody.governance.service.idempotency import Answers
+from kvcustody.governance.service.idempotency import IdempotencyStore
 from kvcustody.governance.service.ingest.ingest import Ingest
-from kvcustody.governance.service.ingest.sqlite_write_queue import take_turns
+from kvcustody.governance.service.ingest.sqlite_write_queue import queue_writes
 from kvcustody.governance.service.ingest.traced_writer import TracedWriter
 from kvcustody.governance.service.jobs import JobRunner
 from kvcustody.governance.service.page_cursor import Cursors
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.render_protocol import Documents, PlainDocuments
-from kvcustody.governance.service.row_level_security import behind_wall, walls_stand
+from kvcustody.governance.service.render_protocol import DocumentRenderer, JsonDocuments
+from kvcustody.governance.service.row_level_security import has_row_level_security, restrict_to_tenant
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.governance.service.tracing import open_tracing
 from kvcustody.migrations.upgrade import upgrade
@@ -62,7 +62,7 @@ class Service:
     """An open control plane. Use it as a context manager; `open_service` builds it."""
 
     def __init__(
-        self, settings: ServiceSettings, clock: Clock, stack: ExitStack, documents: Documents
+        self, settings: ServiceSettings, clock: Clock, stack: ExitStack, documents: DocumentRenderer
     ) -> None:
         self.settings = settings
         self.documents = documents
@@ -74,9 +74,9 @@ class Service:
         private_folder(folder)
         self.secret = open_secret(folder / "service.key")
         self.engine = _engine(settings, stack)
-        take_turns(self.engine, patience_seconds=_PATIENCE_SECONDS)
+        queue_writes(self.engine, patience_seconds=_PATIENCE_SECONDS)
         self.reader = _engine(settings, stack, read_only=True)
-        self.row_walls = walls_stand(self.reader)
+        self.row_walls = has_row_level_security(self.reader)
         if not self.row_walls and self.reader.dialect.name == "postgresql":
             _log.warning("no row-level security behind the queries; run `kvcustody db roles`")
         self.subject_keys = _subject_keys(settings, stack)
@@ -103,13 +103,13 @@ class Service:
             seconds=settings.session_minutes * _MINUTE,
             idle_seconds=settings.session_idle_minutes * _MINUTE,
         )
-        failures = Rates(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
+        failures = RateLimiter(settings.failures_per_minute / _MINUTE, settings.failures_per_minute)
         tokens = OidcTokens(settings.issuers, clock)
         self.authenticator = ServiceAuthenticator(self.principals, tokens, self.sessions, failures)
         self.tracing = open_tracing(settings, stack)
-        self.rates = Rates(settings.requests_per_second, settings.requests_burst)
+        self.rates = RateLimiter(settings.requests_per_second, settings.requests_burst)
         self.cursors = Cursors(self.secret)
-        self.answers = Answers(
+        self.answers = IdempotencyStore(
             self.engine, self.secret, clock, owner=settings.name, hours=settings.answers_hours
         )
         self.answers.free([settings.name])
@@ -117,11 +117,11 @@ class Service:
         keys = _subject_keys(settings, stack)
         self.ingest = Ingest(self.engine, self.fleet.flush, keys, readers=settings.readers)
         stack.callback(self.ingest.close)
-        self.policies = PolicyDesk(self.engine, settings.policy_trust, clock, self.writer)
-        self.measuring = Measuring(self)
+        self.policies = PolicyReleases(self.engine, settings.policy_trust, clock, self.writer)
+        self.measuring = ServiceMetrics(self)
         self.jobs = JobRunner(self.engine, clock, folder / "jobs", owner=settings.name)
         stack.callback(self.jobs.close)
-        self.scans = LedgerScans(self)
+        self.scans = LedgerScans(self.engine, clock, self.writer, self.jobs, self.reading)
         self.sinks = Sinks(self.reader, settings.webhooks, folder / "sinks", clock, self.record)
         stack.callback(self.sinks.close)
         _log.info("service open", service=settings.name, ledger=self.engine.dialect.name)
@@ -183,7 +183,7 @@ class Service:
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                 if tenant is not None and self.row_walls:
-                    behind_wall(connection, tenant)
+                    restrict_to_tenant(connection, tenant)
             yield connection
 
     def names_of(self, tenant: str, subject: str) -> list[str]:
@@ -227,14 +227,14 @@ def _recorded() -> Iterator[None]:
 
 
 def open_service(
-    settings: ServiceSettings, *, clock: Clock | None = None, documents: Documents | None = None
+    settings: ServiceSettings, *, clock: Clock | None = None, documents: DocumentRenderer | None = None
 ) -> Service:
     """Open a control plane: migrate its ledger, then everything else. Raises a `CustodyError` that says what failed.
 
     `documents` renders reports and certificates for people; without it there is JSON alone.
     """
     with ExitStack() as stack:
-        service = Service(settings, clock or SystemClock(), stack, documents or PlainDocuments())
+        service = Service(settings, clock or SystemClock(), stack, documents or JsonDocuments())
         service._stack = stack.pop_all()
         return service
 

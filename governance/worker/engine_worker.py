@@ -22,13 +22,13 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import ConfigError
-from kvcustody.governance.control_plane.agent import attend
+from kvcustody.governance.control_plane.agent import start_agent
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
-from kvcustody.governance.release.worker_follow import follow
+from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.open_foundation import open_foundation
 from kvcustody.governance.worker.plugins import load_plugins
@@ -154,8 +154,8 @@ def open_engine_worker(
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
-        follow(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
-        attend(connection, port, writer, stack, bytes_per_block=plan.bytes_per_block)
+        follow_release(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
+        start_agent(connection, port, writer, stack, bytes_per_block=plan.bytes_per_block)
         worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
         _log.info(
             "worker started",

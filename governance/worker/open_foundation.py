@@ -25,14 +25,14 @@ from kvcustody.clock import Clock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
-from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_standing
+from kvcustody.governance.control_plane.opening import connect, open_remote_ledger, remote_startup_policy
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.erasure.erasure_inbox import ErasureInbox
 from kvcustody.governance.keys import core_dumps
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
-from kvcustody.governance.release.startup_policy import StartupPolicy, activations, open_standing
+from kvcustody.governance.release.startup_policy import StartupPolicy, activation_events, open_startup_policy
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.plugins import open_root_key, software
 from kvcustody.migrations.upgrade import upgrade
@@ -71,7 +71,7 @@ def open_foundation(
     engine = open_store(settings.database_url)
     stack.callback(engine.dispose)
     upgrade(engine)
-    standing = open_standing(settings, engine, clock)
+    standing = open_startup_policy(settings, engine, clock)
     writer = _writer(settings, engine, clock)
     stack.callback(writer.close)
     _announce(writer, settings, standing.table, _started(settings, standing, clock, memory))
@@ -90,12 +90,12 @@ def _behind_control_plane(
 ) -> Foundation:
     """The same over the API (N3); the control plane signs."""
     connection = connect(settings, stack)
-    standing = remote_standing(settings, connection, clock)
+    standing = remote_startup_policy(settings, connection, clock)
     writer = open_remote_ledger(settings, connection, clock)
     stack.callback(writer.close)
     started = _started(settings, standing, clock, memory)
     if writer.down:  # what is stated again widens nothing: it may be recorded behind its effect
-        writer.submit([started, *activations(standing.table, started.at_us, settings.worker_name)])
+        writer.submit([started, *activation_events(standing.table, started.at_us, settings.worker_name)])
         if not writer.flush():
             raise LedgerError("the start of this worker can be recorded nowhere: the spill takes nothing")
     else:
@@ -151,5 +151,5 @@ def _announce(
 ) -> None:
     """The worker and its policy, on record before the first request (N1)."""
     writer.submit([started])
-    for event in activations(table, started.at_us, settings.worker_name):
+    for event in activation_events(table, started.at_us, settings.worker_name):
         writer.submit_durable(event)

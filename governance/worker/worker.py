@@ -21,13 +21,13 @@ from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import Clock, SystemClock
-from kvcustody.governance.control_plane.agent import attend
+from kvcustody.governance.control_plane.agent import start_agent
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.orphans.ledger_join import recover
 from kvcustody.governance.orphans.scans import Scanned
-from kvcustody.governance.release.worker_follow import follow
+from kvcustody.governance.release.worker_follow import follow_release
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.open_foundation import open_foundation
 from kvcustody.governance.worker.plugins import load_plugins
@@ -128,8 +128,8 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
             governor.scan_online()
         inbox.start(governor, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
-        follow(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)
-        attend(connection, governor, writer, stack, bytes_per_block=memory.bytes_per_block)
+        follow_release(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)
+        start_agent(connection, governor, writer, stack, bytes_per_block=memory.bytes_per_block)
         worker._stack = stack.pop_all()
         _log.info(
             "worker started",

@@ -22,7 +22,7 @@ from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.keys.wrapped_key_store import KeyDocument
 from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.store import FolderStore, ReleaseStore
@@ -132,7 +132,7 @@ class Release:
             store = FolderStore(folder / "release")
         self.store = store
         self.folder = folder
-        self.desk = ReleaseDesk(store, self.people.trust, clock=self.clock, ledger=self.ledger)
+        self.desk = ReleaseWorkflow(store, self.people.trust, clock=self.clock, ledger=self.ledger)
 
     def release(self, document: str, *, consents: tuple[tuple[str, FileSigner], ...] = ()) -> int:
         """Propose, consent, approve and activate; returns the revision."""

@@ -15,7 +15,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.store import FolderStore, SqlStore
 from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.settings import Settings, load_settings
@@ -34,7 +34,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def release(tmp_path: Path) -> Release:
     """A release on the machine's own clock, with its trust file beside it."""
     made = Release(tmp_path)
-    made.desk = ReleaseDesk(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)
+    made.desk = ReleaseWorkflow(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)
     people = made.people
     keys = [
         (str(signer.key.verifier), role, tenant)
@@ -98,7 +98,7 @@ def test_a_worker_follows_its_release(release: Release, tmp_path: Path, where: s
         engine = open_store(asked.database_url)
         upgrade(engine)
         release.store = SqlStore(engine)
-        release.desk = ReleaseDesk(
+        release.desk = ReleaseWorkflow(
             release.store, release.people.trust, clock=SystemClock(), ledger=release.ledger
         )
     with pytest.raises(ConfigError, match="nothing is in effect"):

@@ -27,7 +27,7 @@ from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.ledger_protocol import CountingLedger
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.trust import read_trust, write_trust
 from kvcustody.governance.service.access.local_administration import open_administration
@@ -187,7 +187,7 @@ class ControlPlane:
         desks = {}
         for name in _PEOPLE:
             store = DeskReleaseStore(self.connect(name))
-            desks[name] = ReleaseDesk(store, trust, clock=SystemClock(), ledger=CountingLedger())
+            desks[name] = ReleaseWorkflow(store, trust, clock=SystemClock(), ledger=CountingLedger())
         sign = self.signers
         revision = desks["ada"].propose(document, sign["ada"], note="test", seconds=seconds).revision
         review = desks["grace"].review(revision)

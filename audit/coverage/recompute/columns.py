@@ -38,7 +38,7 @@ def numbers(column: Iterable[Any]) -> Numbers:
     return np.array(column, np.int64)
 
 
-def together(parts: list[Numbers]) -> Numbers:
+def concatenate_parts(parts: list[Numbers]) -> Numbers:
     """Parts of a column as one, which then stands in their place."""
     if len(parts) != 1:
         parts[:] = [np.concatenate([np.empty(0, np.int64), *parts])]
@@ -68,7 +68,7 @@ class Columns:
         self.rows += rows
 
     def __getitem__(self, name: str) -> Numbers:
-        return together(self._parts[name])
+        return concatenate_parts(self._parts[name])
 
 
 _RUN = ("row", "first", "pool", "tokens", "counted", "deltas", "counts")
@@ -115,7 +115,7 @@ class Statements(Columns):
 
     def listed(self) -> Numbers:
         """How many blocks each row lists, those at generation 0 with them."""
-        row, _, _, tokens, counted, _, counts = map(together, self._runs.values())
+        row, _, _, tokens, counted, _, counts = map(concatenate_parts, self._runs.values())
         blocks = tokens.copy()
         of_count = np.repeat(np.arange(len(row)), counted)
         np.add.at(blocks, of_count, counts - 1)
@@ -124,7 +124,7 @@ class Statements(Columns):
     def entries(self) -> Entries:
         """All run lists laid out; raises `LedgerError` where one is malformed."""
         try:
-            return _laid_out(*map(together, self._runs.values()))
+            return _laid_out(*map(concatenate_parts, self._runs.values()))
         except (ValueError, MemoryError) as problem:
             raise LedgerError(f"a run in a leaf is malformed: {problem}") from None
 

@@ -26,14 +26,14 @@ _TOP = 1 << 62
 
 
 class StatementPlaces(NamedTuple):
-    """Statements laid out: of each entry the row of its leaf, the place of what it names (`Named`), and the block."""
+    """Statements laid out: per entry the row of its leaf, the place of what it names (`NamedBlocks`), the block."""
 
     row: Numbers
     place: Numbers
     block: Numbers
 
 
-class Named(NamedTuple):
+class NamedBlocks(NamedTuple):
     """Every (pool, generation) of an incarnation that any leaf names, in order, and each statement beside it."""
 
     pool: Numbers
@@ -75,7 +75,7 @@ class RecomputedLife:
         self.proofs = Statements("shard", "started", "ended", "level", "good", "bytes", "blocks")
         # What erasures cover.
         self.covered = Statements("erasure")
-        self.named: Named
+        self.named: NamedBlocks
 
     def persons(self) -> dict[int, Person]:
         """Whose residency each is."""
@@ -101,7 +101,7 @@ class RecomputedLife:
             raise LedgerError("a run in a leaf is malformed: its pool or generation is too high")
         keys = [part.pool * width + part.generation for part in every]
         listed = distinct(np.concatenate(keys))
-        self.named = Named(
+        self.named = NamedBlocks(
             listed // width,
             listed % width,
             *map(_placed, every, (np.searchsorted(listed, key) for key in keys)),

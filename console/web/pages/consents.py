@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.policy_status import release_of
-from kvcustody.governance.release.consents import waiting_for
+from kvcustody.governance.release.consents import pending_consents
 from kvcustody.governance.service.access.roles import Permission
 
 
@@ -15,5 +15,5 @@ def show(visit: Visit) -> Response:
     visit.caller.must(Permission.CONSENT)
     state = release_of(visit)
     tenant = visit.caller.tenant
-    found = () if state is None or tenant is None else waiting_for(state, tenant)
+    found = () if state is None or tenant is None else pending_consents(state, tenant)
     return visit.page("consents.html", "Consents", waiting=list(found))

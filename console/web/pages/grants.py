@@ -10,7 +10,12 @@ from starlette.responses import Response
 
 from kvcustody.console.web.page_request import Visit
 from kvcustody.console.web.pages.policy_status import release_of
-from kvcustody.governance.release.declared_openings import OVER, Way, own_ways, ways_of
+from kvcustody.governance.release.declared_openings import (
+    OVER,
+    DeclaredOpening,
+    declared_openings,
+    own_declared_openings,
+)
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.roles import Permission
 
@@ -43,14 +48,14 @@ def show(visit: Visit) -> Response:
     )
 
 
-def _ways(visit: Visit, state: ReleaseState) -> tuple[Way, ...]:
+def _ways(visit: Visit, state: ReleaseState) -> tuple[DeclaredOpening, ...]:
     now_us = visit.service.clock.utc_us()
     if visit.may(Permission.READ_POLICY):
-        return () if state.active is None else ways_of(state.active.policy, state.revoked, now_us)
-    return own_ways(state, visit.caller.tenant or "", now_us)
+        return () if state.active is None else declared_openings(state.active.policy, state.revoked, now_us)
+    return own_declared_openings(state, visit.caller.tenant or "", now_us)
 
 
-def _to_take_back(visit: Visit, live: list[Way]) -> list[str]:
+def _to_take_back(visit: Visit, live: list[DeclaredOpening]) -> list[str]:
     """The ids that this person may revoke (G2)."""
     may = visit.may(Permission.NARROW_POLICY, Permission.CONSENT)
     return sorted({way.id for way in live}) if may else []

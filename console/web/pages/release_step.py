@@ -18,7 +18,7 @@ from starlette.responses import Response
 from kvcustody.console.web.page_request import Visit
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.release.consents import consent_body, waiting_for
+from kvcustody.governance.release.consents import consent_body, pending_consents
 from kvcustody.governance.release.record import SCHEMA, ReleaseAction
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.roles import Permission
@@ -138,7 +138,7 @@ def _approved(visit: Visit, state: ReleaseState, found: Proposal) -> dict[str, A
 
 def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
     wanted, revision = visit.text("opening"), visit.number("revision")
-    for found in waiting_for(state, visit.caller.tenant or ""):
+    for found in pending_consents(state, visit.caller.tenant or ""):
         if (found.id, found.revision) == (wanted, revision):
             return consent_body(found.revision, found.manifest, found.opening.data())
     raise not_found()

@@ -10,7 +10,7 @@ from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.reports import asked_of, start_report
+from kvcustody.governance.service.reports import report_parameters, start_report
 
 _LISTED = 50
 _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": "application/json"}
@@ -37,7 +37,7 @@ def make(visit: Visit) -> Response:
     if framework not in NAMES:
         raise ProblemError("invalid", f"`framework` is none of {', '.join(NAMES)}")
     service = visit.service
-    asked = asked_of(
+    asked = report_parameters(
         service,
         framework,
         tenant,

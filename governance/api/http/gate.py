@@ -35,7 +35,7 @@ from kvcustody.governance.api.http.exchange import (
     unpacked,
 )
 from kvcustody.governance.api.http.operation import Operation, Operations
-from kvcustody.governance.api.http.record_before_answer import recorded
+from kvcustody.governance.api.http.record_before_answer import record_before_answer
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.authenticator import too_many
@@ -182,7 +182,7 @@ class Gate:
         settings = self._service.settings
         await exchange.read(int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max))
         if operation.recorded and caller.recorded:
-            await recorded(self._service, self._access(query, operation, caller))
+            await record_before_answer(self._service, self._access(query, operation, caller))
         read = self._reads.get(operation.name)
         if read is not None:
             response = await read(exchange.scope, operation.parameters(exchange.path))

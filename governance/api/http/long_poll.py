@@ -21,7 +21,7 @@ Wait = Annotated[int, Query(ge=0, le=30, description="Seconds to wait for news."
 _LOOK_SECONDS, _PAUSE_SECONDS = 2.0, 0.05
 
 
-async def held_open(
+async def long_poll(
     service: Service,
     caller: Caller,
     wait_seconds: int,

@@ -12,7 +12,7 @@ from kvcustody.audit.events import Event
 from kvcustody.governance.service.service import Service
 
 
-async def recorded(service: Service, event: Event) -> None:
+async def record_before_answer(service: Service, event: Event) -> None:
     """Return once a class A event is durable; raises `unavailable` where it is not within the ledger's deadline."""
     loop, decided = asyncio.get_running_loop(), asyncio.Event()
 

@@ -207,8 +207,8 @@ class _Route(ReadRoute):
     given = {_serving: _service_of, _asking: _caller_of}  # noqa: RUF012
 
 
-Serving = Annotated[Service, Depends(_serving)]
-Asking = Annotated[Caller, Depends(_asking)]
+ServiceDep = Annotated[Service, Depends(_serving)]
+CallerDep = Annotated[Caller, Depends(_asking)]
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",

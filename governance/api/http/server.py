@@ -31,7 +31,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.http.client_certificate import CertifiedProtocol
 from kvcustody.governance.api.http.gate import Gate
-from kvcustody.governance.service.gc_tuning import seldom
+from kvcustody.governance.service.gc_tuning import gc_seldom
 from kvcustody.governance.service.service import Service
 from kvcustody.governance.service.settings import ServiceSettings, address
 
@@ -57,7 +57,7 @@ def serve(service: Service, *, app: Gate | None = None, ready: Any = None) -> No
         workers = _config(create_app(service, workers_only=True), settings, demand_certificates=True)
         listeners.append((_listener(settings.workers_listen), workers))
     try:
-        with seldom(), short_turns(), asyncio.Runner(loop_factory=_loop()) as runner:
+        with gc_seldom(), short_switch_interval(), asyncio.Runner(loop_factory=_loop()) as runner:
             runner.run(_run(service, [(sock, _Server(config)) for sock, config in listeners], ready))
     finally:
         for sock, _ in listeners:
@@ -183,7 +183,7 @@ _TURN_SECONDS = 0.0005  # the default is 0.005
 
 
 @contextmanager
-def short_turns() -> Iterator[None]:
+def short_switch_interval() -> Iterator[None]:
     """Inside this block; afterwards they are as long as they were."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)

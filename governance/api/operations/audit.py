@@ -24,7 +24,7 @@ from kvcustody.audit.tlog.merkle import TreeError
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import (
     CheckpointModel,
     Consistency,
@@ -87,8 +87,8 @@ def add_audit(api: Api) -> None:
 
 
 def found_events(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     tenant: Tenant = None,
     since: Since = None,
     until: Until = None,
@@ -142,8 +142,8 @@ def found_events(
 
 
 def logs(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     tenant: Tenant = None,
     as_of: AsOf = None,
     cursor: Cursor = None,
@@ -160,20 +160,22 @@ def logs(
     return page(service, question, items, cursor, limit) | {"as_of": size}
 
 
-def latest_checkpoint(service: Serving) -> dict[str, Any]:
+def latest_checkpoint(service: ServiceDep) -> dict[str, Any]:
     """The newest checkpoint that is signed."""
     with service.reading() as connection, absent_is_absent():
         proofs = LedgerProofs(connection)
         return _checkpoint(proofs, proofs.signed().size)
 
 
-def checkpoint(service: Serving, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4])]) -> dict[str, Any]:
+def checkpoint(
+    service: ServiceDep, size: Annotated[int, Path(ge=1, lt=LARGE, examples=[4])]
+) -> dict[str, Any]:
     """The checkpoint of a size of the root log, with the first signed note that covers it."""
     with service.reading() as connection, absent_is_absent():
         return _checkpoint(LedgerProofs(connection), size)
 
 
-def prove(caller: Asking, service: Serving, log: LogName, idx: Index, as_of: AsOf = None) -> Response:
+def prove(caller: CallerDep, service: ServiceDep, log: LogName, idx: Index, as_of: AsOf = None) -> Response:
     """One leaf, and the proof that a signed checkpoint covers it: the newest, or the one of `as_of`."""
     name = _log(caller, log)
     with service.reading(_own(caller)) as connection, absent_is_absent():
@@ -193,8 +195,8 @@ def prove(caller: Asking, service: Serving, log: LogName, idx: Index, as_of: AsO
 
 
 def consistent(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     old_size: Annotated[int, Query(ge=1, lt=LARGE)],
     size: Annotated[int, Query(ge=1, lt=LARGE)],
     log: Annotated[str, Query(min_length=1, max_length=160, description="A sub-log, or `root`.")] = "root",
@@ -214,8 +216,8 @@ def consistent(
 
 
 def tile(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     level: Annotated[int, Path(ge=0, le=7, examples=[0])],
     index: Annotated[int, Path(ge=0, lt=LARGE, examples=[0])],
     log: Annotated[str, Query(min_length=1, max_length=160, description="A sub-log, or `root`.")] = "root",

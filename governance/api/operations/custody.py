@@ -16,7 +16,7 @@ from kvcustody.audit.query.live_residencies import live_residencies
 from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Limit, Tenant
 from kvcustody.governance.api.models.base import Cursor as CursorText
 from kvcustody.governance.api.models.custody import (
@@ -74,8 +74,8 @@ def add_custody(api: Api) -> None:
 
 
 def residencies(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     subject: Subject,
     tenant: Tenant = None,
     cursor: CursorText = None,
@@ -90,8 +90,8 @@ def residencies(
 
 
 def subject_of(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     subject: Subject,
     tenant: Tenant = None,
     at: Annotated[int | None, Query(ge=0, lt=LARGE, description="As of this UTC µs; default: now.")] = None,
@@ -113,7 +113,11 @@ def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -
 
 
 def held_now(
-    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
 ) -> dict[str, Any]:
     """Residencies that run, or whose hold has not ended, oldest first; people by pseudonym."""
     mine = caller.tenant_of(READ, tenant)
@@ -131,7 +135,11 @@ def held_now(
 
 
 def totals(
-    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
 ) -> dict[str, Any]:
     """What the ledger holds, by tenant."""
     mine = caller.tenant_of(READ, tenant)
@@ -143,8 +151,8 @@ def totals(
 
 
 def covered(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     tenant: Tenant = None,
     since: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: a day before `until`.")] = None,
     until: Annotated[int | None, Query(ge=0, lt=LARGE, description="Default: now.")] = None,
@@ -178,7 +186,11 @@ def covered(
 
 
 def denials(
-    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
 ) -> dict[str, Any]:
     """Denied requests by reader, owner, rule and revision."""
     mine = caller.tenant_of(READ, tenant)
@@ -189,7 +201,9 @@ def denials(
     )
 
 
-def gaps(caller: Asking, service: Serving, cursor: CursorText = None, limit: Limit = 100) -> dict[str, Any]:
+def gaps(
+    caller: CallerDep, service: ServiceDep, cursor: CursorText = None, limit: Limit = 100
+) -> dict[str, Any]:
     """Evidence that is missing and known to be: of all tenants together, so for those who see all."""
     _sees_all(caller.reach(READ))
     with service.reading() as connection:
@@ -198,7 +212,11 @@ def gaps(caller: Asking, service: Serving, cursor: CursorText = None, limit: Lim
 
 
 def findings(
-    caller: Asking, service: Serving, tenant: Tenant = None, cursor: CursorText = None, limit: Limit = 100
+    caller: CallerDep,
+    service: ServiceDep,
+    tenant: Tenant = None,
+    cursor: CursorText = None,
+    limit: Limit = 100,
 ) -> dict[str, Any]:
     """Orphan findings, oldest first."""
     mine = caller.tenant_of(READ, tenant)
@@ -210,8 +228,8 @@ def findings(
 
 
 def history(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     incarnation: Incarnation,
     block: Place,
     generation: Place,

@@ -21,7 +21,7 @@ from kvcustody.audit.subjects.subject_table import session_names, subject_names
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.api.models.custody import facts
 from kvcustody.governance.api.models.erasures import (
@@ -75,7 +75,7 @@ def add_erasures(api: Api) -> None:
     api.add(opens, opening_of, answers=OpeningModel, problems=("not-found",))
 
 
-def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
+def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
     """Ask that all custody of a selector end by a deadline, in every worker."""
     selector = _selector(caller, what)
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
@@ -93,7 +93,7 @@ def request(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str,
     }
 
 
-def previewed(caller: Asking, service: Serving, what: ErasureRequest) -> dict[str, Any]:
+def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
     """What this erasure would cover if it were asked for now: live residencies by tenant and classification.
 
     Parts of the selector that the ledger does not know of a residency are named in `not_counted`: then it covers at
@@ -127,7 +127,7 @@ def previewed(caller: Asking, service: Serving, what: ErasureRequest) -> dict[st
 
 
 def erasures(
-    caller: Asking, service: Serving, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Erasures that were asked for, newest first."""
     mine = caller.tenant_of(READ, tenant)
@@ -137,7 +137,7 @@ def erasures(
     return page(service, question, [_shown(item) for item in found], cursor, limit)
 
 
-def erasure_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str, Any]:
+def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
     """One erasure: which workers have answered, which have not, and what each ended."""
     with service.reading(caller.tenant) as connection:
         try:
@@ -154,20 +154,20 @@ def erasure_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str
     return _shown(found.request) | standing | {"answers": facts(found.answers)}
 
 
-def certificate_of(caller: Asking, service: Serving, erasure: ErasureId) -> Response:
+def certificate_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:
     """The certificate of an erasure as it stands: figures, proofs, what remains and why, under one signature."""
     _certified(caller, service, erasure)
     return Response(orjson.dumps(certificate(service, erasure)), media_type="application/json")
 
 
-def certificate_page(caller: Asking, service: Serving, erasure: ErasureId) -> Response:
+def certificate_page(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> Response:
     """The certificate as one page for people, which prints."""
     _certified(caller, service, erasure)
     made = service.documents.certificate(certificate(service, erasure))
     return Response(made, media_type="text/html; charset=utf-8")
 
 
-def opening_of(caller: Asking, service: Serving, erasure: ErasureId) -> dict[str, Any]:
+def opening_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
     """What opens the commitment of an erasure's certificate: it names the selector; keep it from others."""
     _certified(caller, service, erasure)
     return opening(service, erasure)._asdict()

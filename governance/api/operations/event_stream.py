@@ -15,10 +15,16 @@ from anyio.to_thread import run_sync
 from fastapi import Query, Response
 
 from kvcustody.audit.events import log_of
-from kvcustody.audit.siem.commit_order_reader import START, Followed, Position, follow, newest
+from kvcustody.audit.siem.commit_order_reader import (
+    START,
+    CommitOrderPage,
+    Position,
+    newest,
+    read_in_commit_order,
+)
 from kvcustody.audit.siem.formats import SiemFormat, open_shape
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.audit import StreamPage
 from kvcustody.governance.api.models.base import Cursor, Limit, Tenant
 from kvcustody.governance.service.access.roles import Permission
@@ -37,8 +43,8 @@ def add_stream(api: Api) -> None:
 
 
 async def stream(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     tenant: Tenant = None,
     shape: Annotated[
         SiemFormat, Query(description="OCSF, CloudEvents, or the leaf as it stands.")
@@ -69,14 +75,14 @@ async def stream(
 
 async def _news(
     service: Service, tenant: str | None, at: Position | None, begin: str, limit: int, wait_seconds: int
-) -> Followed:
+) -> CommitOrderPage:
     ends = time.monotonic() + wait_seconds
     log = None if tenant is None else log_of(tenant)
 
-    def look() -> Followed:
+    def look() -> CommitOrderPage:
         with service.reading(tenant) as connection:
             start = at or (newest(connection) if begin == "newest" else START)
-            return follow(connection, start, log=log, limit=limit)
+            return read_in_commit_order(connection, start, log=log, limit=limit)
 
     while True:
         found = await run_sync(look)

@@ -19,10 +19,10 @@ from fastapi import Path, Query
 
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.scans import scan_of, scans
-from kvcustody.governance.api.http.long_poll import Wait, held_open
+from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
@@ -56,7 +56,7 @@ _read = partial(Operation, method="GET", action=Permission.READ_OPERATIONS, tag=
 _operate = partial(Operation, method="POST", action=Permission.OPERATE, tag="operations", keyed=True)
 
 
-def add_operating(api: Api) -> None:
+def add_fleet(api: Api) -> None:
     """Declare the operations."""
     scanning = _operate("startScan", path="/v1/orphans/scans")
     api.add(scanning, start_scan, answers=JobModel, status=202)
@@ -81,13 +81,13 @@ _SINK_ACTS = {
 }
 
 
-def start_scan(caller: Asking, service: Serving) -> dict[str, Any]:
+def start_scan(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Scan the ledger for what it says against itself; the job's result names the scan."""
     return shown(service.scans.start(caller.name))
 
 
 def listed_scans(
-    caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Scans of workers and of the ledger, newest first."""
     question = CursorBinding("listScans", caller.name, {})
@@ -99,7 +99,7 @@ def listed_scans(
     return {"items": [scan._asdict() for scan in found.scans], "next": following}
 
 
-def one_scan(service: Serving, incarnation: Incarnation, scan: Number) -> dict[str, Any]:
+def one_scan(service: ServiceDep, incarnation: Incarnation, scan: Number) -> dict[str, Any]:
     """One scan, and everything that it found."""
     with service.reading() as connection:
         found = scan_of(connection, incarnation, scan)
@@ -109,7 +109,7 @@ def one_scan(service: Serving, incarnation: Incarnation, scan: Number) -> dict[s
 
 
 def quotas(
-    caller: Asking, service: Serving, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, service: ServiceDep, tenant: Tenant = None, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """What each tenant may hold by the active policy, what it holds by the ledger, what its workers charge it for."""
     with service.reading() as connection:
@@ -138,20 +138,22 @@ def quotas(
     return page(service, question, rows, cursor, limit) | {"revision": revision}
 
 
-def capacity(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def capacity(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """The blocks of every running worker by state, as it last said."""
     rows = [_capacity(worker) for worker in service.fleet.running()]
     found = page(service, CursorBinding("getCapacity", caller.name, {}), rows, cursor, limit)
     return found | {"blocks": sum(row["blocks"] for row in rows)}
 
 
-def sinks(service: Serving) -> dict[str, Any]:
+def sinks(service: ServiceDep) -> dict[str, Any]:
     """The webhooks that the settings name: delivered, given up, and why one does not go on."""
     return {"items": [status._asdict() for status in service.sinks.listed()], "next": None}
 
 
 def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:
-    def change(caller: Asking, service: Serving, name: SinkName, what: SinkReason) -> dict[str, Any]:
+    def change(caller: CallerDep, service: ServiceDep, name: SinkName, what: SinkReason) -> dict[str, Any]:
         changing = getattr(service.sinks, act)
         status: dict[str, Any] = changing(name, by=caller.name, reason=what.reason)._asdict()
         return status
@@ -208,7 +210,9 @@ def add_scan_orders(api: Api) -> None:
     api.add(answering, answer_scan_order, answers=ScanOrderModel, problems=("not-found", "conflict"))
 
 
-def order_scan(caller: Asking, service: Serving, worker: WorkerName, what: ScanWanted) -> dict[str, Any]:
+def order_scan(
+    caller: CallerDep, service: ServiceDep, worker: WorkerName, what: ScanWanted
+) -> dict[str, Any]:
     """Ask a worker to scan all of its memory for orphans and to repair what it finds, at its next pull.
 
     The order that already waits for this worker is given again.
@@ -219,7 +223,7 @@ def order_scan(caller: Asking, service: Serving, worker: WorkerName, what: ScanW
 
 
 def listed_scan_orders(
-    caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
 ) -> dict[str, Any]:
     """Scans that workers were asked for, newest first, with what became of each."""
     question = CursorBinding("listScanOrders", caller.name, {})
@@ -233,14 +237,14 @@ def listed_scan_orders(
     return {"items": [item._asdict() for item in found[:limit]], "next": following}
 
 
-def one_scan_order(service: Serving, order: OrderId) -> dict[str, Any]:
+def one_scan_order(service: ServiceDep, order: OrderId) -> dict[str, Any]:
     """One order; a scan's findings are those of `getScan` by its incarnation and number."""
     return service.scans.orders.get(order)._asdict()
 
 
 async def owed(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     wait: Wait = 0,
     known: Annotated[
         str, Query(max_length=4096, pattern=r"^[a-f0-9,]*$", description="Orders that it has.")
@@ -248,7 +252,7 @@ async def owed(
 ) -> dict[str, Any]:
     """Scans that this worker is asked for; held open up to `wait` seconds for one that it does not know."""
     taken = set(known.split(","))
-    return await held_open(
+    return await long_poll(
         service,
         caller,
         wait,
@@ -258,7 +262,7 @@ async def owed(
 
 
 def answer_scan_order(
-    caller: Asking, service: Serving, incarnation: Uuid, order: OrderId, what: ScanDone
+    caller: CallerDep, service: ServiceDep, incarnation: Uuid, order: OrderId, what: ScanDone
 ) -> dict[str, Any]:
     """What became of an order. The same answer again changes nothing; a scan must be in the ledger first."""
     service.fleet.sender(caller.name, incarnation)

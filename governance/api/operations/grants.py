@@ -12,11 +12,11 @@ from fastapi import Response
 
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import OwnGrants, Release, SignedStep
 from kvcustody.governance.api.operations.policy_release import taken
-from kvcustody.governance.release.declared_openings import own_ways
+from kvcustody.governance.release.declared_openings import own_declared_openings
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.service.access.roles import Permission
@@ -36,14 +36,16 @@ def add_grants(api: Api) -> None:
     api.add(taking, withdraw, answers=Release, problems=("not-found", "conflict"))
 
 
-def own_grants(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def own_grants(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """Grants and segments in effect that open your own tenant's blocks: to whom, up to what, until when."""
-    ways = own_ways(service.policies.state(), caller.tenant or "", service.clock.utc_us())
+    ways = own_declared_openings(service.policies.state(), caller.tenant or "", service.clock.utc_us())
     items = [{name: getattr(way, name) for name in _FIELDS} for way in ways]
     return page(service, CursorBinding("listOwnGrants", caller.name, {}), items, cursor, limit)
 
 
-def withdraw(caller: Asking, service: Serving, what: SignedStep) -> Response:
+def withdraw(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Response:
     """Take back, at once and for good, grants and segments that open your own tenant's blocks."""
 
     def check(state: ReleaseState, record: ReleaseRecord) -> None:

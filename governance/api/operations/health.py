@@ -8,7 +8,7 @@ from fastapi import Response
 
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Serving
+from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.health import Alive, Health
 from kvcustody.governance.observability.metrics import exposition
 from kvcustody.governance.service.access.roles import Permission
@@ -33,21 +33,21 @@ def live() -> dict[str, Any]:
     return {"status": "ok"}
 
 
-def ready(service: Serving) -> dict[str, Any]:
+def ready(service: ServiceDep) -> dict[str, Any]:
     """Requests can be served: the ledger records, and the database answers."""
     if not service.ready():
         raise ProblemError("unavailable", headers={"Retry-After": "2"})
     return {"status": "ok"}
 
 
-def metrics(service: Serving) -> Response:
+def metrics(service: ServiceDep) -> Response:
     """Every measure in Prometheus' text format; tenants by pseudonym unless the settings say otherwise."""
     return Response(
         exposition(service.measuring.samples()), media_type="text/plain; version=0.0.4; charset=utf-8"
     )
 
 
-def health(service: Serving) -> dict[str, Any]:
+def health(service: ServiceDep) -> dict[str, Any]:
     """The ledger's writer, its signatures and witnesses, the batches of workers and the workers themselves."""
     with service.reading() as connection:
         seen = witness_status(connection, service.clock.utc_us())

@@ -21,7 +21,7 @@ from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.jobs import ExportRequest, JobModel, JobPage
 from kvcustody.governance.service.access.roles import Permission
@@ -49,7 +49,7 @@ def add_jobs(api: Api) -> None:
     api.add(reading, file_of, media="application/octet-stream", problems=("not-found",))
 
 
-def export(caller: Asking, service: Serving, what: ExportRequest) -> dict[str, Any]:
+def export(caller: CallerDep, service: ServiceDep, what: ExportRequest) -> dict[str, Any]:
     """Take leaves out of the ledger, with everything that is needed to verify them offline, as one tar file."""
     mine = caller.tenant_of(READ, what.tenant)
     if what.since is not None and what.until is not None and what.since >= what.until:
@@ -80,7 +80,7 @@ def export(caller: Asking, service: Serving, what: ExportRequest) -> dict[str, A
     )
 
 
-def jobs(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 50) -> dict[str, Any]:
+def jobs(caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 50) -> dict[str, Any]:
     """Your jobs, newest first."""
     question = CursorBinding("listJobs", caller.name, {})
     position = service.cursors.read(question, cursor)
@@ -93,17 +93,17 @@ def jobs(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit =
     return {"items": [shown(item) for item in found[:limit]], "next": following}
 
 
-def job_of(caller: Asking, service: Serving, job: JobId) -> dict[str, Any]:
+def job_of(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:
     """One of your jobs."""
     return shown(service.jobs.get(job, principal=caller.name))
 
 
-def cancel(caller: Asking, service: Serving, job: JobId) -> dict[str, Any]:
+def cancel(caller: CallerDep, service: ServiceDep, job: JobId) -> dict[str, Any]:
     """Ask one of your jobs to stop; what it made is removed."""
     return shown(service.jobs.cancel(job, principal=caller.name))
 
 
-def file_of(caller: Asking, service: Serving, job: JobId, name: FileName) -> Response:
+def file_of(caller: CallerDep, service: ServiceDep, job: JobId, name: FileName) -> Response:
     """A file that one of your jobs made."""
     path = service.jobs.file(job, name, principal=caller.name)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -9,7 +9,7 @@ from typing import Any
 from kvcustody.audit.query.key_orders import DESTROY, ROTATE
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.key_custody import (
     HandoverModel,
@@ -47,12 +47,12 @@ def add_key_custody(api: Api) -> None:
     api.add(listing, orders, answers=KeyOrderPage, problems=("cursor-invalid",))
 
 
-def signing_keys(service: Serving) -> dict[str, Any]:
+def signing_keys(service: ServiceDep) -> dict[str, Any]:
     """Every public key that signs or signed this ledger, oldest first, and the sizes that each may sign."""
     return {"items": [period._asdict() for period in custody.signing_keys(service)]}
 
 
-def rotate(caller: Asking, service: Serving, how: HandoverModel) -> dict[str, Any]:
+def rotate(caller: CallerDep, service: ServiceDep, how: HandoverModel) -> dict[str, Any]:
     """Hand the ledger over to a new signing key: both sign the handover, which is on record before the new one signs.
 
     The old key stays beside the new one, under its id, and may sign nothing newer. Give auditors the new public key.
@@ -60,19 +60,21 @@ def rotate(caller: Asking, service: Serving, how: HandoverModel) -> dict[str, An
     return {"items": [period._asdict() for period in custody.hand_over(service, caller.name, how.kind)]}
 
 
-def unlink(caller: Asking, service: Serving, who: SubjectNamed) -> dict[str, Any]:
+def unlink(caller: CallerDep, service: ServiceDep, who: SubjectNamed) -> dict[str, Any]:
     """Destroy what says who a subject's pseudonyms are; every leaf and proof stays. Says what remains where."""
     return custody.unlink(service, who.tenant, who.subject, actor=caller.name, reason=who.reason)._asdict()
 
 
-def orders(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def orders(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """Orders on tenants' keys, newest first; what each worker did is a `key-event` in the tenant's log."""
     items = [order._asdict() for order in reversed(custody.orders(service))]
     return page(service, CursorBinding("listKeyOrders", caller.name, {}), items, cursor, limit)
 
 
 def _ordering(action: str, says: str) -> Callable[..., dict[str, Any]]:
-    def ordered(caller: Asking, service: Serving, what: TenantNamed) -> dict[str, Any]:
+    def ordered(caller: CallerDep, service: ServiceDep, what: TenantNamed) -> dict[str, Any]:
         made = custody.order(service, what.tenant, action, actor=caller.name, reason=what.reason)
         return made._asdict()
 

@@ -18,7 +18,7 @@ from fastapi import Header, Path, Response
 from kvcustody.errors import PolicyError
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
 from kvcustody.governance.api.models.policies import (
     Consents,
@@ -30,12 +30,12 @@ from kvcustody.governance.api.models.policies import (
     WorkbenchAnswer,
 )
 from kvcustody.governance.release import activation_gates as gates
-from kvcustody.governance.release.consents import revoked_of, waiting_for
+from kvcustody.governance.release.consents import pending_consents, revoked_of
 from kvcustody.governance.release.record import ReleaseAction, ReleaseRecord
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.roles import Permission
-from kvcustody.governance.service.fleet.policy_releases import PolicyDesk
+from kvcustody.governance.service.fleet.policy_releases import PolicyReleases
 from kvcustody.governance.service.page_cursor import CursorBinding
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 from kvcustody.governance.service.service import Service
@@ -116,21 +116,25 @@ def add_policies(api: Api) -> None:
         api.add(operation, _taking(steps, staged, says), answers=Release, problems=problems)
 
 
-def revisions(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def revisions(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """Every revision, newest first."""
     state = _state(service.policies)
     items = [_revision(state, state.proposals[number]) for number in sorted(state.proposals, reverse=True)]
     return page(service, CursorBinding("listRevisions", caller.name, {}), items, cursor, limit)
 
 
-def release(caller: Asking, service: Serving) -> Response:
+def release(caller: CallerDep, service: ServiceDep) -> Response:
     """Where the release stands."""
     return _release(_state(service.policies), caller.tenant)
 
 
-def consents(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def consents(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """What a proposed revision would open on your own tenant's data, and has no consent yet."""
-    found = waiting_for(_state(service.policies), caller.tenant or "")
+    found = pending_consents(_state(service.policies), caller.tenant or "")
     items = [
         {
             "revision": item.revision,
@@ -145,7 +149,9 @@ def consents(caller: Asking, service: Serving, cursor: Cursor = None, limit: Lim
     return page(service, CursorBinding("listConsents", caller.name, {}), items, cursor, limit)
 
 
-def records(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def records(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """The signed steps themselves, oldest first: whoever trusts nobody folds and verifies them."""
     service.policies.trust  # noqa: B018 - `conflict` where there is none
     items = [{"record": data.decode()} for data in service.policies.records()]
@@ -153,14 +159,14 @@ def records(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limi
     return {"items": [item["record"] for item in found["items"]], "next": found["next"]}
 
 
-def revision_of(service: Serving, revision: Number) -> dict[str, Any]:
+def revision_of(service: ServiceDep, revision: Number) -> dict[str, Any]:
     """One revision, with its document."""
     state = _state(service.policies)
     found = _proposal(state, revision)
     return _revision(state, found) | {"document": found.document}
 
 
-def review(service: Serving, revision: Number) -> Response:
+def review(service: ServiceDep, revision: Number) -> Response:
     """The proof of a revision, what it changes against the active one, and the consents that are missing."""
     state = _state(service.policies)
     found = gates.review(state, _proposal(state, revision))
@@ -176,14 +182,14 @@ def review(service: Serving, revision: Number) -> Response:
 def _taking(steps: tuple[ReleaseAction, ...], staged: bool | None, says: str) -> Callable[..., Response]:
     if staged is None:
 
-        def take(caller: Asking, service: Serving, what: SignedStep) -> Response:
+        def take(caller: CallerDep, service: ServiceDep, what: SignedStep) -> Response:
             return taken(service, what, caller, steps, None)
 
         take.__doc__ = says
         return take
 
     def take_matching(
-        caller: Asking, service: Serving, what: SignedStep, if_match: IfMatch = None
+        caller: CallerDep, service: ServiceDep, what: SignedStep, if_match: IfMatch = None
     ) -> Response:
         if if_match is None:
             raise ProblemError("if-match-required")
@@ -211,7 +217,7 @@ def taken(
     return _release(state, caller.tenant)
 
 
-def _state(desk: PolicyDesk) -> ReleaseState:
+def _state(desk: PolicyReleases) -> ReleaseState:
     return desk.state()
 
 

@@ -13,7 +13,7 @@ import orjson
 from fastapi import Response
 
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Serving
+from kvcustody.governance.api.http.route_builder import Api, ServiceDep
 from kvcustody.governance.api.models.policies import (
     CasesRequest,
     PolicyPair,
@@ -78,7 +78,7 @@ def validated(what: PolicySource) -> dict[str, Any]:
     return {"sound": found.sound, "digest": found.digest, "problems": problems, "omitted": found.omitted}
 
 
-def linted(service: Serving, what: PolicySource) -> dict[str, Any]:
+def linted(service: ServiceDep, what: PolicySource) -> dict[str, Any]:
     """What in a sound document is probably not meant: rules that do nothing, grants that end, names that look alike."""
     table = _table(what.source, what.revoked)
     problems = [_problem(problem) for problem in lint(table, now_us=service.clock.utc_us())]
@@ -92,7 +92,7 @@ def tested(what: CasesRequest) -> Response:
     return _answer(report.data())
 
 
-def compared(service: Serving, what: PolicyPair) -> Response:
+def compared(service: ServiceDep, what: PolicyPair) -> Response:
     """What a document decides differently from another, or from the active revision: cells, openings, obligations."""
     new = _table(what.source, what.revoked)
     old = _active(service) if what.old is None else _table(what.old, what.revoked)
@@ -104,7 +104,7 @@ def proved(what: PolicySource) -> Response:
     return _answer(prove(_table(what.source, what.revoked)).data())
 
 
-def simulated(service: Serving, what: SimulationRequest) -> dict[str, Any]:
+def simulated(service: ServiceDep, what: SimulationRequest) -> dict[str, Any]:
     """Decide recorded requests again under a document: what each tenant would lose, and why; exact for what was hit."""
     new = _table(what.source, what.revoked)
     old = _active(service) if what.old is None else _table(what.old, what.revoked)
@@ -119,7 +119,7 @@ def simulated(service: Serving, what: SimulationRequest) -> dict[str, Any]:
     }
 
 
-def explained(service: Serving, what: PolicyQuestion) -> Response:
+def explained(service: ServiceDep, what: PolicyQuestion) -> Response:
     """Why one request is permitted or denied; for a deny, the nearest permit and the term that failed."""
     table = _active(service) if what.source is None else _table(what.source, [])
     levels = table.policy.classifications

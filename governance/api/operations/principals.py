@@ -23,7 +23,7 @@ from kvcustody._version import __version__
 from kvcustody.audit.database.engine import SCHEMA_REVISION
 from kvcustody.governance.api.http.exchange import CERTIFICATE
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, set_cookie
 from kvcustody.governance.api.models.access import (
     ApiKeyPage,
@@ -61,13 +61,13 @@ def add_principal_endings(api: Api) -> None:
     api.add(revoking, revoke_keys, answers=ApiKeyPage, problems=("not-found",))
 
 
-def keys(service: Serving, name: Named) -> dict[str, Any]:
+def keys(service: ServiceDep, name: Named) -> dict[str, Any]:
     """The keys of a principal, newest first: when they were issued and last used, never what they are."""
     service.principals.get(name)
     return {"items": [key._asdict() for key in service.principals.keys(name)]}
 
 
-def disable(caller: Asking, service: Serving, who: Ending) -> dict[str, Any]:
+def disable(caller: CallerDep, service: ServiceDep, who: Ending) -> dict[str, Any]:
     """End a principal with all of its keys and sessions, at once; its tokens too, where an issuer keeps it.
 
     Whatever it shows is answered as an unknown key is. Questions that it holds open are not answered any more.
@@ -77,7 +77,7 @@ def disable(caller: Asking, service: Serving, who: Ending) -> dict[str, Any]:
     return shown(found)
 
 
-def revoke_keys(caller: Asking, service: Serving, which: KeyEnding) -> dict[str, Any]:
+def revoke_keys(caller: CallerDep, service: ServiceDep, which: KeyEnding) -> dict[str, Any]:
     """Refuse one key of a principal from now on, or all of them and its sessions; its keys, as they are then."""
     book, allow = service.principals, which.allow_last
     if which.prefix is None:
@@ -106,7 +106,9 @@ def add_enrolment(api: Api) -> None:
     api.add(enabling, enable, answers=PrincipalModel, problems=("not-found",))
 
 
-def principals(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def principals(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """Every principal that was ever enrolled, in the order of names."""
     question = CursorBinding("listPrincipals", caller.name, {})
     position = service.cursors.read(question, cursor)
@@ -115,12 +117,12 @@ def principals(caller: Asking, service: Serving, cursor: Cursor = None, limit: L
     return {"items": [shown(item) for item in found[:limit]], "next": following}
 
 
-def principal(service: Serving, name: Named) -> dict[str, Any]:
+def principal(service: ServiceDep, name: Named) -> dict[str, Any]:
     """One principal."""
     return shown(service.principals.get(name))
 
 
-def enrol(caller: Asking, service: Serving, who: Enrolment) -> dict[str, Any]:
+def enrol(caller: CallerDep, service: ServiceDep, who: Enrolment) -> dict[str, Any]:
     """Enrol a principal, and issue its first key."""
     if Role.BOOTSTRAP in who.roles:
         raise ProblemError("invalid", "the bootstrap role is given by `kvcustody init` alone")
@@ -132,7 +134,7 @@ def enrol(caller: Asking, service: Serving, who: Enrolment) -> dict[str, Any]:
     return {"principal": shown(made), "key": key._asdict()}
 
 
-def issue_key(caller: Asking, service: Serving, name: Named, how: KeyRequest) -> dict[str, Any]:
+def issue_key(caller: CallerDep, service: ServiceDep, name: Named, how: KeyRequest) -> dict[str, Any]:
     """A further key for a principal that was enrolled and has lost its own; not for the bootstrap role.
 
     With `overlap_days` the principal's other keys end after so many days: the way to another client certificate.
@@ -145,7 +147,7 @@ def issue_key(caller: Asking, service: Serving, name: Named, how: KeyRequest) ->
     return made._asdict()
 
 
-def enable(caller: Asking, service: Serving, who: PrincipalName) -> dict[str, Any]:
+def enable(caller: CallerDep, service: ServiceDep, who: PrincipalName) -> dict[str, Any]:
     """Let a principal ask again that was disabled. No key or session from before works: issue a new key."""
     return shown(service.principals.enable(who.name, by=caller.name))
 
@@ -186,7 +188,7 @@ def _document(api: Api) -> Callable[[], Response]:
     return document
 
 
-def whoami(caller: Asking) -> dict[str, Any]:
+def whoami(caller: CallerDep) -> dict[str, Any]:
     """Who you are to this service, and what your roles let you do."""
     actions = {action.value: reach(caller.roles, action) for action in Permission}
     return {
@@ -209,12 +211,14 @@ def version() -> Response:
     return Response(orjson.dumps(found), media_type="application/json")
 
 
-def own_keys(caller: Asking, service: Serving) -> dict[str, Any]:
+def own_keys(caller: CallerDep, service: ServiceDep) -> dict[str, Any]:
     """Your keys, newest first: when they were issued and last used, never what they are."""
     return {"items": [key._asdict() for key in service.principals.keys(caller.name)]}
 
 
-def rotate_own_key(caller: Asking, service: Serving, request: Request, how: RotationModel) -> dict[str, Any]:
+def rotate_own_key(
+    caller: CallerDep, service: ServiceDep, request: Request, how: RotationModel
+) -> dict[str, Any]:
     """A new key for yourself; your other keys end after the overlap.
 
     It is bound to the client certificate that the key you ask with is bound to; with `bind`, to the one of this
@@ -234,7 +238,7 @@ def rotate_own_key(caller: Asking, service: Serving, request: Request, how: Rota
 
 
 def revoke_own_key(
-    caller: Asking, service: Serving, prefix: Prefix, allow_last: AllowLast = False
+    caller: CallerDep, service: ServiceDep, prefix: Prefix, allow_last: AllowLast = False
 ) -> Response:
     """Refuse one of your keys from now on."""
     book = service.principals
@@ -242,7 +246,7 @@ def revoke_own_key(
     return Response(status_code=204)
 
 
-def begin_session(caller: Asking, service: Serving) -> Response:
+def begin_session(caller: CallerDep, service: ServiceDep) -> Response:
     """Begin a session of a person at the console: sets its cookie."""
     _enrolled(caller.by)
     made = service.sessions.begin(caller.name)
@@ -253,7 +257,7 @@ def begin_session(caller: Asking, service: Serving) -> Response:
     return answer
 
 
-def end_session(service: Serving, request: Request) -> Response:
+def end_session(service: ServiceDep, request: Request) -> Response:
     """End the session, and remove its cookie."""
     for name in SESSION_COOKIES:
         token = request.cookies.get(name)

@@ -18,7 +18,7 @@ from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.http.console_mount import record_read
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.evidence import (
     CheckRequest,
     Frameworks,
@@ -28,11 +28,11 @@ from kvcustody.governance.api.models.evidence import (
 )
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.operations.policy_workbench import policy_of
-from kvcustody.governance.observability.processing_record import Stated, record_of
+from kvcustody.governance.observability.processing_record import ControllerStatement, record_of
 from kvcustody.governance.service.access.roles import Permission, Reach
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.problem_details import ProblemError
-from kvcustody.governance.service.reports import asked_of, start_report
+from kvcustody.governance.service.reports import report_parameters, start_report
 from kvcustody.governance.service.service import Service
 from kvcustody.policies.document.model import Policy
 
@@ -55,7 +55,7 @@ def add_evidence(api: Api) -> None:
     api.add(checking, check, answers=JobModel, status=202)
 
 
-def make_report(caller: Asking, service: Serving, what: ReportRequest) -> dict[str, Any]:
+def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> dict[str, Any]:
     """Make an evidence report of a period: its files, its SHA-256 and the command that makes it again."""
     mine = caller.tenant_of(READ, what.tenant)
     able = service.documents.formats()
@@ -63,7 +63,7 @@ def make_report(caller: Asking, service: Serving, what: ReportRequest) -> dict[s
     if not set(formats) <= set(able):
         raise ProblemError("not-acceptable", "this service cannot write one of these formats")
     try:
-        asked = asked_of(
+        asked = report_parameters(
             service, what.framework, mine, since_us=what.since, until_us=what.until, as_of=what.as_of,
             seed=what.seed, sample=what.sample, extends=what.extends, recount=what.recount,
         )  # fmt: skip
@@ -73,7 +73,7 @@ def make_report(caller: Asking, service: Serving, what: ReportRequest) -> dict[s
     return shown(start_report(service, caller.name, asked, formats, expects=what.expected_digest))
 
 
-def processing_record(caller: Asking, service: Serving, what: ProcessingRequest) -> dict[str, Any]:
+def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRequest) -> dict[str, Any]:
     """The record of processing activities (GDPR 30): time limits, recipients and measures, as the policy has them.
 
     It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
@@ -86,7 +86,7 @@ def processing_record(caller: Asking, service: Serving, what: ProcessingRequest)
     record_read(service, caller, "makeProcessingRecord")
     with service.reading() as connection:
         total = coverage(connection, since_us=what.since, until_us=what.until).total
-    stated = Stated(**what.model_dump(include=set(Stated._fields)))
+    stated = ControllerStatement(**what.model_dump(include=set(ControllerStatement._fields)))
     return record_of(policy, total, stated).facts()
 
 
@@ -109,7 +109,7 @@ def frameworks() -> dict[str, Any]:
     }
 
 
-def check(caller: Asking, service: Serving, what: CheckRequest) -> dict[str, Any]:
+def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[str, Any]:
     """Compute trees, roots, checkpoints and derived rows again from the leaves; the result names the first bad one."""
     if caller.reach(READ) is not Reach.ALL:
         raise ProblemError("forbidden")

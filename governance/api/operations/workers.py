@@ -14,10 +14,10 @@ from fastapi import Path, Query, Request
 
 from kvcustody.audit.erasure.requests_and_answers import names, pending
 from kvcustody.audit.query.key_orders import key_orders
-from kvcustody.audit.subjects.subject_table import unlinkings, without_row
-from kvcustody.governance.api.http.long_poll import Wait, held_open
+from kvcustody.audit.subjects.subject_table import unknown_pseudonyms, unlinkings
+from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation
-from kvcustody.governance.api.http.route_builder import Api, Asking, Serving
+from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import LARGE, Cursor, Limit
 from kvcustody.governance.api.models.workers import (
     BatchStored,
@@ -66,17 +66,17 @@ def add_workers(api: Api) -> None:
 
 
 async def policy_records(
-    caller: Asking, service: Serving, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
+    caller: CallerDep, service: ServiceDep, after: Annotated[int, Query(ge=0, lt=1 << 31)] = 0, wait: Wait = 0
 ) -> dict[str, Any]:
     """Signed steps of the policy's release from `after` on; held open up to `wait` seconds for a new one."""
-    return await held_open(
+    return await long_poll(
         service, caller, wait, lambda: _records(service, after), lambda answer: answer["total"] != after
     )
 
 
 async def erasures(
-    caller: Asking,
-    service: Serving,
+    caller: CallerDep,
+    service: ServiceDep,
     wait: Wait = 0,
     known: Annotated[
         str, Query(max_length=4096, pattern=r"^[A-Za-z0-9,-]*$", description="Orders that it has.")
@@ -87,7 +87,7 @@ async def erasures(
 ) -> dict[str, Any]:
     """Erasures that this worker owes an answer for, and orders on keys; held open up to `wait` seconds for news."""
     taken = set(known.split(","))
-    return await held_open(
+    return await long_poll(
         service,
         caller,
         wait,
@@ -99,7 +99,9 @@ async def erasures(
     )
 
 
-def listed(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit = 100) -> dict[str, Any]:
+def listed(
+    caller: CallerDep, service: ServiceDep, cursor: Cursor = None, limit: Limit = 100
+) -> dict[str, Any]:
     """Incarnations of workers, oldest first."""
     question = CursorBinding("listWorkers", caller.name, {})
     position = service.cursors.read(question, cursor)
@@ -108,12 +110,14 @@ def listed(caller: Asking, service: Serving, cursor: Cursor = None, limit: Limit
     return {"items": [worker._asdict() for _, worker in found[:limit]], "next": following}
 
 
-def register(caller: Asking, service: Serving, incarnation: Uuid, what: IncarnationModel) -> dict[str, Any]:
+def register(
+    caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: IncarnationModel
+) -> dict[str, Any]:
     """Put a new incarnation of this worker on record; closes the custody of its dead predecessors."""
     return {"new": service.fleet.register(caller.name, incarnation, what.offset_us), "worker": caller.name}
 
 
-def report(caller: Asking, service: Serving, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
+def report(caller: CallerDep, service: ServiceDep, incarnation: Uuid, what: WorkerReport) -> dict[str, Any]:
     """What the worker says of itself: counters by name, the policy revision that it enforces, blocks by tenant."""
     service.fleet.sender(caller.name, incarnation)
     service.fleet.heard(
@@ -122,14 +126,14 @@ def report(caller: Asking, service: Serving, incarnation: Uuid, what: WorkerRepo
     return {"at_us": service.clock.utc_us(), "unlinkings": _unlinkings(service)}
 
 
-def check_pseudonyms(service: Serving, what: PseudonymsModel) -> dict[str, Any]:
+def check_pseudonyms(service: ServiceDep, what: PseudonymsModel) -> dict[str, Any]:
     """Which of these pseudonyms nobody is behind any more: a worker forgets them, and who comes back gets another."""
     with service.reading() as connection:
-        return {"gone": without_row(connection, what.names)}
+        return {"gone": unknown_pseudonyms(connection, what.names)}
 
 
 async def ship(
-    caller: Asking, service: Serving, incarnation: Uuid, sequence: Sequence, request: Request
+    caller: CallerDep, service: ServiceDep, incarnation: Uuid, sequence: Sequence, request: Request
 ) -> dict[str, Any]:
     """Take a batch of leaves; the answer comes when it is durable. `sequence` is that of its first event."""
     body = await request.body()

@@ -17,7 +17,7 @@ from kvcustody.governance.service.access.caller import Caller
 from kvcustody.governance.service.access.oidc_token import OidcTokens
 from kvcustody.governance.service.access.principal_table import PrincipalRecord
 from kvcustody.governance.service.access.principals import Principals
-from kvcustody.governance.service.access.rate_limit import Rates
+from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.sessions import Sessions
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -29,7 +29,7 @@ class ServiceAuthenticator:
     """Checks credentials; thread-safe, may take tens of milliseconds for one that it has not seen."""
 
     def __init__(
-        self, principals: Principals, tokens: OidcTokens, sessions: Sessions, failures: Rates
+        self, principals: Principals, tokens: OidcTokens, sessions: Sessions, failures: RateLimiter
     ) -> None:
         self._principals = principals
         self._tokens = tokens

@@ -15,7 +15,7 @@ from kvcustody.governance.service.access.roles import Permission, Reach, reach
 from kvcustody.governance.service.problem_details import ProblemError
 
 
-def check_another_stays(
+def check_last_custodian(
     connection: Connection, name: str, now_us: int, *, without: str | None = None
 ) -> None:
     """Raise `conflict` where ending `name`, or its key `without`, would leave nobody who manages keys.

@@ -25,7 +25,7 @@ from kvcustody.governance.service.settings import Issuer
 CHARACTERS_MAX = 8_192
 
 
-class Proven(NamedTuple):
+class VerifiedClaims(NamedTuple):
     """What a verified token says."""
 
     principal: str
@@ -40,7 +40,7 @@ class OidcTokens:
         self._clock = clock
         self._issuers = {entry.issuer: (entry, KeySet(entry, clock)) for entry in issuers}
 
-    def verify(self, token: str, certificate: str | None = None) -> Proven:
+    def verify(self, token: str, certificate: str | None = None) -> VerifiedClaims:
         """What the token proves; raises `IdentityError` for one that proves nothing.
 
         `certificate`: the thumbprint of the client certificate that came with it.
@@ -118,7 +118,7 @@ def _verified(token: str, header: dict[str, Any], entry: Issuer, keys: KeySet) -
     return claims
 
 
-def _proven(claims: dict[str, Any], entry: Issuer) -> Proven:
+def _proven(claims: dict[str, Any], entry: Issuer) -> VerifiedClaims:
     who = check_identifier("principal", claims.get(entry.principal_claim))
     stated = claims.get(entry.roles_claim, [])
     names = stated.split() if isinstance(stated, str) else stated
@@ -128,7 +128,7 @@ def _proven(claims: dict[str, Any], entry: Issuer) -> Proven:
     tenant = claims.get(entry.tenant_claim) if roles & OF_TENANTS else None
     if tenant is not None:
         check_identifier("tenant", tenant)
-    return Proven(f"{entry.name}:{who}", check_roles(roles, tenant), tenant)
+    return VerifiedClaims(f"{entry.name}:{who}", check_roles(roles, tenant), tenant)
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
     PrincipalRecord,
-    presents,
+    certificate_matches,
     principal_of,
 )
 from kvcustody.governance.service.problem_details import not_found
@@ -79,7 +79,7 @@ class PrincipalLookup:
             return None
         now_us = self._clock.utc_us()
         looked_up_us, expires_us, stored, principal, bound = found
-        if not presents(bound, certificate):
+        if not certificate_matches(bound, certificate):
             return None
         fresh = looked_up_us <= now_us < min(looked_up_us + _KNOWN_US, expires_us)
         return principal if fresh and self._hasher.remembers(key, stored) else None
@@ -158,4 +158,4 @@ class PrincipalLookup:
 def _counts(row: Any, now_us: int, certificate: str | None) -> bool:
     """Whether a key may be used now, whoever has it; what may not costs as much as an unknown one (L3)."""
     ended = row.revoked_us is not None or row.disabled_us is not None or now_us >= row.expires_us
-    return not ended and presents(row.certificate, certificate)
+    return not ended and certificate_matches(row.certificate, certificate)

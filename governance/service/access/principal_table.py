@@ -71,6 +71,6 @@ def valid_keys(connection: Connection, name: str, now_us: int) -> list[str]:
     return list(connection.scalars(select(table.prefix).where(where)))
 
 
-def presents(bound: str | None, certificate: str | None) -> bool:
+def certificate_matches(bound: str | None, certificate: str | None) -> bool:
     """Whether a connection with this certificate may use a key that is bound so; constant time where it is bound."""
     return bound is None or (certificate is not None and hmac.compare_digest(bound, certificate))

@@ -25,7 +25,7 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.api_key import KeyHasher
-from kvcustody.governance.service.access.last_custodian_rule import check_another_stays
+from kvcustody.governance.service.access.last_custodian_rule import check_last_custodian
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
@@ -96,7 +96,7 @@ class Principals(PrincipalLookup):
             where &= table.version == version
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if not allow_last:
-                check_another_stays(connection, name, now_us)
+                check_last_custodian(connection, name, now_us)
             values = {"disabled_us": now_us, "version": table.version + 1}
             changed = connection.execute(update(service_principals).where(where).values(**values)).rowcount
             if changed:
@@ -183,7 +183,7 @@ class Principals(PrincipalLookup):
             if row is None:
                 raise not_found()
             if not allow_last:
-                check_another_stays(connection, row.principal, now_us, without=prefix)
+                check_last_custodian(connection, row.principal, now_us, without=prefix)
             fresh = where & service_keys.c.revoked_us.is_(None)
             changed = connection.execute(update(service_keys).where(fresh).values(revoked_us=now_us)).rowcount
         self._known = {}
@@ -196,7 +196,7 @@ class Principals(PrincipalLookup):
         principal, now_us = self.get(name), self._clock.utc_us()
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             if not allow_last:
-                check_another_stays(connection, name, now_us)
+                check_last_custodian(connection, name, now_us)
             changed = _end_credentials(connection, name, now_us)
         self._known = {}
         if changed:

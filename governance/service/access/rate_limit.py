@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 
-class Rates:
+class RateLimiter:
     """Buckets of `burst` tokens that fill with `per_second`; thread-safe."""
 
     def __init__(

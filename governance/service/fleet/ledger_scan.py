@@ -8,21 +8,21 @@ L2 It names, and changes nothing: a worker that starts again closes what its dea
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.audit.events.block_runs import gather
 from kvcustody.audit.query.orphans import dead_incarnations, gap_cause, new_gaps
 from kvcustody.audit.schema.ledger import incarnations, orphan_findings, orphan_scans
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import Clock
 from kvcustody.governance.service.fleet.scan_orders import ScanOrders
-from kvcustody.governance.service.jobs import Job, JobProgress
-
-if TYPE_CHECKING:
-    from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.jobs import Job, JobProgress, JobRunner
 
 _STEPS = 3
 
@@ -30,24 +30,34 @@ _STEPS = 3
 class LedgerScans:
     """Scans of one service, one at a time: their numbers follow each other."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        writer: EventWriter,
+        jobs: JobRunner,
+        reading: Callable[[], AbstractContextManager[Connection]],
+    ) -> None:
+        self._clock = clock
+        self._writer = writer
+        self._jobs = jobs
+        self._reading = reading
         self._lock = threading.Lock()
-        self.orders = ScanOrders(service.engine, service.clock)  # what workers are asked for (L1)
+        self.orders = ScanOrders(engine, clock)  # what workers are asked for (L1)
 
     def start(self, principal: str) -> Job:
         """Begin a scan as a job; its result names the scan."""
-        return self._service.jobs.start("scan", self._work, principal=principal, tenant=None, parameters={})
+        return self._jobs.start("scan", self._work, principal=principal, tenant=None, parameters={})
 
     def _work(self, progress: JobProgress) -> dict[str, Any]:
         with self._lock:
             return self._scan(progress)
 
     def _scan(self, progress: JobProgress) -> dict[str, Any]:
-        service, writer = self._service, self._service.writer
-        started_us = service.clock.now_us()
+        writer = self._writer
+        started_us = self._clock.now_us()
         writer.flush()  # what is on its way is not missing
-        with service.reading() as connection:
+        with self._reading() as connection:
             progress(0, _STEPS)
             dead = [
                 ("dead incarnation", f"process {one.incarnation} of `{one.worker}` ended without a word")
@@ -66,7 +76,7 @@ class LedgerScans:
             )
             number = (connection.scalar(last) or 0) + 1
         found = dead + gaps
-        service.submit(list(_events(service.clock.now_us(), number, started_us, found)))
+        writer.submit(list(_events(self._clock.now_us(), number, started_us, found)))
         writer.flush()
         progress(_STEPS, _STEPS)
         return {

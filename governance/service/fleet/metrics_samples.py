@@ -9,25 +9,45 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from sqlalchemy import Connection
 
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query import custody as queries
-from kvcustody.clock import MICROSECONDS
+from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
-from kvcustody.governance.service.access.service_secret import keyed_digest
-
-if TYPE_CHECKING:
-    from kvcustody.governance.service.service import Service
+from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
+from kvcustody.governance.service.fleet.workers import Fleet
+from kvcustody.governance.service.ingest.ingest import Ingest
+from kvcustody.governance.service.ingest.traced_writer import TracedWriter
+from kvcustody.governance.service.settings import ServiceSettings
 
 _DAY_US = 86_400 * MICROSECONDS
 _FRESH_SECONDS = 10.0
 
 
-class Measuring:
+class MeasuredService(Protocol):
+    """The parts of a service that are measured."""
+
+    settings: ServiceSettings
+    secret: ServiceSecret
+    clock: Clock
+    writer: TracedWriter
+    ingest: Ingest
+    fleet: Fleet
+    signer: CheckpointSigner | None
+
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A connection in one read transaction."""
+
+
+class ServiceMetrics:
     """Collects the samples of one service; `requests` is filled by its gate, by (operation, status)."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: MeasuredService) -> None:
         self._service = service
         self.requests: dict[tuple[str, int], list[float]] = {}  # how many, and their seconds
         self._label_key = service.secret.key("tenant-label")

@@ -34,7 +34,7 @@ from kvcustody.policies.bundle.trust import Trust
 _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 
 
-class PolicyDesk:
+class PolicyReleases:
     """Takes signed steps into the ledger's release. `trust` None: this service releases no policies."""
 
     def __init__(self, engine: Engine, trust: Path | None, clock: Clock, ledger: Ledger) -> None:

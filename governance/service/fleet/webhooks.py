@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import Event, SinkChanged
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.delivery import Pump, PumpStatus
+from kvcustody.audit.siem.delivery import DeliveryPump, PumpStatus
 from kvcustody.audit.siem.formats import open_shape
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.clock import Clock
@@ -70,7 +70,7 @@ class Sinks:
         for pump in self._pumps.values():
             pump.close()
 
-    def _changed(self, name: str, action: str, by: str, reason: str) -> Pump:
+    def _changed(self, name: str, action: str, by: str, reason: str) -> DeliveryPump:
         pump = self._pumps.get(name)
         if pump is None:
             raise not_found()
@@ -78,7 +78,7 @@ class Sinks:
         return pump
 
 
-def _pump(engine: Engine, webhook: Webhook, folder: Path) -> Pump:
+def _pump(engine: Engine, webhook: Webhook, folder: Path) -> DeliveryPump:
     try:
         if webhook.key_path.stat().st_mode & 0o077:
             raise ConfigError(f"webhook `{webhook.name}`: its key is open to others; chmod 600 it")
@@ -91,4 +91,4 @@ def _pump(engine: Engine, webhook: Webhook, folder: Path) -> Pump:
         return orjson.dumps([shape.shape(row) for row in rows])
 
     sink = WebhookSink(webhook.name, webhook.url, key, content_type=shape.media_type)
-    return Pump(engine, sink, folder, encode)
+    return DeliveryPump(engine, sink, folder, encode)

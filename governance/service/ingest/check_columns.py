@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from kvcustody.audit.events import KINDS, LEAF_BYTES_MAX, LEAF_KEYS, SCHEMA, log_of
-from kvcustody.audit.events.batch import UNREAD, Founder, LeafBatch, LeafGroup, extents
+from kvcustody.audit.events.batch import UNREAD, IncarnationStart, LeafBatch, LeafGroup, extents
 from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.events.registry import FIELD_KEYS, HEAD_KEYS, TOTALS, TRACE, field_types
 from kvcustody.audit.tlog.merkle import leaf_hashes
@@ -163,7 +163,9 @@ class _Read:
             groups.append(LeafGroup(shape.kind, places, columns, found))
         *head, _, _ = self._columns
         at_us = self._columns[_PLACED_KEYS.index("at_us")]
-        founders = {self._sender.incarnation: Founder(self._sender.worker, self._sender.offset_us, at_us[0])}
+        founders = {
+            self._sender.incarnation: IncarnationStart(self._sender.worker, self._sender.offset_us, at_us[0])
+        }
         return LeafBatch._make((*head, lines, groups, founders, self._hashes))
 
     def _take_heads(self, bodies: list[dict[str, Any]]) -> bool:

@@ -19,12 +19,12 @@ from kvcustody.audit.database.engine import StoreGoneError, describe
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
-from kvcustody.audit.subjects.subject_table import hidden
+from kvcustody.audit.subjects.subject_table import sealed_rows
 from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.ingest.check_columns import Sender
 from kvcustody.governance.service.ingest.check_leaves import Received, read_batch, unwritable
-from kvcustody.governance.service.ingest.merge_batches import gathered
+from kvcustody.governance.service.ingest.merge_batches import merge_batches
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
 
@@ -178,11 +178,11 @@ class Ingest:
     def _write(self, group: list[_Waiting], *, skip_known: bool) -> None:
         names = [row for waiting in group for row in waiting.batch.names]
         if names and self._keys is not None:
-            names = hidden(self._keys, names)
+            names = sealed_rows(self._keys, names)
         batches = [waiting.batch.batch for waiting in group if waiting.batch.batch.data]
         count = sum(len(batch.data) for batch in batches)
         if skip_known or self._engine.dialect.name != "sqlite":
-            batches = [gathered(batches)] if batches else []
+            batches = [merge_batches(batches)] if batches else []
         added = 0
         if batches:
             added = self._committer.write(batches[0], skip_known=skip_known, rest=batches[1:], given=names)

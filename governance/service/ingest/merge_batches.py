@@ -10,7 +10,7 @@ from kvcustody.audit.events.batch import LeafBatch, LeafGroup
 from kvcustody.audit.events.block_run_text import Extents
 
 
-def gathered(batches: Sequence[LeafBatch]) -> LeafBatch:
+def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
     """The batches in order; needs at least one."""
     if len(batches) == 1:
         return batches[0]

@@ -25,9 +25,9 @@ from typing import IO, Any
 
 import structlog
 
-from kvcustody.audit.events.batch import Founder, LeafBatch, LeafGroup
+from kvcustody.audit.events.batch import IncarnationStart, LeafBatch, LeafGroup
 from kvcustody.audit.events.block_run_text import Extents
-from kvcustody.governance.service.gc_tuning import seldom
+from kvcustody.governance.service.gc_tuning import gc_seldom
 from kvcustody.governance.service.ingest.check_columns import Sender
 from kvcustody.governance.service.ingest.check_leaves import Received, lines_of, read_batch
 from kvcustody.governance.service.problem_details import ProblemError
@@ -215,7 +215,7 @@ def _received(data: bytes, body: bytes) -> Received:
         LeafGroup(kind, places, values, {key: Extents(*lists) for key, lists in extents.items()})
         for kind, places, values, extents in groups
     ]
-    lives = {uuid: Founder(*founder) for uuid, founder in founders.items()}
+    lives = {uuid: IncarnationStart(*founder) for uuid, founder in founders.items()}
     return Received(names, LeafBatch._make((*columns, lines, made, lives, hashes)), first, last)
 
 
@@ -223,7 +223,7 @@ def main() -> None:
     """Answer one batch after the other until standard input ends."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else is printed is no answer
-    with seldom():  # the lists of a thousand leaves are no cycles
+    with gc_seldom():  # the lists of a thousand leaves are no cycles
         _answer(sys.stdin.buffer, sink)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, event
 _KEY = "kvcustody_turn"
 
 
-class Turns:
+class WriteQueue:
     """A first-come, first-served lock that may be released by another thread than the one that took it."""
 
     def __init__(self, *, patience_seconds: float) -> None:
@@ -52,11 +52,11 @@ class Turns:
                 self._taken = False
 
 
-def take_turns(engine: Engine, *, patience_seconds: float) -> None:
+def queue_writes(engine: Engine, *, patience_seconds: float) -> None:
     """Have the writing transactions of an SQLite engine take turns; of others nothing is changed."""
     if engine.dialect.name != "sqlite":
         return
-    turns = Turns(patience_seconds=patience_seconds)
+    turns = WriteQueue(patience_seconds=patience_seconds)
 
     def begin(connection: Connection) -> None:
         if connection.get_execution_options().get("kvcustody_write", False) and turns.take():

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvcustody.audit.database.engine import ask, ask_together
+from kvcustody.audit.database.engine import fetch_all, fetch_pipelined
 
 SIZES = (1, 1 << 20, 1 << 40)  # psycopg would send each as another type
 QUESTIONS = [("SELECT name FROM workers WHERE id = ?", (size,)) for size in SIZES]
@@ -19,17 +19,19 @@ def test_together_is_what_one_by_one_is(any_store: Engine) -> None:
                 f"INSERT INTO workers (id, name) VALUES ({size % (1 << 30) + 7}, 'w{size}')"
             )
         asked = [("SELECT name FROM workers WHERE id = ?", (size % (1 << 30) + 7,)) for size in SIZES]
-        found = ask_together(connection, asked)
+        found = fetch_pipelined(connection, asked)
         assert [[tuple(row) for row in rows] for rows in found] == [[(f"w{size}",)] for size in SIZES]
-        assert [list(rows) for rows in found] == [list(ask(connection, *question)) for question in asked]
+        assert [list(rows) for rows in found] == [
+            list(fetch_all(connection, *question)) for question in asked
+        ]
 
 
 def test_a_question_that_fails_is_sqlalchemys_error_and_the_connection_goes_on(any_store: Engine) -> None:
     with any_store.connect() as connection:
         with pytest.raises(SQLAlchemyError, match="no_such_table"):
-            ask_together(connection, [*QUESTIONS, ("SELECT 1 FROM no_such_table", ()), *QUESTIONS])
+            fetch_pipelined(connection, [*QUESTIONS, ("SELECT 1 FROM no_such_table", ()), *QUESTIONS])
         connection.rollback()
-        assert [list(rows) for rows in ask_together(connection, QUESTIONS)] == [[], [], []]
+        assert [list(rows) for rows in fetch_pipelined(connection, QUESTIONS)] == [[], [], []]
 
 
 def test_what_is_asked_together_is_in_the_transaction(any_store: Engine) -> None:
@@ -37,12 +39,12 @@ def test_what_is_asked_together_is_in_the_transaction(any_store: Engine) -> None
     begun: list[bool] = []
     event.listen(any_store, "begin", lambda _: begun.append(True))
     with any_store.connect() as connection:
-        ask_together(connection, QUESTIONS)
+        fetch_pipelined(connection, QUESTIONS)
         assert begun == [True] and connection.in_transaction()
         connection.exec_driver_sql("INSERT INTO workers (id, name) VALUES (1, 'first')")
-        assert [len(rows) for rows in ask_together(connection, QUESTIONS)] == [1, 0, 0]
+        assert [len(rows) for rows in fetch_pipelined(connection, QUESTIONS)] == [1, 0, 0]
         connection.rollback()
-        assert [len(rows) for rows in ask_together(connection, QUESTIONS)] == [0, 0, 0]
+        assert [len(rows) for rows in fetch_pipelined(connection, QUESTIONS)] == [0, 0, 0]
         assert len(begun) == 2
 
 
@@ -51,5 +53,5 @@ def test_integers_of_every_size_are_one_type(any_store: Engine) -> None:
     if any_store.dialect.name == "sqlite":
         pytest.skip("SQLite's parameters have no types")
     with any_store.connect() as connection:
-        types = {ask(connection, "SELECT pg_typeof(?)::text", (size,))[0][0] for size in SIZES}
+        types = {fetch_all(connection, "SELECT pg_typeof(?)::text", (size,))[0][0] for size in SIZES}
         assert types == {"bigint"}

@@ -19,8 +19,8 @@ from kvcustody.audit.database.bulk_insert import insert_rows
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.monthly_partitions import (
     REST,
-    keep_ahead,
-    make_ahead,
+    create_partitions,
+    ensure_partitions,
     month_of,
     months_from,
     partitions,
@@ -67,7 +67,7 @@ def half_a_year(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Live
     engine = opened(postgres, "half_a_year")
     upgrade(engine)
     with engine.begin() as connection:
-        made = make_ahead(connection, instant(2026, 1, 1), 5)
+        made = create_partitions(connection, instant(2026, 1, 1), 5)
     assert made == tuple(f"events_2026_0{month}" for month in range(1, 7))
     for month in range(1, 7):
         clock = VirtualClock(1, instant(2026, month, 1))
@@ -199,7 +199,7 @@ def test_months_are_made_beside_writers_and_readers(lived: Engine) -> None:
             place = {"log": leaf.log, "sequence": 10**6}
             size = size_of(writer, leaf.log)
             writer.execute(insert(events).values(leaf._asdict() | place | {"idx": size}))
-            made = keep_ahead(lived, instant(2026, 7, 15), 1)
+            made = ensure_partitions(lived, instant(2026, 7, 15), 1)
             assert made == ("events_2026_07", "events_2026_08")
             more = place | {"idx": size + 1, "sequence": 10**6 + 1, "at_us": instant(2026, 7, 3)}
             writer.execute(insert(events).values(leaf._asdict() | more))
@@ -215,9 +215,9 @@ def test_the_rest_takes_what_has_no_month_and_gives_it_back(lived: Engine) -> No
         late = {"idx": size, "sequence": 10**6, "at_us": instant(2031, 5, 5)}
         connection.execute(insert(events).values(leaf | late))
         assert count(connection, REST) == 1
-        assert make_ahead(connection, instant(2031, 5, 1), 0) == ("events_2031_05",)
+        assert create_partitions(connection, instant(2031, 5, 1), 0) == ("events_2031_05",)
         assert count(connection, REST) == 0 and count(connection, "events_2031_05") == 1
-        assert make_ahead(connection, instant(2031, 5, 1), 0) == ()
+        assert create_partitions(connection, instant(2031, 5, 1), 0) == ()
         transaction.rollback()
 
 
@@ -309,5 +309,5 @@ def test_months_of_the_calendar() -> None:
 
 def test_sqlite_is_one_table(store: Engine) -> None:
     with store.connect() as connection:
-        assert partitions(connection) == () and make_ahead(connection, 1) == ()
-    assert keep_ahead(store, 1) == ()
+        assert partitions(connection) == () and create_partitions(connection, 1) == ()
+    assert ensure_partitions(store, 1) == ()

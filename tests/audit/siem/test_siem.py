@@ -19,7 +19,7 @@ from kvcustody.audit.events import KINDS, KeyEvent
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.cursor_reader import newest, pull, read_positions, write_positions
-from kvcustody.audit.siem.delivery import Pump
+from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
 from kvcustody.audit.siem.sink import FileSink, RejectedError, SinkError, WebhookSink, check_webhook
 from kvcustody.errors import LedgerError
@@ -128,12 +128,14 @@ def test_a_failed_delivery_is_repeated_with_its_identity(
 ) -> None:
     fill(store, make_writer, world)
     sink = Flaky(SinkError("no"), SinkError("no"))
-    pump = Pump(store, sink, tmp_path / "sink", lines, batch=20)
+    pump = DeliveryPump(store, sink, tmp_path / "sink", lines, batch=20)
     for _ in range(2):
         with pytest.raises(SinkError):
             pump.step()
     assert pump.step() == 20 and len(set(sink.tried)) == 1
-    again = Pump(store, sink, tmp_path / "sink", lines, batch=20)  # a restart goes on after what was taken
+    again = DeliveryPump(
+        store, sink, tmp_path / "sink", lines, batch=20
+    )  # a restart goes on after what was taken
     while again.step():
         pass
     seen = [json.loads(line) for _, body in sink.taken for line in body.splitlines()]
@@ -148,7 +150,7 @@ def test_what_is_refused_for_good_is_set_aside_and_can_be_sent_again(
 ) -> None:
     fill(store, make_writer, world)
     sink = Flaky(RejectedError("sink refused the batch (400)"), None, SinkError("down"))
-    pump = Pump(store, sink, tmp_path / "sink", lines, batch=20)
+    pump = DeliveryPump(store, sink, tmp_path / "sink", lines, batch=20)
     assert pump.step() == 20 and pump.step() == 20
     assert pump.status().dead == 1 and "400" in pump.status().problem and len(sink.taken) == 1
     with pytest.raises(SinkError):
@@ -163,15 +165,15 @@ def test_a_sink_that_never_answers_is_given_up_one_batch_at_a_time(
 ) -> None:
     fill(store, make_writer, world)
     sink = Flaky(SinkError("down"))
-    pump = Pump(store, sink, tmp_path / "sink", lines, batch=20, give_up_seconds=0.0)
+    pump = DeliveryPump(store, sink, tmp_path / "sink", lines, batch=20, give_up_seconds=0.0)
     assert pump.step() == 20 and pump.status().dead == 1 and pump.step() == 20 and len(sink.taken) == 1
 
 
 def test_a_detached_sink_stays_detached(store: Engine, make_writer: Any, world: Any, tmp_path: Path) -> None:
     fill(store, make_writer, world)
     sink = Flaky()
-    Pump(store, sink, tmp_path / "sink", lines).detach()
-    pump = Pump(store, sink, tmp_path / "sink", lines)
+    DeliveryPump(store, sink, tmp_path / "sink", lines).detach()
+    pump = DeliveryPump(store, sink, tmp_path / "sink", lines)
     assert pump.step() == 0 and not pump.status().attached
     pump.attach()
     assert pump.step() > 0
@@ -188,9 +190,9 @@ def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
             hangs.wait(60)
             raise SinkError("too late")
 
-    dead = Pump(store, Hanging(), tmp_path / "dead", lines, interval_seconds=0.01)
+    dead = DeliveryPump(store, Hanging(), tmp_path / "dead", lines, interval_seconds=0.01)
     sink = Flaky()
-    alive = Pump(store, sink, tmp_path / "alive", lines, interval_seconds=0.01)
+    alive = DeliveryPump(store, sink, tmp_path / "alive", lines, interval_seconds=0.01)
     dead.start(), alive.start()
     try:
         for number in range(20):

@@ -142,11 +142,11 @@ def test_a_proof_waits_for_the_database_twice(
 
     def alone(connection: Connection, *question: Any) -> Any:
         asked.append(1)
-        return store.ask(connection, *question)
+        return store.fetch_all(connection, *question)
 
     def together(connection: Connection, questions: Any) -> Any:
         asked.append(len(questions))
-        return store.ask_together(connection, questions)
+        return store.fetch_pipelined(connection, questions)
 
     for module in (ledger_proofs, stored_tiles):
         monkeypatch.setattr(module, "ask", alone)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, delete
 from sqlalchemy.exc import DBAPIError
 
-from kvcustody.audit.database.append_only_triggers import lifted
+from kvcustody.audit.database.append_only_triggers import triggers_lifted
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import AUDITOR, READER, RETENTION, SIGNER, WRITER, set_up_roles
 from kvcustody.audit.events import WorkerStarted
@@ -69,12 +69,12 @@ def test_retention_deletes_leaves_and_nothing_else(
     fill(make_writer(any_store), world)
     with any_store.connect() as connection:
         with connection.begin() as transaction:
-            with lifted(connection):
+            with triggers_lifted(connection):
                 assert connection.execute(delete(events).where(events.c.idx == 0)).rowcount > 1
             with pytest.raises(DBAPIError), connection.begin_nested():
                 connection.execute(delete(events))
             transaction.rollback()
-        with pytest.raises(DBAPIError), connection.begin(), lifted(connection):
+        with pytest.raises(DBAPIError), connection.begin(), triggers_lifted(connection):
             connection.exec_driver_sql("UPDATE events SET leaf = leaf")
     assert refused(any_store, "DELETE FROM events")
 
@@ -129,13 +129,13 @@ def test_roles_keep_to_their_own(
         (AUDITOR, "UPDATE logs SET size = size + 1"),
         (SIGNER, "INSERT INTO checkpoints VALUES (9999, '', 1)"),
         (RETENTION, "UPDATE events SET leaf = leaf"),
-        (RETENTION, "DELETE FROM events"),  # outside `lifted`
+        (RETENTION, "DELETE FROM events"),  # outside `triggers_lifted`
         (RETENTION, "DELETE FROM root_leaves"),
     ):
         assert refused(postgres_store, statement, role), (role, statement)
     assert not refused(postgres_store, "UPDATE logs SET size = size + 1", WRITER)  # positive controls
     assert not refused(postgres_store, "INSERT INTO signed_checkpoints VALUES (9999, '', 1)", SIGNER)
-    with acting(postgres_store, RETENTION) as connection, lifted(connection):
+    with acting(postgres_store, RETENTION) as connection, triggers_lifted(connection):
         assert connection.execute(delete(events).where(events.c.idx == 0)).rowcount > 1
 
 

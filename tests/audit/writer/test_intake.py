@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from kvcustody.audit.events import Event, GapRecorded, KeyEvent
-from kvcustody.audit.writer.event_queue import Intake
+from kvcustody.audit.writer.event_queue import EventQueue
 from kvcustody.clock import SystemClock
 
 LIMIT = 4
 
 
 @pytest.fixture
-def intake() -> Intake:
-    return Intake(SystemClock(), capacity=LIMIT // 2, batch=1000, count_seconds=1000.0)
+def intake() -> EventQueue:
+    return EventQueue(SystemClock(), capacity=LIMIT // 2, batch=1000, count_seconds=1000.0)
 
 
 def events(count: int) -> list[Event]:
     return [KeyEvent(1, "acme", "made", number, "operator") for number in range(count)]
 
 
-def taken(intake: Intake) -> tuple[list[int], list[tuple[int, int]]]:
+def taken(intake: EventQueue) -> tuple[list[int], list[tuple[int, int]]]:
     """The sequences of events that were kept, and those that gaps name."""
     items, _ = intake.take(1000)
     gaps = [event for _, event in items if isinstance(event, GapRecorded)]
@@ -28,7 +28,7 @@ def taken(intake: Intake) -> tuple[list[int], list[tuple[int, int]]]:
     return kept, [(gap.first_sequence, gap.last_sequence) for gap in gaps]
 
 
-def test_what_is_dropped_in_one_run_is_one_gap(intake: Intake) -> None:
+def test_what_is_dropped_in_one_run_is_one_gap(intake: EventQueue) -> None:
     intake.submit(events(LIMIT))
     for _ in range(3):
         intake.submit(events(2))
@@ -36,7 +36,7 @@ def test_what_is_dropped_in_one_run_is_one_gap(intake: Intake) -> None:
     assert intake.sequence == 11 and intake.empty, "the gap has a sequence of its own"
 
 
-def test_a_smaller_batch_that_still_fits_is_in_no_gap(intake: Intake) -> None:
+def test_a_smaller_batch_that_still_fits_is_in_no_gap(intake: EventQueue) -> None:
     intake.submit(events(LIMIT - 1))
     intake.submit(events(2))
     intake.submit(events(1))
@@ -44,7 +44,7 @@ def test_a_smaller_batch_that_still_fits_is_in_no_gap(intake: Intake) -> None:
     assert taken(intake) == ([1, 2, 3, 6], [(4, 5), (7, 8)])
 
 
-def test_what_the_writer_records_meanwhile_is_in_no_gap(intake: Intake) -> None:
+def test_what_the_writer_records_meanwhile_is_in_no_gap(intake: EventQueue) -> None:
     """A sequence that the writer gave to an event of its own, or somebody waits for, is in the ledger."""
     intake.submit(events(LIMIT))
     intake.submit(events(1))  # 5
@@ -56,7 +56,7 @@ def test_what_the_writer_records_meanwhile_is_in_no_gap(intake: Intake) -> None:
     assert taken(intake) == ([1, 2, 3, 4, 9], [(5, 5), (7, 8), (10, 10)])
 
 
-def test_gaps_come_before_what_is_queued(intake: Intake) -> None:
+def test_gaps_come_before_what_is_queued(intake: EventQueue) -> None:
     intake.submit(events(LIMIT - 1))
     for count in (2, 1, 2):
         intake.submit(events(count))
@@ -65,7 +65,7 @@ def test_gaps_come_before_what_is_queued(intake: Intake) -> None:
     assert [sequence for sequence, _ in items[:2]] == [9, 10]
 
 
-def test_nothing_is_accounted_for_twice(intake: Intake) -> None:
+def test_nothing_is_accounted_for_twice(intake: EventQueue) -> None:
     intake.submit(events(LIMIT + 1))
     assert taken(intake) == ([], [(1, 5)])
     assert taken(intake) == ([], []) and intake.empty

@@ -32,7 +32,7 @@ from kvcustody.console.documents import ConsoleDocuments
 from kvcustody.console.web.app import Console
 from kvcustody.governance.api.app import create_app
 from kvcustody.governance.api.http.server import serve
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import write_trust
@@ -102,7 +102,7 @@ class World:
 
     def release(self, note: str = "joint evaluation") -> None:
         """Put the policy into effect, where none is, as its signers would from the command line."""
-        desk = ReleaseDesk(
+        desk = ReleaseWorkflow(
             SqlStore(self.service.engine),
             self.service.policies.trust,
             clock=self.service.clock,

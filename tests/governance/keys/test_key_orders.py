@@ -10,7 +10,7 @@ import pytest
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import KeysOrdered
-from kvcustody.audit.writer.record_operator_act import record
+from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import group_owner, tenant_owner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, carry_out, newest
@@ -94,7 +94,7 @@ def test_a_worker_that_keeps_its_ledger_itself_follows_what_stands_in_it(tmp_pat
 
     def order(action: str) -> None:
         engine = open_store(tmp_path / "ledger.db")
-        record(engine, lambda at_us: KeysOrdered(at_us, "org", action, "carl", "test"))
+        record_operator_act(engine, lambda at_us: KeysOrdered(at_us, "org", action, "carl", "test"))
         engine.dispose()
 
     def opened() -> Worker:

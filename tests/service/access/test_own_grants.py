@@ -16,7 +16,7 @@ from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.record import ReleaseAction, ReleaseError, make_record
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.replay_records import ReleaseState
 from kvcustody.governance.release.trust import read_trust
 
@@ -33,9 +33,9 @@ def _other(tenant: str) -> str:
     return "reader" if tenant == "holder" else "holder"
 
 
-def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseDesk:
+def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseWorkflow:
     trust = read_trust(plane.folder / "trust.toml")
-    return ReleaseDesk(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
+    return ReleaseWorkflow(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
 
 
 def own(plane: ControlPlane, connection: ControlPlaneConnection) -> OwnerConsents:

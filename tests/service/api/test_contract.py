@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select
 
 from kvcustody.audit.schema.service import service_answers, service_keys
-from kvcustody.governance.service.access.rate_limit import Rates
+from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.access.service_secret import ServiceSecret
 from kvcustody.governance.service.page_cursor import CursorBinding, Cursors
@@ -148,7 +148,7 @@ def test_pages_add_up_and_repeat_as_of_a_checkpoint(service: Service, client, pe
 
 def test_rates_are_by_name_and_refill() -> None:
     now = [0.0]
-    rates = Rates(2.0, 3, names_max=2, seconds=lambda: now[0])
+    rates = RateLimiter(2.0, 3, names_max=2, seconds=lambda: now[0])
     assert [rates.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert rates.take("b") == 0.0, "another name's bucket"
     now[0] = 1.0

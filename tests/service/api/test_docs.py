@@ -133,9 +133,9 @@ def test_every_measure_can_be_exposed_and_is_named_once() -> None:
 
 def test_a_workers_status_becomes_its_metrics() -> None:
     from kvcustody.governance.observability.stats import PoolStats, Stats
-    from kvcustody.governance.observability.tenant_counters import Tally
+    from kvcustody.governance.observability.tenant_counters import TenantCounters
 
-    tally = Tally()
+    tally = TenantCounters()
     tally.requests, tally.hit_blocks, tally.deferred = 7, 3, {"quota": 2}
     pool = PoolStats(10, {"clean": 4, "active": 5, "cached": 1}, 12, (8, 9), 2, 3, {"lru": 1}, 4, 0)
     status = worker_status(Stats({"acme": tally}, (pool,), 2), block_tokens=16)

@@ -11,7 +11,7 @@ from service_world import Worker, register, ship
 from sqlalchemy import select
 
 from kvcustody.audit.schema.ledger import events, logs
-from kvcustody.audit.siem.commit_order_reader import START, follow
+from kvcustody.audit.siem.commit_order_reader import START, read_in_commit_order
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_every_leaf_is_given_once_while_others_commit(filled, limit: int) -> Non
     at, seen = START, []
     for step in range(10_000):
         with service.reading() as connection:
-            found = follow(connection, at, limit=limit)
+            found = read_in_commit_order(connection, at, limit=limit)
         assert len(found.rows) <= limit
         seen += [(row.log, row.idx) for row in found.rows]
         at = found.position

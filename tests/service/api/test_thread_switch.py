@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvcustody.governance.api.http.server import short_turns
+from kvcustody.governance.api.http.server import short_switch_interval
 
 
 def test_turns_are_as_long_as_before_afterwards() -> None:
     before = sys.getswitchinterval()
-    with short_turns():
+    with short_switch_interval():
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == pytest.approx(before)
 

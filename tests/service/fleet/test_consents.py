@@ -15,7 +15,7 @@ from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import DeskReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.record import ReleaseError
-from kvcustody.governance.release.release_desk import ReleaseDesk
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.trust import read_trust
 
 HIDDEN = "secret-of-reader"
@@ -36,9 +36,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     made.end()
 
 
-def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseDesk:
+def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseWorkflow:
     trust = read_trust(plane.folder / "trust.toml")
-    return ReleaseDesk(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
+    return ReleaseWorkflow(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
 
 
 def refused(connection: ControlPlaneConnection, path: str) -> int:

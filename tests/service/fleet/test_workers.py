@@ -44,7 +44,7 @@ from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
 from kvcustody.governance.service.ingest.check_leaves import CONTROL_KINDS, write_batch
-from kvcustody.governance.service.ingest.merge_batches import gathered
+from kvcustody.governance.service.ingest.merge_batches import merge_batches
 from kvcustody.governance.service.service import Service
 
 KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
@@ -219,7 +219,7 @@ def test_columns_say_what_the_leaves_say() -> None:
         assert found is not None and _plain(found) == _plain(batch_of([parse(line) for line in lines]))
         batches.append(found)
     whole = batch_of([parse(line) for lines in data for line in lines])
-    assert _plain(gathered(batches)) == _plain(whole)
+    assert _plain(merge_batches(batches)) == _plain(whole)
 
 
 def _plain(batch: LeafBatch) -> Any:

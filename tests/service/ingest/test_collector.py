@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 
-from kvcustody.governance.service.gc_tuning import seldom
+from kvcustody.governance.service.gc_tuning import gc_seldom
 
 
 def test_the_collector_is_as_it_was_afterwards() -> None:
     before = gc.get_threshold()
-    with seldom():
+    with gc_seldom():
         assert gc.get_freeze_count() > 0 and gc.get_threshold()[0] > before[0]
         assert gc.isenabled()
     assert gc.get_threshold() == before and gc.get_freeze_count() == 0

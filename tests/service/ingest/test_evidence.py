@@ -14,7 +14,7 @@ from service_world import Worker, register, ship
 from kvcustody.audit.erasure.certificate import SelectorOpening
 from kvcustody.audit.verify.verify_certificate import verify
 from kvcustody.audit.verify.verify_report import verify_report
-from kvcustody.governance.service.render_protocol import PlainDocuments
+from kvcustody.governance.service.render_protocol import JsonDocuments
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_certificate_verifies_with_the_public_key_alone(client, people, worker
 def test_a_service_without_renderer_gives_no_page(client, people, worker, service, monkeypatch) -> None:
     erasure = client("POST", "/v1/erasures", people["dpo"], json={"tenant": "acme"}).json()["erasure"]
     patiently(lambda: client("GET", f"/v1/erasures/{erasure}/certificate", people["dpo"]))
-    monkeypatch.setattr(service, "documents", PlainDocuments())
+    monkeypatch.setattr(service, "documents", JsonDocuments())
     assert client("GET", f"/v1/erasures/{erasure}/certificate.html", people["dpo"]).status_code == 406
     body = {"framework": "soc2", "formats": ["html"]}
     assert client("POST", "/v1/reports", people["auditor"], json=body).status_code == 406
