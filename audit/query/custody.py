@@ -2,6 +2,7 @@
 
 Q1 Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
 Q2 A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
+Q3 Where an incarnation has as many sequences as lie between its lowest and highest, none is looked at by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, Table, and_, func, literal, or_, select
 
 from kvcustody.audit.events.block_runs import decode
-from kvcustody.audit.query.recorded_sequences import recorded_sequences
 from kvcustody.audit.schema.ledger import (
     attachments,
     custody_ends,
@@ -28,6 +28,27 @@ from kvcustody.audit.schema.ledger import (
     residencies,
 )
 from kvcustody.audit.subjects.subject_filter import of_tenant
+
+Span = tuple[int, int]
+"""First and last of consecutive sequences."""
+
+
+def recorded_sequences(connection: Connection, incarnation: int) -> list[Span]:
+    """Every range of consecutive sequences with a leaf, ascending; an event of several leaves counts once."""
+    there = select(events.c.sequence).where(events.c.incarnation == incarnation).distinct().subquery()
+    sequence = there.c.sequence
+    count, first, last = connection.execute(
+        select(func.count(), func.min(sequence), func.max(sequence)).select_from(there)
+    ).one()
+    if not count:
+        return []
+    if count == last - first + 1:
+        return [(first, last)]
+    before = func.lag(sequence).over(order_by=sequence).label("before")
+    steps = select(before, sequence).subquery()
+    jumps = select(steps).where(steps.c.sequence > steps.c.before + 1).order_by(steps.c.sequence)
+    ends, starts = zip(*connection.execute(jumps).all(), strict=True)
+    return list(zip((first, *starts), (*ends, last), strict=True))
 
 
 class TenantTotals(NamedTuple):

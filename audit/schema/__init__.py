@@ -1,1 +1,1 @@
-"""Schema."""
+"""The tables of the ledger, as SQLAlchemy Core has them."""

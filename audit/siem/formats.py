@@ -1,15 +1,41 @@
-"""How leaves are told to security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's shape."""
+"""How leaves are told to security monitoring: OCSF, CloudEvents, the leaf itself, or an extension's shape.
+
+CloudEvents 1.0 (JSON): `source` and `id` together are log and idx, so that a receiver can drop doubles. `traceid` is an
+extension of ours: the registered `traceparent` also names a span, and a leaf is of a whole trace.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, cast
+from urllib.parse import quote
 
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import ocsf
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import SIEM_FORMATS, load, names_extension
+
+BATCH_TYPE = "application/cloudevents-batch+json"
+
+
+def cloud_event(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
+    """The CloudEvent of a leaf; `data` is the leaf itself."""
+    made = {
+        "specversion": "1.0",
+        "id": str(row.idx),
+        "source": f"urn:kvcustody:{quote(origin, safe='')}:{quote(row.log, safe='')}",
+        "type": f"kvcustody.{row.kind}.v1",
+        "time": datetime.fromtimestamp(row.at_us / 1_000_000, UTC).isoformat(timespec="microseconds"),
+        "datacontenttype": "application/json",
+        "data": row.body,
+    }
+    tenant = row.body.get("tenant") or row.body.get("reader")
+    if tenant:
+        made["subject"] = f"tenant/{tenant}"
+    if row.body.get("trace"):
+        made["traceid"] = row.body["trace"]
+    return made
 
 
 class SiemFormat(StrEnum):

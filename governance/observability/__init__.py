@@ -1,1 +1,1 @@
-"""Observability."""
+"""What a running process says of itself: logs without secrets, metrics, counters, the record of processing."""

@@ -11,9 +11,14 @@ P2 The definition is that of docs/coverage.md, and so are the names of the figur
 from __future__ import annotations
 
 from kvcustody.audit.coverage.recompute.completeness import Unaccounted, unaccounted
-from kvcustody.audit.coverage.recompute.figures import CoverageFigures, Judged, Recount, count_up
+from kvcustody.audit.coverage.recompute.figures import (
+    CoverageFigures,
+    Judged,
+    Recount,
+    count_up,
+    recompute_digest,
+)
 from kvcustody.audit.coverage.recompute.history import History
-from kvcustody.audit.coverage.recompute.population_digest import recompute_digest
 from kvcustody.audit.coverage.recompute.read_leaves import read_history
 from kvcustody.audit.coverage.recompute.recount import EVERYTHING, Chosen, judge, recount
 

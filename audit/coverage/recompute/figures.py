@@ -1,10 +1,12 @@
-"""The figures of a recount: counts of units a tenant and classification, and the lag from due to destroyed.
+"""The figures of a recount: counts of units a tenant and classification, the lag from due to destroyed, and the digest of
+the population (`audit.report.population`, N2), all without any table.
 
 F1 Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; the classes are not.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
@@ -14,6 +16,21 @@ import numpy as np
 from kvcustody.audit.coverage.recompute.columns import Flags, Groups, Numbers
 from kvcustody.audit.coverage.recompute.facts import LEVELS
 from kvcustody.audit.coverage.recompute.verdicts import VERDICTS
+
+
+def recompute_digest(every: Iterable[Judged]) -> str:
+    """SHA-256, hexadecimal: of each incarnation its id, then seven numbers a custody in the order of N1."""
+    made = hashlib.sha256()
+    for judged in sorted(every, key=lambda item: item.incarnation):
+        if not len(judged.due):
+            continue
+        rows = np.empty((len(judged.due), 7), ">i8")
+        columns = (judged.pool, judged.generation, judged.block, judged.due, judged.verdict, judged.covered)
+        for place, column in enumerate((*columns, judged.shards)):
+            rows[:, place] = column
+        made.update(judged.incarnation.encode() + b"\n")
+        made.update(rows.tobytes())
+    return made.hexdigest()
 
 
 class JudgedCustody(NamedTuple):

@@ -1,8 +1,10 @@
-"""Recount: the definition of coverage (design, section 5) applied to a history, one incarnation after the other.
+"""Recount: the definition of coverage (docs/coverage.md) applied to a history, one incarnation after the other.
 
+E1 A hold ends at the earliest of its deadline, an erasure and an act that narrowed what its tenant holds; what a
+residency does not hold, nothing ends.
 R1 A verdict is `verdict.verdicts_on`'s; the recorded due time covers only where it is the recomputed.
 R2 A hold lasts no longer than an erasure, or than a narrowing act says that its process wrote after its release; one
-that such an act does not list was over by then (`holds`).
+that such an act does not list was over by then.
 R3 A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
 """
 
@@ -14,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvcustody.audit.coverage.recompute.columns import Directory, Flags, Groups, Numbers, Statements
-from kvcustody.audit.coverage.recompute.facts import DEVICE_TIER, OPEN, ErasureFact
+from kvcustody.audit.coverage.recompute.facts import DEVICE_TIER, OPEN, ErasureFact, Person
 from kvcustody.audit.coverage.recompute.figures import Judged, Recount, count_up
 from kvcustody.audit.coverage.recompute.history import History, RecomputedLife, StatementPlaces
-from kvcustody.audit.coverage.recompute.holds import ended_by_erasures, ended_by_narrowing
 from kvcustody.audit.coverage.recompute.verdicts import (
     IN_TIME,
     OVERDUE,
@@ -28,6 +29,56 @@ from kvcustody.audit.coverage.recompute.verdicts import (
     verdicts_on,
 )
 from kvcustody.errors import LedgerError
+
+
+def ended_by_erasures(life: RecomputedLife, erasures: Sequence[ErasureFact]) -> dict[int, int]:
+    """For each residency that an erasure selects, when its hold ended at the latest."""
+    made: dict[int, int] = {}
+    people = life.persons() if erasures else {}
+    for erasure in erasures:
+        at = erasure.at_us - life.offset_us
+        for residency, person in people.items():
+            if person.opened < at and _covers(erasure, person):
+                made.setdefault(residency, at)
+    return made
+
+
+def ended_by_narrowing(life: RecomputedLife) -> dict[int, int]:
+    """For each residency that was released before a narrowing of its tenant's holds, when its hold ended at the latest.
+
+    One walk over releases and acts in the order of their process; a hold leaves it with the first act that misses it.
+    """
+    if not life.narrowings:
+        return {}
+    made: dict[int, int] = {}
+    standing: dict[str, list[int]] = {}
+    moments: list[tuple[int, int, str]] = [
+        (place, residency, tenant) for residency, (place, tenant) in life.left().items()
+    ]
+    moments += [(place, -1, act.tenant) for place, act in life.narrowings.items()]
+    for place, residency, tenant in sorted(moments):
+        here = standing.setdefault(tenant, [])
+        if residency >= 0:
+            here.append(residency)
+            continue
+        act = life.narrowings[place]
+        for one in here:
+            made[one] = min(made.get(one, OPEN), act.standing.get(one, act.at))
+        here[:] = [one for one in here if one in act.standing]
+    return made
+
+
+def _covers(erasure: ErasureFact, person: Person) -> bool:
+    if erasure.tenant not in (None, person.tenant):
+        return False
+    if erasure.selector == "tenant":
+        return True
+    if erasure.selector == "subject":
+        return person.subject == erasure.subject
+    if erasure.selector == "session":
+        return person.session == erasure.session
+    return False  # a domain or model is not in a residency's leaf; the end carries the cause
+
 
 UNKNOWN = "unknown"
 

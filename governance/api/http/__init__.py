@@ -1,1 +1,1 @@
-"""Http."""
+"""The wire of the API: the gate before every operation, routes, sessions, and the server itself."""

@@ -2,15 +2,18 @@
 
 G1 A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
 G2 What no operation declares is not served. A caller without the action is refused before the operation sees anything.
-G3 Reads of the ledger by those whose reads are events are on record before they are answered (class A).
+G3 Reads of the ledger by those whose reads are events are on record before they are answered (class A): the writer tells the
+   request's loop when the event is durable, or cannot be, and no thread waits for it.
 G4 A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
 G5 An error inside is one problem without details; the log has them, without secrets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -20,7 +23,7 @@ from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
-from kvcustody.audit.events import AccessRecorded
+from kvcustody.audit.events import AccessRecorded, Event
 from kvcustody.errors import IdentityError
 from kvcustody.governance.api.http.console_mount import Pages, form_token, is_page
 from kvcustody.governance.api.http.exchange import (
@@ -35,7 +38,6 @@ from kvcustody.governance.api.http.exchange import (
     unpacked,
 )
 from kvcustody.governance.api.http.operation import Operation, Operations
-from kvcustody.governance.api.http.record_before_answer import record_before_answer
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.authenticator import too_many
@@ -48,6 +50,24 @@ from kvcustody.governance.service.service import Service
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
+
+
+async def record_before_answer(service: Service, event: Event) -> None:
+    """Return once a class A event is durable; raises `unavailable` where it is not within the ledger's deadline."""
+    loop, decided = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:  # on the writer's thread
+        with suppress(RuntimeError):  # the loop has ended, and the request with it
+            loop.call_soon_threadsafe(decided.set)
+
+    awaited = service.writer.begin_durable(event, tell)
+    try:
+        async with asyncio.timeout(service.writer.durable_seconds):
+            await decided.wait()
+    except TimeoutError:
+        pass  # it may have been committed in the last moment
+    service.end_record(awaited)
+
 
 _log = structlog.get_logger("kvcustody.access")
 _KEY_CHARACTERS_MAX = 200

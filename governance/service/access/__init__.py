@@ -1,1 +1,1 @@
-"""Access."""
+"""Who may ask the service: principals, API keys, tokens, sessions, roles and rate limits."""

@@ -8,6 +8,9 @@ P4 A key that is bound to a client certificate is valid over connections with th
    is bound as it was, unless told otherwise.
 P5 Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
    tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
+P6 The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those who
+   can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the issuer
+   knows them. Of two who end each other at one moment, one is refused.
 """
 
 from __future__ import annotations
@@ -25,18 +28,46 @@ from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.service.access.api_key import KeyHasher
-from kvcustody.governance.service.access.last_custodian_rule import check_last_custodian
 from kvcustody.governance.service.access.principal_lookup import PrincipalLookup
 from kvcustody.governance.service.access.principal_table import (
     KEY_COLUMNS,
     ApiKeyRecord,
     IssuedKey,
     PrincipalRecord,
+    principal_of,
     roles_text,
     valid_keys,
 )
-from kvcustody.governance.service.access.roles import ALONE, Role, check_roles
+from kvcustody.governance.service.access.roles import ALONE, Permission, Reach, Role, check_roles, reach
 from kvcustody.governance.service.problem_details import ProblemError, not_found
+
+
+def check_last_custodian(
+    connection: Connection, name: str, now_us: int, *, without: str | None = None
+) -> None:
+    """Raise `conflict` where ending `name`, or its key `without`, would leave nobody who manages keys.
+
+    Call it in the transaction that ends it; a name that manages no keys, or can no longer ask, is nobody's last.
+    """
+    table = service_principals
+    standing = select(table).where(table.c.disabled_us.is_(None)).order_by(table.c.name)
+    managers = [
+        found.name
+        for found in map(principal_of, connection.execute(standing.with_for_update()))
+        if reach(found.roles, Permission.MANAGE_KEYS) is not Reach.NONE
+    ]
+    asking = {manager: set(valid_keys(connection, manager, now_us)) for manager in managers}
+    if not asking.get(name):
+        return
+    left = set() if without is None else asking[name] - {without}
+    if without is not None and without not in asking[name]:
+        return
+    if not left and not any(keys for manager, keys in asking.items() if manager != name):
+        raise ProblemError(
+            "conflict",
+            f"`{name}` is the last who manages keys; enrol another, or say that the last one is meant (`allow_last`)",
+        )
+
 
 DAY_US = 86_400 * MICROSECONDS
 _KEYS_MAX = 16  # keys of one principal that are valid at a time

@@ -1,1 +1,1 @@
-"""Fleet."""
+"""The workers of a control plane: their registrations, reports, scans, keys, releases and webhooks."""

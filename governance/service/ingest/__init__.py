@@ -1,1 +1,1 @@
-"""Ingest."""
+"""Batches that workers send: read, checked in processes of their own, merged and committed."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvcustody.audit.database.engine import StoreGoneError, describe
+from kvcustody.audit.events.batch import LeafBatch, LeafGroup
+from kvcustody.audit.events.block_run_text import Extents
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
@@ -24,9 +27,50 @@ from kvcustody.audit.writer.committer import Committer, refused
 from kvcustody.errors import LedgerError
 from kvcustody.governance.service.ingest.check_columns import Sender
 from kvcustody.governance.service.ingest.check_leaves import Received, read_batch, unwritable
-from kvcustody.governance.service.ingest.merge_batches import merge_batches
 from kvcustody.governance.service.ingest.reader_processes import BatchReaders
 from kvcustody.governance.service.problem_details import ProblemError
+
+
+def merge_batches(batches: Sequence[LeafBatch]) -> LeafBatch:
+    """The batches in order; needs at least one."""
+    if len(batches) == 1:
+        return batches[0]
+    rows = [
+        list(chain.from_iterable(column)) for column in zip(*[batch[:9] for batch in batches], strict=True)
+    ]
+    pieces: dict[str, list[LeafGroup]] = {}
+    start = 0
+    for batch in batches:
+        for group in batch.groups:
+            moved = group._replace(places=[start + place for place in group.places])
+            pieces.setdefault(group.kind, []).append(moved)
+        start += len(batch.data)
+    founders = {uuid: founder for batch in reversed(batches) for uuid, founder in batch.founders.items()}
+    hashes = list(chain.from_iterable(batch.hashes for batch in batches))
+    return LeafBatch._make([*rows, [_joined(groups) for groups in pieces.values()], founders, hashes])
+
+
+def _joined(groups: list[LeafGroup]) -> LeafGroup:
+    """Groups of one kind as one; a column that one of them has not is empty there."""
+    if len(groups) == 1:
+        return groups[0]
+    keys = dict.fromkeys(key for group in groups for key in group.columns)
+    columns: dict[str, Sequence[Any]] = {}
+    for key in keys:
+        parts = [group.columns.get(key) or [None] * len(group.places) for group in groups]
+        columns[key] = list(chain.from_iterable(parts))
+    extents = {
+        name: Extents(
+            *(
+                list(chain.from_iterable(parts))
+                for parts in zip(*[g.extents[name] for g in groups], strict=True)
+            )
+        )
+        for name in groups[0].extents
+    }
+    places = list(chain.from_iterable(group.places for group in groups))
+    return LeafGroup(groups[0].kind, places, columns, extents)
+
 
 _WAITING_LEAVES_MAX = 100_000
 _TOGETHER_LEAVES = 10_000

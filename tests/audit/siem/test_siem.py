@@ -17,9 +17,9 @@ from sqlalchemy import Engine
 
 from kvcustody.audit.events import KINDS, KeyEvent
 from kvcustody.audit.query.events import EventRow
-from kvcustody.audit.siem.cloudevents import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.cursor_reader import newest, pull, read_positions, write_positions
 from kvcustody.audit.siem.delivery import DeliveryPump
+from kvcustody.audit.siem.formats import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
 from kvcustody.audit.siem.sink import FileSink, RejectedError, SinkError, WebhookSink, check_webhook
 from kvcustody.errors import LedgerError

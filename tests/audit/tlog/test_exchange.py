@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from kvcustody.audit.siem.cloudevents import BATCH_TYPE
+from kvcustody.audit.siem.formats import BATCH_TYPE
 from kvcustody.audit.siem.sink import SinkError, WebhookSink
 from kvcustody.audit.tlog.http_post import post
 from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, TimestampError, ask

@@ -44,7 +44,7 @@ from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.service.ingest.check_columns import Sender, read_columns
 from kvcustody.governance.service.ingest.check_leaves import CONTROL_KINDS, write_batch
-from kvcustody.governance.service.ingest.merge_batches import merge_batches
+from kvcustody.governance.service.ingest.ingest import merge_batches
 from kvcustody.governance.service.service import Service
 
 KILLS = int(os.environ.get("KVCUSTODY_SERVICE_KILLS", "1"))
