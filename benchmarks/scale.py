@@ -93,7 +93,7 @@ class Stock:
             "nodes": manager.tree.node_count,
             "index_entries": len(manager.tree.index),
             "largest_stripe": max(map(len, manager.tree.index.stripes)),
-            "residencies": len(manager.tree.wheel),
+            "residencies": len(manager.hold_table),
             "roots": sum(1 for _ in manager.tree.roots.values()),
         }
 
@@ -264,7 +264,7 @@ def lapses(residencies: int, blocks: int) -> dict[str, Any]:
     slices = sweep(manager, clock.now_us(), count, residencies)
     governor = overdue(residencies, residencies, blocks, clock, max(1, count // 2))
     steps = []
-    while len(governor.managers[0].tree.wheel):
+    while len(governor.managers[0].hold_table):
         start = thread_time_ns()
         governor.step()
         steps.append(thread_time_ns() - start)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.residency import NO_BLOCKS, ForeignResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder, ScrubQueue
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, EndedRun, PoolPartition
 from kvcustody.allocator.pool.block_state import (
     ACTIVE,
     CACHED,
@@ -30,11 +30,10 @@ from kvcustody.allocator.pool.block_state import (
     Blocks,
     BlockState,
 )
-from kvcustody.allocator.pool.domain import Domain, DomainFacts
 from kvcustody.allocator.pool.fence import Fences
+from kvcustody.allocator.pool.hold_table import HoldTable
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.pool.pool import EndedRun, LetGo, PoolPartition, Scrubbed
-from kvcustody.allocator.prefix.eviction_policy import EvictionQueue, Lru
+from kvcustody.allocator.pool.records import LetGo, Scrubbed
 from kvcustody.errors import CapacityError
 
 NO_BLOCK = -1
@@ -88,6 +87,7 @@ class ForeignBlocks:
         self.partition = PoolPartition(0, size, 0, 0)
         self.accounts: dict[str, Account] = {}
         self.domains: dict[int, Domain] = {}
+        self.hold_table: HoldTable[ForeignResidency] = HoldTable()
         self.queue = ScrubQueue(shards)
         self.let_go_events: list[LetGo] = []
         self.evicted: dict[str, int] = {}
@@ -122,7 +122,7 @@ class ForeignBlocks:
         """The account of `name`, made on first use, with these limits in blocks."""
         account = self.accounts.get(name)
         if account is None:
-            account = self.accounts[name] = Account(name, self.partition, EvictionQueue(Lru()))
+            account = self.accounts[name] = Account(name, self.partition)
             self.partition.accounts.append(account)
         account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.block_arrays import ForeignBlocks
 from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.manager.apply_limits import DomainLimits
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
+from kvcustody.allocator.pool.hold_table import HoldList
 
 
 class ForeignHolds(ForeignBlocks):
@@ -45,9 +43,7 @@ class ForeignHolds(ForeignBlocks):
         residency.hold(held, self.generation[held], deadline)
         self.holds[held] += 1
         self.hold_until_us[held] = np.maximum(self.hold_until_us[held], deadline)
-        account = residency.account
-        account.partition.wheel.add(residency)
-        account.residencies.add(residency)
+        self.hold_table.add(residency)
         self._tips[int(held[-1]), int(residency.held_generations[-1])] = residency
 
     def _holdable(self, tags: NDArray[np.int32], account: Account) -> NDArray[np.bool_]:
@@ -79,9 +75,7 @@ class ForeignHolds(ForeignBlocks):
         self.holds[kept] -= 1
 
     def _forget(self, hold: ForeignResidency) -> None:
-        hold.is_held = False
-        hold.account.partition.wheel.remove(hold)
-        hold.account.residencies.remove(hold)
+        self.hold_table.remove(hold)
         tip = (int(hold.held[-1]), int(hold.held_generations[-1]))
         if self._tips.get(tip) is hold:
             del self._tips[tip]
@@ -106,18 +100,16 @@ class ForeignHolds(ForeignBlocks):
 
     def is_due(self, now_us: int) -> bool:
         """A sweep now would lapse something."""
-        due_us = self.partition.wheel.next_due_us()
+        due_us = self.hold_table.next_due_us()
         return due_us is not None and due_us <= now_us
 
     def sweep(self, now_us: int, at_most: int) -> list[int]:
         """Lapse holds whose deadline has passed, at most so many. Returns what the engine must forget."""
         forget: list[int] = []
-        wheel = self.partition.wheel
         for _ in range(at_most):
-            hold = wheel.take_due(now_us)
+            hold = self.hold_table.take_due(self.partition, now_us)
             if hold is None:
                 break
-            assert isinstance(hold, ForeignResidency)
             self.expired_residencies += 1
             forget += self.lapse(hold, "expired", now_us)
         return forget
@@ -125,9 +117,10 @@ class ForeignHolds(ForeignBlocks):
     def over_residencies(self, account: Account, now_us: int) -> list[int]:
         """Lapse the oldest holds of an account that has more than its cap."""
         forget: list[int] = []
-        while len(account.residencies) > account.residency_cap:
-            oldest = account.residencies.oldest
-            assert isinstance(oldest, ForeignResidency)
+        holds = self.hold_table.of(account)
+        while len(holds) > account.residency_cap:
+            oldest = holds.oldest
+            assert oldest is not None
             forget += self.lapse(oldest, "residencies", now_us)
         return forget
 
@@ -163,14 +156,16 @@ class ForeignHolds(ForeignBlocks):
 
     # -- limits -------------------------------------------------------------------------------------------------------
 
-    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
+    def set_limits(
+        self, changed: Mapping[Domain, DomainLimits], now_us: int
+    ) -> dict[Account, HoldList[ForeignResidency]]:
         """New limits for live domains; a ceiling or deadline only ever moves earlier (allocator.limits, N1–N3).
 
-        Returns the accounts of which a hold now ends earlier.
+        Returns the accounts of which a hold now ends earlier, with all their holds.
         """
         shorter: dict[int, int] = {}
         for domain, limits in changed.items():
-            shorter[domain.tag] = max(0, domain.idle_us - limits[0])
+            shorter[domain.tag] = max(0, domain.idle_us - limits.idle_us)
             domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
             if domain.absolute_us < NEVER_US:
                 mine = np.flatnonzero(self.tag == domain.tag)
@@ -178,19 +173,18 @@ class ForeignHolds(ForeignBlocks):
                     self.ceiling_us[mine], np.maximum(self.born_us[mine] + domain.absolute_us, now_us)
                 )
         self._lower_descendants()
-        narrowed: dict[Account, None] = {}
-        for hold in [hold for account in self.accounts.values() for hold in account.residencies.values()]:
-            assert isinstance(hold, ForeignResidency)
+        narrowed: dict[Account, HoldList[ForeignResidency]] = {}
+        for hold in [hold for account in self.accounts.values() for hold in self.hold_table.of(account)]:
             valid = hold.held[self.generation[hold.held] == hold.held_generations]
             if not len(valid):
                 continue
             earlier = max((shorter.get(tag, 0) for tag in set(self.tag[valid].tolist())), default=0)
             deadline = max(now_us, min(hold.deadline_us - earlier, int(self.ceiling_us[valid].min())))
             if deadline < hold.deadline_us:
-                hold.narrow(deadline)
-                narrowed[hold.account] = None
+                self.hold_table.shorten(hold, deadline)
+                narrowed[hold.account] = self.hold_table.of(hold.account)
         self.recount_holds()
-        return list(narrowed)
+        return narrowed
 
     def _lower_descendants(self) -> None:
         """No ceiling above its parent's (L8): in waves, as many as the longest chain is deep at most."""
@@ -207,7 +201,6 @@ class ForeignHolds(ForeignBlocks):
         """Find every block's latest hold deadline again, after holds lapsed or moved out of their turn."""
         self.hold_until_us[:] = 0
         for account in self.accounts.values():
-            for hold in account.residencies.values():
-                assert isinstance(hold, ForeignResidency)
+            for hold in self.hold_table.of(account):
                 valid = hold.held[self.generation[hold.held] == hold.held_generations]
                 self.hold_until_us[valid] = np.maximum(self.hold_until_us[valid], hold.deadline_us)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.external.block_arrays import NO_BLOCK
 from kvcustody.allocator.external.holds import ForeignHolds
 from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import (
     ACTIVE,
     CACHED,
@@ -26,8 +27,7 @@ from kvcustody.allocator.pool.block_state import (
     Blocks,
     BlockState,
 )
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.pool import LetGo
+from kvcustody.allocator.pool.records import LetGo
 from kvcustody.errors import IsolationError
 
 _CLEAN = bytes([CLEAN])

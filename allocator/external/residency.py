@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.block_state import Blocks
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.residency import Residency
-from kvcustody.allocator.prefix.node import NEVER_US
 
 NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
 NO_BLOCKS.flags.writeable = False

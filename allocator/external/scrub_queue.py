@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.residency import NO_BLOCKS
+from kvcustody.allocator.pool.accounting import EndedRun
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.pool.pool import EndedRun, Scrubbed
+from kvcustody.allocator.pool.records import Scrubbed
 from kvcustody.errors import HandleError
 
 

@@ -6,11 +6,10 @@ import numpy as np
 
 from kvcustody.allocator.manager.make_room import POOL_FULL
 from kvcustody.allocator.manager.parts import ManagerParts
-from kvcustody.allocator.pool.block_state import Blocks
-from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.prefix.key_chain import keys_of
 from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan, find
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.allocator.prefix.sliding_window import EMPTY
 
@@ -27,7 +26,7 @@ class ManagerAdmission(ManagerParts):
         id_: object,
         found: PrefixMatch,
         prompt: Prompt,
-        residency: Residency,
+        residency: PathResidency,
         now_us: int,
         *,
         active_us: int = NEVER_US,

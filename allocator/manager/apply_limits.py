@@ -9,58 +9,45 @@ N3  A hold whose time has passed lapses with the next sweeps, due now: what was 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.residency import Residency
-from kvcustody.allocator.prefix.node import NEVER_US, Node
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
+from kvcustody.allocator.pool.block_state import NEVER_US
+from kvcustody.allocator.pool.hold_table import HoldList
+from kvcustody.allocator.prefix.node import Node, PathResidency
 
 
-class DomainLimits(NamedTuple):
-    """The numeric limits of a domain; times are microseconds."""
-
-    idle_us: int
-    absolute_us: int
-    scrub_within_us: int
-    verify_share: float
-
-
-def limits_of(domain: Domain) -> DomainLimits:
-    """The limits that `domain` has now."""
-    return DomainLimits(domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share)
-
-
-def set_limits(manager: BlockManager, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
+def set_limits(
+    manager: BlockManager, changed: Mapping[Domain, DomainLimits], now_us: int
+) -> dict[Account, HoldList[PathResidency]]:
     """Give domains their new limits and bring what they hold under them. Walks every node and hold of the pool once.
 
-    Returns the accounts of which a hold now ends earlier.
+    Returns the accounts of which a hold now ends earlier, with all their holds.
     """
     shorter: dict[Domain, int] = {}
     for domain, limits in changed.items():
         shorter[domain] = max(0, domain.idle_us - limits.idle_us)
         domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
     _lower_ceilings(manager, shorter, now_us)
-    holds = [hold for account in manager.accounts.values() for hold in account.residencies.values()]
-    narrowed: dict[Account, None] = {}
+    holds = [hold for account in manager.accounts.values() for hold in manager.hold_table.of(account)]
+    narrowed: dict[Account, HoldList[PathResidency]] = {}
     for hold in holds:
         deadline = max(_deadline(hold, shorter), now_us)
         if deadline < hold.deadline_us:
-            hold.narrow(deadline)
-            narrowed[hold.account] = None
+            manager.hold_table.shorten(hold, deadline)
+            narrowed[hold.account] = manager.hold_table.of(hold.account)
     for hold in holds:
         node = hold.leaf
         while node is not None:
-            if node.domain.owner is hold.account or node.domain.is_segment:
+            if hold.can_hold(node):
                 node.deadline_us = max(node.deadline_us, hold.deadline_us)
             node = node.parent
-    return list(narrowed)
+    return narrowed
 
 
 def _lower_ceilings(manager: BlockManager, shorter: Mapping[Domain, int], now_us: int) -> None:
     """Top down, so that none is above its parent's. Deadlines are forgotten here and found again from the holds."""
-    stack: list[Node] = list(manager.tree.roots.values())
+    stack: list[Node] = list(manager.tree.roots)
     while stack:
         node = stack.pop()
         node.deadline_us = 0
@@ -74,7 +61,7 @@ def _lower_ceilings(manager: BlockManager, shorter: Mapping[Domain, int], now_us
             child = child.next_sibling
 
 
-def _deadline(hold: Residency, shorter: Mapping[Domain, int]) -> int:
+def _deadline(hold: PathResidency, shorter: Mapping[Domain, int]) -> int:
     """The hold's deadline under the new limits: as much earlier as the most narrowed domain on its path."""
     assert hold.leaf is not None, "a held residency has a leaf"
     earlier = 0

@@ -11,8 +11,7 @@ B3  A request that cannot be served changes nothing for anybody else (M3).
 from __future__ import annotations
 
 from kvcustody.allocator.manager.running import ManagerRunning
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.pool import PoolPartition
+from kvcustody.allocator.pool.accounting import Account, PoolPartition
 from kvcustody.allocator.prefix.sequence import Sequence
 
 
@@ -41,13 +40,13 @@ class BlockManager(ManagerRunning):
         may_hold = residency.may_hold and residency.domain.cacheable and residency.domain.is_open
         hold = residency if may_hold else None
         self.tree.release(sequence.leaf, hold, now_us, cause, fence)
-        if hold is not None and len(hold.account.residencies) > hold.account.residency_cap:
+        if hold is not None and len(self.hold_table.of(hold.account)) > hold.account.residency_cap:
             self._lapse_oldest(hold.account, now_us)
         return True
 
     def _lapse_oldest(self, account: Account, now_us: int) -> None:
         """Live residencies are capped per tenant; the oldest lapses first."""
-        oldest = account.residencies.oldest
+        oldest = self.hold_table.of(account).oldest
         assert oldest is not None
         self.tree.lapse(oldest, "residency-cap", now_us)
         self.tree.flush(now_us)
@@ -71,7 +70,7 @@ class BlockManager(ManagerRunning):
 
     def _sweep(self, partition: PoolPartition, at_most: int, now_us: int) -> int:
         for lapsed in range(at_most):
-            residency = partition.wheel.take_due(now_us)
+            residency = self.hold_table.take_due(partition, now_us)
             if residency is None:
                 return lapsed
             self.tree.lapse(residency, "expired", now_us)
@@ -87,7 +86,7 @@ class BlockManager(ManagerRunning):
     def teardown(self, now_us: int) -> None:
         """End all custody and zero every block; nothing is running any more."""
         for account in self.accounts.values():
-            for residency in list(account.residencies.values()):
+            for residency in list(self.hold_table.of(account)):
                 self.tree.lapse(residency, "shutdown", now_us)
         self.tree.flush(now_us)
         for fence in range(1, self.pool.fences.last + 1):

@@ -53,7 +53,7 @@ def _check_counts(manager: BlockManager, problems: list[str]) -> None:
 def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
     """Walk the tree once: prefix closure, ceilings, links, index entries."""
     nodes: list[Node] = []
-    stack = list(manager.tree.roots.values())
+    stack = list(manager.tree.roots)
     entries = 0
     stripes, mask = manager.tree.index.stripes, manager.tree.index.mask
     while stack:
@@ -193,7 +193,7 @@ def _check_accounts(manager: BlockManager, nodes: list[Node], problems: list[str
 def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) -> None:
     counted: dict[int, int] = {}
     for account in manager.accounts.values():
-        for residency in account.residencies.values():
+        for residency in manager.hold_table.of(account):
             node = residency.leaf
             if node is not None and residency.deadline_us > node.ceiling_us:
                 problems.append(
@@ -206,6 +206,6 @@ def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) 
     wrong = sum(counted.get(id(node), 0) != node.holds for node in nodes)
     if wrong:
         problems.append(f"R2: {wrong} nodes have holds that no residency explains")
-    held = sum(len(account.residencies) for account in manager.accounts.values())
-    if held != len(manager.tree.wheel):
-        problems.append(f"R2: {held} holds by account, {len(manager.tree.wheel)} in the deadline wheel")
+    held, scheduled = len(manager.hold_table), manager.hold_table.scheduled()
+    if held != scheduled:
+        problems.append(f"R2: {held} holds by account, {scheduled} in the deadline wheel")

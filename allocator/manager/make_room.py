@@ -7,8 +7,8 @@ M3  A request over its quota is refused alone; nobody else is stalled, preempted
 
 from __future__ import annotations
 
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.pool import Pool, PoolPartition
+from kvcustody.allocator.pool.accounting import Account, PoolPartition
+from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 OVER_QUOTA = "over-quota"
@@ -149,12 +149,12 @@ class Space:
         if partition.dirty_blocks:
             self.pool.scrub(partition, partition.dirty_blocks)
         if self.pool.flight:
-            self.pool.flight.collect()
+            self.pool.collect()
 
     def keep_reserve(self, partition: PoolPartition, now_us: int) -> None:
         """The background half: reclaim, scrub what is due or worth a launch, and refill the clean reserve (L9)."""
         if self.pool.flight:
-            self.pool.flight.collect()
+            self.pool.collect()
         if partition.fenced or partition.stuck:
             self.pool.reclaim(partition, now_us, self.fence_bound_us)
         elif partition.clean_count >= partition.reserve_low and not partition.dirty_blocks:

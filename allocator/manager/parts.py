@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import Unpack
 
 from kvcustody.allocator.manager.make_room import Space
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, PoolPartition
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
-from kvcustody.allocator.pool.domain import Domain, DomainFacts
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions, cut, reserve_of
-from kvcustody.allocator.pool.pool import Pool, PoolPartition
-from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.prefix.copy_on_write import Forks
 from kvcustody.allocator.prefix.decode_table import DecodeTable
-from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, EvictionQueue, Lru
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, Lru
+from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.errors import CapacityError
@@ -42,10 +41,10 @@ class ManagerParts:
         self.options = options
         self.number = number  # which pool of its process this is
         self.block_bytes = 4 * options.block_tokens
-        self._policy = policy
         self._partitions = cut(blocks, options, partitions)
         self.pool = Pool(memory, blocks, list(self._partitions.values()))
-        self.tree = PrefixTree(self.pool)
+        self.tree = PrefixTree(self.pool, policy)
+        self.hold_table = self.tree.hold_table
         self.space = Space(
             self.pool,
             self.tree,
@@ -83,7 +82,8 @@ class ManagerParts:
             partition = self._partitions.get(name, self._partitions.get(""))
             if partition is None:
                 raise CapacityError(f"tenant `{name}` has no partition in this pool", tenant=name)
-            account = self.accounts[name] = Account(name, partition, EvictionQueue(self._policy()))
+            account = self.accounts[name] = Account(name, partition)
+            self.tree.add_account(account)
             partition.accounts.append(account)
         account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
         return account
@@ -96,11 +96,11 @@ class ManagerParts:
 
     def residency(
         self, account: Account, domain: Domain, principal: object, facts: object, now_us: int
-    ) -> Residency:
+    ) -> PathResidency:
         """A new residency, not yet holding anything."""
         id_ = self._next_residency
         self._next_residency = id_ + 1
-        return Residency(id_, account, domain, principal, facts, now_us)
+        return PathResidency(id_, account, domain, principal, facts, now_us)
 
     def _take(self, account: Account, count: int) -> Blocks:
         blocks = self.pool.hand_out(account.partition, count, account)

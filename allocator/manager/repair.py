@@ -11,11 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import entered_positions
-from kvcustody.allocator.prefix.node import KEY_BYTES, NEVER_US, Node
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.allocator.prefix.tree import PrefixTree
 
@@ -23,11 +22,11 @@ from kvcustody.allocator.prefix.tree import PrefixTree
 def set_refs(tree: PrefixTree, node: Node, refs: int, now_us: int) -> None:
     """The node has exactly `refs` references: it is revived, cached or ended accordingly. Children come first."""
     if node.refs == 0 and refs:
-        tree.refer(node, now_us)
+        tree.incref(node, now_us)
         node.hits -= 1
     elif node.refs and refs == 0:
         node.refs = 1
-        tree.give_back(node, now_us, "orphan")
+        tree.decref(node, now_us, "orphan")
     node.refs = refs
     tree.flush(now_us)
 
@@ -38,13 +37,6 @@ def set_holds(tree: PrefixTree, node: Node, holds: int, now_us: int) -> None:
     if holds == 0 and node.refs == 0 and node.length:
         tree.end_subtree(node, "orphan", now_us, now_us)
     tree.flush(now_us)
-
-
-def drop_residency(hold: Residency) -> None:
-    """A hold without a block is over."""
-    hold.is_held = False
-    hold.account.partition.wheel.remove(hold)
-    hold.account.residencies.remove(hold)
 
 
 def drop_entries(tree: PrefixTree, node: Node) -> int:

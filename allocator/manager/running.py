@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.admission import ManagerAdmission
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.errors import CapacityError, HandleError
 
@@ -93,7 +93,7 @@ class ManagerRunning(ManagerAdmission):
             else:
                 span.state = None
 
-    def fork(self, parent: Sequence, id_: object, residency: Residency, now_us: int) -> Sequence:
+    def fork(self, parent: Sequence, id_: object, residency: PathResidency, now_us: int) -> Sequence:
         """A child on the same blocks; the first divergent write copies the partial tail (V1)."""
         if self.options.windows:
             raise CapacityError(f"request `{parent.id}`: a pool with sliding-window groups does not fork")

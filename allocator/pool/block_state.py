@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Blocks = NDArray[np.int64]
 """Block indices, one dimension, int64."""
 
+NEVER_US = 1 << 62
+"""A time that does not come."""
+
 
 class BlockState(IntEnum):
     """Where a block stands in its life. The integer is what the state array stores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.allocator.pool.pool import PoolPartition
+from kvcustody.allocator.pool.accounting import PoolPartition
 from kvcustody.errors import CapacityError
 
 

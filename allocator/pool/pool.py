@@ -4,36 +4,34 @@ P1  clean + active + cached + fenced + dirty + quarantined = total, at every ste
 P2  Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
 P3  A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
 P4  A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
-    receipts follow (`allocator.flight`); one that does not verify is quarantined for good.
+    receipts follow (`scrubs_in_flight`); one that does not verify is quarantined for good.
 P5  A block is charged to its account until it is CLEAN again.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account, EndedRun, PoolPartition
 from kvcustody.allocator.pool.block_state import (
     ACTIVE,
     CACHED,
     CLEAN,
     DIRTY,
     FENCED,
+    NEVER_US,
     QUARANTINED,
     TRANSITIONS,
     Blocks,
     BlockState,
 )
-from kvcustody.allocator.pool.domain import Domain
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
-from kvcustody.allocator.pool.residency import DeadlineWheel, Residency
-from kvcustody.allocator.pool.scrubs_in_flight import Flight, StreamMemory
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.records import Ending, Joined, LetGo, Scrubbed
+from kvcustody.allocator.pool.scrubs_in_flight import ScrubInFlight, ScrubsInFlight, StreamMemory
 from kvcustody.errors import HandleError, IsolationError
 
 _ALLOWED = frozenset((int(source), int(target)) for source, target in TRANSITIONS)
@@ -41,123 +39,6 @@ _SMALL_MOVE = 4096
 _ALL_IN = tuple(
     bytes([state]) * _SMALL_MOVE for state in BlockState
 )  # what a correct move's states look like
-
-
-class EndedRun:
-    """One ended run on its way to CLEAN: what ended, why, when it was due, and which fence it waits for."""
-
-    __slots__ = (
-        "account",
-        "blocks",
-        "cause",
-        "ceiling_us",
-        "domain",
-        "due_us",
-        "ended_us",
-        "fence",
-        "generations",
-        "retired_us",
-    )
-
-    def __init__(
-        self,
-        blocks: Blocks,
-        generations: NDArray[np.int64],
-        account: Account | None,
-        domain: Domain | None,
-        cause: str,
-        due_us: int,
-        ended_us: int,
-        fence: int,
-        ceiling_us: int = NEVER_US,
-    ) -> None:
-        self.blocks = blocks
-        self.generations = generations
-        self.account = account
-        self.domain = domain
-        self.cause = cause
-        self.due_us = due_us
-        self.ended_us = ended_us
-        self.fence = fence
-        self.retired_us = ended_us
-        self.ceiling_us = ceiling_us
-
-
-Ending = tuple[Blocks, Domain, str, int, int, int]
-"""Custody that is to end: blocks, domain, cause, when it was due, its fence, and its ceiling (`NEVER_US`: none)."""
-
-
-class LetGo(NamedTuple):
-    """Blocks that a running sequence used until now and others may go on using: evidence for governance to write."""
-
-    residency: Residency
-    blocks: Blocks
-    generations: NDArray[np.int64]
-    recorded_until: int  # as the sequence's: later generations are on no record yet
-    at_us: int
-
-
-class Joined(NamedTuple):
-    """Blocks of another that a running sequence refers to from now on: evidence for governance to write."""
-
-    residency: Residency
-    blocks: Blocks
-    generations: NDArray[np.int64]
-    at_us: int
-
-
-class Scrubbed(NamedTuple):
-    """Evidence of one scrub launch on one shard: the receipt, before governance writes it down."""
-
-    shard: int
-    result: ScrubResult
-    share: float
-    custodies: tuple[EndedRun, ...]
-
-
-class PoolPartition:
-    """Blocks with a clean reserve, scrub queue and deadlines of their own: for all tenants, or one each in `strict`."""
-
-    __slots__ = (
-        "accounts",
-        "charged_over",
-        "clean_count",
-        "clean_head",
-        "clean_ring",
-        "common_blocks",
-        "dirty",
-        "dirty_blocks",
-        "fenced",
-        "first",
-        "over_blocks",
-        "pressing_us",
-        "reserve_high",
-        "reserve_low",
-        "size",
-        "stuck",
-        "urgent_us",
-        "wheel",
-    )
-
-    def __init__(self, first: int, size: int, reserve_low: int, reserve_high: int) -> None:
-        self.first = first
-        self.size = size
-        self.reserve_low = reserve_low
-        self.reserve_high = reserve_high
-        self.clean_ring: Blocks = np.empty(size, dtype=np.int64)
-        self.clean_head = 0
-        self.clean_count = 0
-        self.fenced: deque[EndedRun] = deque()
-        self.dirty: deque[EndedRun] = deque()
-        self.dirty_blocks = 0
-        self.stuck: list[EndedRun] = []
-        self.urgent_us = NEVER_US  # when waiting for a fuller launch would risk a scrub deadline
-        self.pressing_us = NEVER_US  # when one launch a step would: everything DIRTY is scrubbed then
-        self.wheel = DeadlineWheel()  # of the holds of its accounts
-        self.accounts: list[Account] = []
-        self.common_blocks = size  # what no guarantee has claimed
-        self.over_blocks = 0  # ACTIVE blocks beyond guarantees
-        self.charged_over = 0  # charged blocks beyond guarantees
 
 
 class Pool:
@@ -178,7 +59,7 @@ class Pool:
         self.let_go: list[LetGo] = []
         self.joined: list[Joined] = []
         self.stuck_findings: list[EndedRun] = []
-        self.flight = Flight(self, memory) if isinstance(memory, StreamMemory) else None
+        self.flight = ScrubsInFlight(memory) if isinstance(memory, StreamMemory) else None
         self.partitions: list[PoolPartition] = []
         for partition in partitions:
             self.enter(partition)
@@ -322,7 +203,7 @@ class Pool:
     def _scrub_batch(self, partition: PoolPartition, share: float, batch: list[EndedRun]) -> int:
         blocks = batch[0].blocks if len(batch) == 1 else np.concatenate([custody.blocks for custody in batch])
         if self.flight is not None:
-            return self.flight.begin(partition, share, batch, blocks)
+            return self._launch_batch(self.flight, partition, share, batch, blocks)
         custodies = tuple(batch)
         failed: list[Blocks] = []
         for shard in range(self.memory.shards):
@@ -337,9 +218,52 @@ class Pool:
             bad = np.unique(np.concatenate(failed))
             self.move(bad, DIRTY, QUARANTINED)
             blocks = blocks[~np.isin(blocks, bad)]
+        self._make_clean(partition, blocks)
+        return len(blocks)
+
+    def _launch_batch(
+        self,
+        flight: ScrubsInFlight,
+        partition: PoolPartition,
+        share: float,
+        batch: list[EndedRun],
+        blocks: Blocks,
+    ) -> int:
+        """Scrub in stream order: what is not read back is CLEAN, and charged to nobody, from its launch on."""
+        clean = ~flight.launch(partition, share, batch, blocks)
+        at = 0
+        for run in batch:
+            to = at + len(run.blocks)
+            if run.account is not None:
+                run.account.charge(-int(np.count_nonzero(clean[at:to])))
+            at = to
+        cleaned = blocks[clean]
+        self._make_clean(partition, cleaned)
+        return len(cleaned)
+
+    def collect(self, *, wait: bool = False) -> int:
+        """Take in the answers of scrubs in flight, with `wait` all; returns how many blocks became CLEAN by them."""
+        if self.flight is None:
+            return 0
+        return sum(self._finish(scrub) for scrub in self.flight.retired(wait=wait))
+
+    def _finish(self, scrub: ScrubInFlight) -> int:
+        """Every shard has answered: receipts, and the blocks that were read back become CLEAN or QUARANTINED."""
+        results = scrub.results()
+        for shard, result in enumerate(results):
+            self.receive(shard, result, scrub.share, scrub.batch)
+        for run in scrub.batch:
+            if run.account is not None:
+                run.account.charge(-int(np.count_nonzero(np.isin(run.blocks, scrub.held))))
+        failed = np.isin(scrub.held, np.unique(np.concatenate([result.failed for result in results])))
+        self.move(scrub.held[failed], DIRTY, QUARANTINED)
+        verified = scrub.held[~failed]
+        self._make_clean(scrub.partition, verified)
+        return len(verified)
+
+    def _make_clean(self, partition: PoolPartition, blocks: Blocks) -> None:
         self.move(blocks, DIRTY, CLEAN)
         self.push_clean(partition, blocks)
-        return len(blocks)
 
     def receive(self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]) -> None:
         """One shard's memory has been overwritten: evidence for governance to write."""
@@ -347,7 +271,7 @@ class Pool:
 
     def settle(self) -> int:
         """Wait for every scrub in flight; returns how many blocks became CLEAN by it. Nothing where none flies."""
-        return self.flight.collect(wait=True) if self.flight is not None else 0
+        return self.collect(wait=True)
 
     @staticmethod
     def push_clean(partition: PoolPartition, blocks: Blocks) -> None:

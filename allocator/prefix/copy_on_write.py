@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from kvcustody.allocator.pool.block_state import Blocks
-from kvcustody.allocator.pool.pool import LetGo, Pool
-from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.pool import Pool
+from kvcustody.allocator.pool.records import LetGo
 from kvcustody.allocator.prefix.decode_table import DecodeTable
+from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.sequence import Sequence, Span
 from kvcustody.allocator.prefix.tree import PrefixTree
 
@@ -24,7 +25,7 @@ class Forks:
         self.tree = tree
         self.decode = decode
 
-    def fork(self, parent: Sequence, id_: object, residency: Residency, now_us: int) -> Sequence:
+    def fork(self, parent: Sequence, id_: object, residency: PathResidency, now_us: int) -> Sequence:
         """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)
         child = Sequence(id_, parent.account, parent.domain, residency)
@@ -74,7 +75,7 @@ class Forks:
         fence = max(tail.fence, sequence.fence)
         if fresh is None:
             sequence.fence = fence
-            self.tree.dissolve(tail)
+            self.tree.remove_node(tail)
             return
         tail.fence = fence
         generations = self.pool.generation[tail.blocks]
@@ -91,7 +92,7 @@ class Forks:
             sequence.extra_written.append((tail.blocks, generations))
         sequence.table = np.concatenate((sequence.table[:at], fresh))
         sequence.block_count = len(sequence.table)
-        self.tree.unrefer(tail)
+        self.tree.decref_shared(tail)
 
 
 def _copy(span: Span) -> Span:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.sequence import Sequence
 
 

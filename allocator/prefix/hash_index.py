@@ -4,14 +4,19 @@ A node is entered under its first key and under every key at a coarse step of it
 about 1 + n/16 entries. Entries live in stripes, small dictionaries chosen by the key's hash: a stripe's rehash
 touches a few hundred entries, so no step ever pays for resizing the whole index (ADR 0002).
 
+A caller that asks is told each change: `IndexChange` says what may be found from now on, or no longer.
+
 X1  Every entry names a live, indexed node that holds the block of that key.
 X2  A key is entered at most once: publishing a key that exists makes the request hold the canonical block.
+H1  Every key that is entered is told once, and once more when it leaves, in whatever way; a split changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 
 COARSE_BLOCKS = 16
@@ -70,6 +75,20 @@ class PrefixIndex:
         """Every entry, for checks and scans."""
         for stripe in self.stripes:
             yield from stripe.items()
+
+
+class IndexChange(NamedTuple):
+    """A run of blocks that was published (`cause` is empty), or that ended because of `cause`.
+
+    keys: 32 bytes a block, in chain order. parent: the key before the first of a published run (b"" at the start of a
+    prompt). residency: the id of the one that published; 0 for an end.
+    """
+
+    domain: Domain
+    keys: bytes
+    parent: bytes
+    residency: int
+    cause: str
 
 
 def coarse_positions(start: int, first: int, length: int) -> range:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS, PrefixIndex
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 

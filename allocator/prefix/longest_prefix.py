@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.prefix.key_chain import Extras, HashState, Match, keys_of, search
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import Span

@@ -1,5 +1,8 @@
 """A node: one published run of blocks of one chain, the unit that the prefix tree attaches, holds and evicts.
 
+Requests that share a prefix share the nodes of it; where they diverge inside a run, the tree splits the node. A
+`PathResidency` is what such a request leaves behind: a hold on the path from its leaf to the root.
+
 N1  `refs` of a parent is at least that of each child, because a sequence refers to its whole path.
 N2  A node is ACTIVE while `refs > 0`, CACHED while `refs == 0 and holds > 0`, and otherwise ended.
 N3  `ceiling_us` never grows, and is at most the parent's.
@@ -8,16 +11,11 @@ N4  All fields hold for every block of the run: where requests diverge inside a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from kvcustody.allocator.pool.block_state import Blocks
-
-if TYPE_CHECKING:
-    from kvcustody.allocator.pool.domain import Domain
-    from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
+from kvcustody.allocator.pool.residency import Residency
 
 KEY_BYTES = 32
-NEVER_US = 1 << 62
 
 
 class Node:
@@ -36,6 +34,7 @@ class Node:
         "fence",
         "first_child",
         "hits",
+        "hold_here",
         "holds",
         "keys",
         "length",
@@ -50,7 +49,6 @@ class Node:
         "refs",
         "released_us",
         "start",
-        "tip",
         "used_us",
         "windows",
     )
@@ -86,7 +84,7 @@ class Node:
         self.previous_sibling: Node | None = None
         self.older: Node | None = None
         self.newer: Node | None = None
-        self.tip: Residency | None = None
+        self.hold_here: PathResidency | None = None  # the newest hold whose leaf is this node
 
     def adopt(self, child: Node) -> None:
         """Make `child` the first of this node's children."""
@@ -115,3 +113,25 @@ class Node:
         for window in self.windows:
             count += len(window)
         self.block_count = count
+
+
+class PathResidency(Residency):
+    """A residency in the prefix tree. Its hold keeps the path from its leaf to the root; the path is walked, never
+    stored, so a split costs it nothing.
+    """
+
+    __slots__ = ("leaf", "next_at_leaf")
+
+    def __init__(
+        self, id_: int, account: Account, domain: Domain, principal: object, facts: object, opened_us: int
+    ) -> None:
+        super().__init__(id_, account, domain, principal, facts, opened_us)
+        self.leaf: Node | None = None
+        self.next_at_leaf: PathResidency | None = None
+
+    def can_hold(self, node: Node) -> bool:
+        """Whether its hold may keep `node`.
+
+        Readers through a grant get references, not holds; a segment's blocks are held in its owner's name.
+        """
+        return node.domain.owner is self.account or node.domain.is_segment

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.block_state import ACTIVE, Blocks
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.pool import Ending, Joined, LetGo, Pool
-from kvcustody.allocator.prefix.index_change import IndexChange
-from kvcustody.allocator.prefix.node import KEY_BYTES, NEVER_US, Node
+from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.block_state import ACTIVE, NEVER_US, Blocks
+from kvcustody.allocator.pool.pool import Pool
+from kvcustody.allocator.pool.records import Ending, Joined, LetGo
+from kvcustody.allocator.prefix.hash_index import IndexChange
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import Sequence, Span
 from kvcustody.allocator.prefix.sliding_window import EMPTY
 from kvcustody.allocator.prefix.tree import PrefixTree
@@ -106,7 +106,7 @@ class Publication:
                 shared += 1
         if shared < node.length:
             node = tree.split(node, shared)
-        tree.refer(node, now_us)
+        tree.incref(node, now_us)
         blocks = np.concatenate((node.blocks, *node.windows)) if node.windows else node.blocks
         self.pool.joined.append(Joined(sequence.residency, blocks, self.pool.generation[blocks], now_us))
         sequence.leaf = node

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import Blocks
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import HashState
-from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.node import Node, PathResidency
 
 
 class Span:
@@ -62,7 +60,7 @@ class Sequence:
         "windows",
     )
 
-    def __init__(self, id_: object, account: Account, domain: Domain, residency: Residency) -> None:
+    def __init__(self, id_: object, account: Account, domain: Domain, residency: PathResidency) -> None:
         self.id = id_
         self.account = account
         self.domain = domain

@@ -1,4 +1,16 @@
-"""The prefix tree: nodes, their references and holds, and the eviction queues that follow from them.
+"""The prefix tree: published runs of blocks, who refers to them, until when they are held, and which go first.
+
+A radix tree over blocks. A node is a run of blocks of one chain; its parent is the run before it. Keys are found in the
+hash index (`tree.index`), never by walking down, so that a look-up costs the same at any depth.
+
+    node = tree.publish(domain, parent, start, blocks, keys, now_us)   # insert a run, referred to by its writer
+    head = tree.split(node, position)                                  # cut where two requests diverge
+    runs = tree.attach(node, now_us)                                   # one more reference on the whole path
+    tree.release(node, hold, now_us, "finished")                       # give it back; `hold` keeps the path cached
+    tree.evict(account, count, now_us, "pressure")                     # cached leaves first
+
+A node is ACTIVE while referred to, then CACHED while a residency's hold keeps it, then it ends. Walks are over nodes,
+never blocks: they gather the moves of block states, and `flush` makes each kind of move once.
 
 T1  In full-attention groups a cached child is never reachable without its parent (L7): a node ends only after its
     descendants, and eviction takes leaves.
@@ -8,18 +20,178 @@ T3  No hold, renewal or attach moves a ceiling (L8); at its ceiling a node ends 
 
 from __future__ import annotations
 
-from kvcustody.allocator.pool.residency import Residency
-from kvcustody.allocator.prefix.node import Node
-from kvcustody.allocator.prefix.tree_evict import TreeEnds, is_holdable
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
+from kvcustody.allocator.pool.hold_table import HoldTable
+from kvcustody.allocator.pool.pool import Pool
+from kvcustody.allocator.pool.records import Ending
+from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, EvictionQueue, Lru
+from kvcustody.allocator.prefix.hash_index import IndexChange, PrefixIndex
+from kvcustody.allocator.prefix.node import KEY_BYTES, Node, PathResidency
+from kvcustody.errors import IsolationError
 
 
-class PrefixTree(TreeEnds):
-    """Nodes over one pool. `now_us` is always passed in; nothing here reads a clock."""
+class PrefixTree:
+    """The nodes of one pool. `now_us` is always passed in; nothing here reads a clock."""
 
-    # -- release ------------------------------------------------------------------------------------------------------
+    def __init__(self, pool: Pool, policy: Callable[[], EvictionPolicy] = Lru) -> None:
+        self.pool = pool
+        self.index = PrefixIndex(pool.blocks)
+        self.roots = Roots()
+        self.node_count = 0
+        self.hold_table: HoldTable[PathResidency] = HoldTable()
+        self.queues: dict[Account, EvictionQueue] = {}
+        self.evicted: dict[str, int] = {}
+        self.changes: list[IndexChange] | None = None  # a list once somebody asks what may be found (H1)
+        self._policy = policy
+        self._reactivated: list[Blocks] = []
+        self._cached: list[Blocks] = []
+        self._ending: list[Ending] = []
+        self._ending_active: list[Ending] = []
+
+    def add_account(self, account: Account) -> None:
+        """Make the eviction queue of a new account."""
+        self.queues[account] = EvictionQueue(self._policy())
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, parents before their children; the tree must not change meanwhile."""
+        stack = list(self.roots)
+        while stack:
+            node = stack.pop()
+            yield node
+            child = node.first_child
+            while child is not None:
+                stack.append(child)
+                child = child.next_sibling
+
+    # -- match and attach --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def attachable(node: Node, domain: Domain, now_us: int) -> bool:
+        """The scope re-check at attach, with deadline and ceiling, so that a lagging sweep serves nothing expired.
+
+        Ceilings and hold deadlines never grow towards a leaf, so an attachable node has attachable ancestors in its
+        own chain.
+        """
+        return (
+            node.domain is domain
+            and domain.is_open
+            and now_us < node.ceiling_us
+            and (node.refs > 0 or now_us < node.deadline_us)
+        )
+
+    def attach(self, leaf: Node, now_us: int) -> list[Blocks]:
+        """Refer to the path that ends with `leaf`; returns its runs from leaf to root."""
+        parts: list[Blocks] = []
+        node: Node | None = leaf
+        while node is not None:
+            if node.refs == 0:
+                self._reactivate(node)
+            node.refs += 1
+            node.hits += 1
+            node.used_us = now_us
+            parts.append(node.blocks)
+            node = node.parent
+        if self._reactivated:
+            self._move(self._reactivated, CACHED, ACTIVE)
+            self._reactivated = []
+        return parts
+
+    def incref(self, node: Node, now_us: int) -> None:
+        """Refer to one node whose parent this sequence refers to already."""
+        if node.refs == 0:
+            self._reactivate(node)
+            self._move(self._reactivated, CACHED, ACTIVE)
+            self._reactivated = []
+        node.refs += 1
+        node.hits += 1
+        node.used_us = now_us
+
+    def _reactivate(self, node: Node) -> None:
+        account = node.domain.owner
+        count = node.block_count
+        self.queues[account].remove(node)
+        account.cached_blocks -= count
+        account.charge_active(count)
+        self._reactivated.append(node.blocks)
+        self._reactivated.extend(node.windows)
+
+    # -- insert and split --------------------------------------------------------------------------------------
+
+    def publish(
+        self, domain: Domain, parent: Node | None, start: int, blocks: Blocks, keys: bytes, now_us: int
+    ) -> Node:
+        """Enter a run under `parent`, referred to by its writer. A run without keys is shared but never found."""
+        depth = parent.depth + parent.length if parent is not None else 0
+        node = Node(domain, parent, start, depth, blocks, len(blocks))
+        node.refs = 1
+        node.born_us = node.used_us = now_us
+        ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
+        if parent is not None:
+            ceiling = min(ceiling, parent.ceiling_us)
+            parent.adopt(node)
+        else:
+            self.roots.add(node)
+        node.ceiling_us = ceiling
+        if keys:
+            node.keys = keys
+            self.index.enter(node)
+        self.node_count += 1
+        return node
+
+    def split(self, node: Node, position: int) -> Node:
+        """Cut `node` before its block `position`; returns the head. `node` stays the tail, so leaves stay leaves."""
+        assert 0 < position < node.length
+        head = Node(node.domain, node.parent, node.start, node.depth, node.blocks[:position], position)
+        head.keys = node.keys[: KEY_BYTES * position]
+        head.refs, head.holds, head.hits = node.refs, node.holds, node.hits
+        head.fence, head.born_us, head.used_us = node.fence, node.born_us, node.used_us
+        head.ceiling_us, head.deadline_us = node.ceiling_us, node.deadline_us
+        head.released_us = node.released_us
+        head.priority, head.demote_us = node.priority, node.demote_us
+        head.windows, tail_windows = _split_windows(node, position)
+        parent = node.parent
+        self._unlink(node)
+        if parent is not None:
+            parent.adopt(head)
+        else:
+            self.roots.add(head)
+        node.blocks, node.keys = node.blocks[position:], node.keys[KEY_BYTES * position :]
+        node.windows = tail_windows
+        node.recount()
+        head.recount()
+        node.start += position
+        node.depth += position
+        node.length -= position
+        head.adopt(node)
+        if node.keys:  # the coarse entries of the tail stand already
+            self.index.enter(head)
+            self.index.enter_first(node)
+        if node.older is not None:
+            self.queues[node.domain.owner].insert_after(head, node)
+        self.node_count += 1
+        return head
+
+    def remove_node(self, node: Node) -> None:
+        """Remove an unindexed leaf: its blocks go back to the one sequence that refers to it, still ACTIVE."""
+        assert node.refs == 1 and node.first_child is None and not node.keys
+        self._unlink(node)
+        self.node_count -= 1
+
+    def _unlink(self, node: Node) -> None:
+        if node.parent is None:
+            self.roots.remove(node)
+        else:
+            node.leave()
+
+    # -- release -----------------------------------------------------------------------------------------------
 
     def release(
-        self, leaf: Node | None, hold: Residency | None, now_us: int, cause: str, fence: int = 0
+        self, leaf: Node | None, hold: PathResidency | None, now_us: int, cause: str, fence: int = 0
     ) -> None:
         """Give back one reference on the path of `leaf`; `hold` keeps what policy allows, until its deadline (R3).
 
@@ -50,7 +222,7 @@ class PrefixTree(TreeEnds):
             # Due now: no custody is due before its last release, however long ago the ceiling was.
             self._end_released(node, "ceiling" if node.ceiling_us <= now_us else cause, now_us, now_us)
 
-    def give_back(self, node: Node, now_us: int, cause: str) -> None:
+    def decref(self, node: Node, now_us: int, cause: str) -> None:
         """Give one reference to one node back, whose children have none; the caller flushes."""
         assert node.refs > 0, "no reference to give back"
         node.refs -= 1
@@ -60,17 +232,24 @@ class PrefixTree(TreeEnds):
                 child = child.next_sibling
             self._unreferenced(node, child, now_us, cause)
 
+    def decref_shared(self, node: Node) -> None:
+        """Give back one of several references to a shared tail; it stays ACTIVE."""
+        assert node.refs > 1, "the last reference takes the tail back instead"
+        node.refs -= 1
+
     def _cache(self, node: Node, child: Node | None, now_us: int) -> None:
         account = node.domain.owner
         node.released_us = now_us
-        account.queue.add(node, child if child is not None and child.older is not None else None, now_us)
+        self.queues[account].add(
+            node, child if child is not None and child.older is not None else None, now_us
+        )
         account.cached_blocks += node.block_count
         self._cached.append(node.blocks)
         self._cached.extend(node.windows)
 
-    # -- hold ---------------------------------------------------------------------------------------------------------
+    # -- holds -------------------------------------------------------------------------------------------------
 
-    def _place_hold(self, leaf: Node | None, hold: Residency, now_us: int) -> None:
+    def _place_hold(self, leaf: Node | None, hold: PathResidency, now_us: int) -> None:
         while leaf is not None and not _can_hold(leaf, hold, now_us):
             leaf = leaf.parent
         if leaf is None:
@@ -94,54 +273,51 @@ class PrefixTree(TreeEnds):
                 if node.deadline_us < deadline:
                     node.deadline_us = deadline
             node = node.parent
-        hold.next_at_leaf, leaf.tip = leaf.tip, hold
-        account.residencies.add(hold)
-        hold.account.partition.wheel.add(hold)
+        hold.next_at_leaf, leaf.hold_here = leaf.hold_here, hold
+        self.hold_table.add(hold)
 
-    def _replace_extended(self, leaf: Node, hold: Residency, now_us: int) -> None:
-        """Drop the ended residency of the same principal and domain that `hold` extends (design §2)."""
+    def _replace_extended(self, leaf: Node, hold: PathResidency, now_us: int) -> None:
+        """Drop the ended residency of the same principal and domain that `hold` extends."""
         node: Node | None = leaf
         while node is not None:
-            tip, tries = node.tip, 8
+            tip, tries = node.hold_here, 8
             while tip is not None and tries:
                 tries -= 1
                 if tip.domain is hold.domain and tip.principal == hold.principal:
-                    self._forget(tip)
+                    self._remove_hold(tip)
                     self._drop_holds(tip)
                     break
                 tip = tip.next_at_leaf
             node = node.parent
 
-    def lapse(self, hold: Residency, cause: str, now_us: int) -> None:
+    def lapse(self, hold: PathResidency, cause: str, now_us: int) -> None:
         """End one hold; nodes that lose their last hold and have no reference end. The caller flushes."""
         due = hold.deadline_us if cause == "expired" else now_us
-        self._forget(hold)
+        self._remove_hold(hold)
         node = hold.leaf
         while node is not None:
             parent = node.parent
-            if is_holdable(node, hold):
+            if hold.can_hold(node):
                 node.holds -= 1
                 if node.holds == 0 and node.refs == 0:
                     self.end_subtree(node, cause, due, now_us)
             node = parent
 
     @staticmethod
-    def _drop_holds(hold: Residency) -> None:
+    def _drop_holds(hold: PathResidency) -> None:
         node = hold.leaf
         while node is not None:
-            if is_holdable(node, hold):
+            if hold.can_hold(node):
                 node.holds -= 1
             node = node.parent
 
-    def _forget(self, hold: Residency) -> None:
-        hold.is_held = False
-        hold.account.partition.wheel.remove(hold)
-        hold.account.residencies.remove(hold)
+    def _remove_hold(self, hold: PathResidency) -> None:
+        self.hold_table.remove(hold)
         leaf = hold.leaf
         assert leaf is not None
-        tip = leaf.tip
+        tip = leaf.hold_here
         if tip is hold:
-            leaf.tip = hold.next_at_leaf
+            leaf.hold_here = hold.next_at_leaf
             return
         while tip is not None:
             if tip.next_at_leaf is hold:
@@ -149,13 +325,194 @@ class PrefixTree(TreeEnds):
                 return
             tip = tip.next_at_leaf
 
+    # -- evict and end -----------------------------------------------------------------------------------------
 
-def _can_hold(leaf: Node, hold: Residency, now_us: int) -> bool:
+    def evict(self, account: Account, count: int, now_us: int, reason: str) -> int:
+        """Give up at least min(`count`, all) cached blocks of `account`, leaves first; returns how many."""
+        queue, given = self.queues[account], 0
+        queue.demote(now_us)
+        while given < count:
+            node = queue.front()
+            if node is None:
+                break
+            if node.domain.owner is not account:  # what a reader through a grant has added below
+                self._end_cached(node, "unreachable", now_us, now_us)
+                continue
+            queue.policy.evicted(node)
+            surplus = node.block_count - (count - given)
+            if surplus <= 0 or node.windows:
+                given += node.block_count
+                self._end_cached(node, reason, now_us, now_us)
+            else:
+                given += self._trim(node, count - given, reason, now_us)
+        self.evicted[reason] = self.evicted.get(reason, 0) + given
+        self.flush(now_us)
+        return given
+
+    def _trim(self, node: Node, count: int, reason: str, now_us: int) -> int:
+        keep = node.length - count
+        if node.keys:
+            self.index.remove(node, keep)
+            if self.changes is not None:
+                self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
+            node.keys = node.keys[: KEY_BYTES * keep]
+        due_us = _due(node, now_us)
+        self._ending.append((node.blocks[keep:], node.domain, reason, due_us, node.fence, node.ceiling_us))
+        node.blocks = node.blocks[:keep]
+        node.length = node.block_count = keep
+        node.domain.owner.cached_blocks -= count
+        return count
+
+    def end_subtree(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
+        """End an unreferenced node with all its descendants, deepest first (T1). The caller flushes.
+
+        A descendant is due now, or when its own last hold ended: until then it could be reached.
+        """
+        while node.first_child is not None:
+            deepest = node.first_child
+            while deepest.first_child is not None:
+                deepest = deepest.first_child
+            self._end_cached(deepest, "unreachable", now_us, now_us)
+        self._end_cached(node, cause, due_us, now_us)
+
+    def _end_cached(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
+        if node.refs:
+            raise IsolationError("a referenced node cannot end", refs=node.refs)
+        account = node.domain.owner
+        queue = self.queues[account]
+        queue.remove(node)
+        account.cached_blocks -= node.block_count
+        self._gather_end(node, self._ending, cause, _due(node, due_us))
+        parent = node.parent
+        self._detach(node)
+        if (
+            queue.policy.by_priority
+            and parent is not None
+            and parent.first_child is None
+            and parent.older is not None
+        ):
+            self.queues[parent.domain.owner].settle(parent)
+
+    def _end_released(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
+        while node.first_child is not None:
+            self.end_subtree(node.first_child, "unreachable", due_us, now_us)
+        self._gather_end(node, self._ending_active, cause, due_us)
+        self._detach(node)
+
+    def _gather_end(self, node: Node, into: list[Ending], cause: str, due_us: int) -> None:
+        if self.changes is not None and node.keys:
+            self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
+        if len(node.blocks):
+            into.append((node.blocks, node.domain, cause, due_us, node.fence, node.ceiling_us))
+        into += [
+            (window, node.domain, cause, due_us, node.fence, node.ceiling_us)
+            for window in node.windows
+            if len(window)
+        ]
+
+    def _detach(self, node: Node) -> None:
+        if node.keys:
+            self.index.remove(node)
+        self._move_holds_up(node)
+        self._unlink(node)
+        node.length = 0
+        self.node_count -= 1
+
+    def _move_holds_up(self, node: Node) -> None:
+        """Holds whose leaf ends move to the nearest ancestor they hold; a hold without a block is over (R2)."""
+        hold = node.hold_here
+        node.hold_here = None
+        while hold is not None:
+            after = hold.next_at_leaf
+            parent = node.parent
+            while parent is not None and not hold.can_hold(parent):
+                parent = parent.parent
+            if parent is not None:
+                hold.leaf, hold.next_at_leaf, parent.hold_here = parent, parent.hold_here, hold
+            else:
+                self.hold_table.remove(hold)
+            hold = after
+
+    def unpublish(self, node: Node, cause: str) -> None:
+        """Take a referenced node out of the index: its sequences keep it, and nobody finds it again."""
+        if not node.keys:
+            return
+        self.index.remove(node)
+        if self.changes is not None:
+            self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
+        node.keys = b""
+
+    def flush(self, now_us: int) -> None:
+        """Carry out the block moves that the walks above have gathered, one array operation per kind of move."""
+        if self._cached:
+            self._move(self._cached, ACTIVE, CACHED)
+            self._cached = []
+        if self._ending:
+            self.pool.end(self._ending, CACHED, now_us)
+            self._ending = []
+        if self._ending_active:
+            self.pool.end(self._ending_active, ACTIVE, now_us)
+            self._ending_active = []
+
+    def _move(self, parts: list[Blocks], source: int, target: int) -> None:
+        self.pool.move(parts[0] if len(parts) == 1 else np.concatenate(parts), source, target)
+
+
+class Roots:
+    """Nodes without a parent: a linked list through their sibling links, so that it never resizes."""
+
+    __slots__ = ("first",)
+
+    def __init__(self) -> None:
+        self.first: Node | None = None
+
+    def add(self, node: Node) -> None:
+        """Enter `node`."""
+        head = self.first
+        node.previous_sibling, node.next_sibling = None, head
+        if head is not None:
+            head.previous_sibling = node
+        self.first = node
+
+    def remove(self, node: Node) -> None:
+        """Take `node` out."""
+        if self.first is node:
+            self.first = node.next_sibling
+        node.leave()
+
+    def __iter__(self) -> Iterator[Node]:
+        """Every root."""
+        node = self.first
+        while node is not None:
+            after = node.next_sibling
+            yield node
+            node = after
+
+
+def _can_hold(leaf: Node, hold: PathResidency, now_us: int) -> bool:
     domain = leaf.domain
     return (
         domain.is_open
         and domain.cacheable
         and now_us < leaf.ceiling_us
-        and is_holdable(leaf, hold)
+        and hold.can_hold(leaf)
         and bool(leaf.keys)
     )
+
+
+def _due(node: Node, due_us: int) -> int:
+    """When an unreferenced node was due: never before its last release, nor after the end of its last hold."""
+    if node.deadline_us:
+        due_us = min(due_us, node.deadline_us)
+    return max(due_us, node.released_us)
+
+
+def _split_windows(node: Node, position: int) -> tuple[tuple[Blocks, ...], tuple[Blocks, ...]]:
+    """Windows end with the run, so the head keeps what reaches below `position` and the tail the rest."""
+    heads: list[Blocks] = []
+    tails: list[Blocks] = []
+    for window in node.windows:
+        below = max(0, len(window) - (node.length - position))
+        heads.append(window[:below])
+        tails.append(window[below:])
+    return tuple(heads), tuple(tails)

@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Generic, NamedTuple, Protocol, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain, DomainFacts
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan

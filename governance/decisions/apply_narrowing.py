@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from kvcustody.allocator.manager.apply_limits import DomainLimits, limits_of, set_limits
+from kvcustody.allocator.manager.apply_limits import set_limits
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
+from kvcustody.allocator.pool.residency import Residency
 from kvcustody.audit.events import HoldsNarrowed
 from kvcustody.errors import PolicyError
 from kvcustody.governance.decisions.access_plan import DomainPool, owed_by
@@ -31,8 +31,10 @@ class Bound(Protocol):
     def pool(self) -> DomainPool:
         """What makes the domains."""
 
-    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
-        """Give these domains their limits; nothing moves later. Returns the accounts whose holds end earlier."""
+    def set_limits(
+        self, changed: Mapping[Domain, DomainLimits], now_us: int
+    ) -> Mapping[Account, Iterable[Residency]]:
+        """Give these domains their limits; nothing moves later. Returns the holds of whom it narrows."""
 
 
 class BoundManager:
@@ -41,8 +43,10 @@ class BoundManager:
     def __init__(self, manager: BlockManager) -> None:
         self.pool = manager
 
-    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
-        """As `allocator.limits` does."""
+    def set_limits(
+        self, changed: Mapping[Domain, DomainLimits], now_us: int
+    ) -> Mapping[Account, Iterable[Residency]]:
+        """As `allocator.manager.apply_limits` does."""
         return set_limits(self.pool, changed, now_us)
 
 
@@ -67,22 +71,22 @@ def bind(
         limits = _limits(spec, table) if is_current and is_reachable(spec, table, revoked) else None
         if limits is None:
             domain.is_open = domain.is_open and only_narrow
-            limits = limits_of(domain)._replace(idle_us=0, absolute_us=0)
+            limits = domain.limits._replace(idle_us=0, absolute_us=0)
         elif only_narrow:
-            limits = _stricter(limits_of(domain), limits)
-        if limits != limits_of(domain):
+            limits = _stricter(domain.limits, limits)
+        if limits != domain.limits:
             changed.setdefault(pool, {})[domain] = limits
     return [
-        standing(account, table.revision, now_us)
+        standing(account, holds, table.revision, now_us)
         for bound in pools
         if id(bound.pool) in changed
-        for account in bound.set_limits(changed[id(bound.pool)], now_us)
+        for account, holds in bound.set_limits(changed[id(bound.pool)], now_us).items()
     ]
 
 
-def standing(account: Account, revision: int, now_us: int) -> HoldsNarrowed:
+def standing(account: Account, holds: Iterable[Residency], revision: int, now_us: int) -> HoldsNarrowed:
     """Every hold that a tenant has now, for the ledger: what is not among them is over."""
-    held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in account.residencies.values())
+    held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in holds)
     return HoldsNarrowed(
         now_us, account.name, revision, tuple(id_ for id_, _ in held), tuple(until for _, until in held)
     )

@@ -21,9 +21,8 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivated, PolicyStaged
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
-from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.audit.events import Event, HitCounted
 from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked
 from kvcustody.governance.decisions.first_use_log import FirstUses

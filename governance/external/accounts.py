@@ -8,12 +8,11 @@ Q3  `used <= cap` for a tenant with a cap: its own cache makes room, nobody else
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.manager.apply_limits import DomainLimits
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
+from kvcustody.allocator.pool.residency import Residency
 from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.policies.document.model import Profile, TenantPolicy
@@ -28,8 +27,10 @@ class BoundPool:
     def __init__(self, pool: ForeignPool) -> None:
         self.pool = pool
 
-    def set_limits(self, changed: Mapping[Domain, DomainLimits], now_us: int) -> list[Account]:
-        """Nothing moves later; what is over ends with the next sweep. Returns the accounts whose holds end earlier."""
+    def set_limits(
+        self, changed: Mapping[Domain, DomainLimits], now_us: int
+    ) -> Mapping[Account, Iterable[Residency]]:
+        """Nothing moves later; what is over ends with the next sweep. Returns the holds of whom it narrows."""
         return self.pool.set_limits(changed, now_us)
 
 

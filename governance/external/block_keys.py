@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.key_chain import Extras, HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 

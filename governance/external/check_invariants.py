@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, BlockState
 from kvcustody.governance.external.port_view import PortView
 
@@ -24,8 +23,7 @@ def check(port: PortView) -> list[str]:
         )
     holds = np.zeros(pool.blocks, dtype=np.int64)
     for account in pool.accounts.values():
-        for hold in account.residencies.values():
-            assert isinstance(hold, ForeignResidency)
+        for hold in pool.hold_table.of(account):
             valid = hold.held[pool.generation[hold.held] == hold.held_generations]
             np.add.at(holds, valid, 1)
     live = (pool.state == ACTIVE) | (pool.state == CACHED)
@@ -45,6 +43,6 @@ def check(port: PortView) -> list[str]:
     total = sum(pool.counts().values())
     if total != pool.partition.size:
         problems.append(f"{total} blocks in all states, {pool.partition.size} in the pool (L1)")
-    if int(np.count_nonzero(pool.state == BlockState.CACHED)) and not len(pool.partition.wheel):
+    if int(np.count_nonzero(pool.state == BlockState.CACHED)) and not len(pool.hold_table):
         problems.append("blocks are CACHED and no hold will lapse")
     return problems

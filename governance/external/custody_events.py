@@ -8,7 +8,7 @@ import numpy as np
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.pool.pool import LetGo, Scrubbed
+from kvcustody.allocator.pool.records import LetGo, Scrubbed
 from kvcustody.audit.events import (
     BlocksReleased,
     Event,

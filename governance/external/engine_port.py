@@ -24,10 +24,9 @@ import structlog
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
-from kvcustody.allocator.prefix.node import NEVER_US
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
@@ -425,7 +424,7 @@ class EnginePort(Authority[ForeignPool]):
             and not residency.is_mixed
             and domain.cacheable
             and domain.is_open
-            and len(account.residencies) + others < account.residency_cap
+            and len(self.pool.hold_table.of(account)) + others < account.residency_cap
         ):
             return min(at_us + domain.idle_us, residency.ceiling_us, residency.began_us + domain.absolute_us)
         return 0
@@ -514,7 +513,7 @@ class EnginePort(Authority[ForeignPool]):
 
     def next_due_us(self) -> int | None:
         """When something is due next, on the boot-time clock: for a timer. None where nothing is."""
-        lapse, active = self.pool.partition.wheel.next_due_us(), self._active.next_due_us()
+        lapse, active = self.pool.hold_table.next_due_us(), self._active.next_due_us()
         return active if lapse is None else lapse if active is None else min(lapse, active)
 
     # -- administration -----------------------------------------------------------------------------------------------
@@ -610,8 +609,7 @@ class EnginePort(Authority[ForeignPool]):
         now_us = self._clock.now_us()
         forget: list[int] = []
         for account in self.pool.accounts.values():
-            for hold in list(account.residencies.values()):
-                assert isinstance(hold, ForeignResidency)
+            for hold in list(self.pool.hold_table.of(account)):
                 forget += self.pool.lapse(hold, "teardown", now_us)
         self._obey(forget)
         self._drain(now_us)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
-from kvcustody.allocator.pool.domain import Domain
 from kvcustody.governance.decisions.access_plan import Plan, label_of
 from kvcustody.governance.erasure.erasure_run import (
     ErasureEffect,
@@ -120,8 +120,8 @@ class _Covered:
             hold
             for account in pool.accounts.values()
             if selector.tenant is None or account.name == selector.tenant
-            for hold in list(account.residencies.values())
-            if isinstance(hold, ForeignResidency) and hold.opened_us <= before_us and _matches(selector, hold)
+            for hold in list(pool.hold_table.of(account))
+            if hold.opened_us <= before_us and _matches(selector, hold)
         ]
         parts: list[Blocks] = [residency.blocks() for residency in self.running]
         parts += [hold.held[pool.generation[hold.held] == hold.held_generations] for hold in self.holds]

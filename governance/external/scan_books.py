@@ -296,7 +296,7 @@ class EngineBooks:
             port, self._engine, count_references(port), count_holds(port), now_us, self._contained
         )
         made = [*found.troubles(), *found.difference(self._known_difference, self._know)]
-        holds = sum(len(account.residencies) for account in port.pool.accounts.values())
+        holds = len(port.pool.hold_table)
         return made, holds + len(port.running)
 
     def _know(self, difference: int) -> None:
@@ -338,10 +338,10 @@ def count_references(port: PortView) -> NDArray[np.int64]:
 def count_holds(port: PortView) -> NDArray[np.int64]:
     """By block, how many ended residencies hold it as it is now."""
     pool = port.pool
-    held: list[NDArray[np.int64]] = []
-    for account in pool.accounts.values():
-        for hold in account.residencies.values():
-            assert isinstance(hold, ForeignResidency)
-            held.append(hold.held[pool.generation[hold.held] == hold.held_generations])
+    held = [
+        hold.held[pool.generation[hold.held] == hold.held_generations]
+        for account in pool.accounts.values()
+        for hold in pool.hold_table.of(account)
+    ]
     every = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
     return np.bincount(every, minlength=pool.blocks).astype(np.int64)

@@ -13,18 +13,17 @@ from kvcustody.governance.observability.stats import PoolStats
 
 def port_stats(pool: ForeignPool, now_us: int) -> PoolStats:
     """The snapshot of one pool; `nodes` counts the domains that have blocks."""
-    wheel = pool.partition.wheel
-    due_us = wheel.next_due_us()
+    due_us = pool.hold_table.next_due_us()
     return PoolStats(
         pool.partition.size,
         pool.counts(),
         pool.next_generation - 1,
         tuple(pool.queue.device_blocks),
         len(pool.domains),
-        len(wheel),
+        len(pool.hold_table),
         dict(pool.evicted),
         pool.expired_residencies,
-        wheel.overdue(now_us),
+        pool.hold_table.overdue(now_us),
         0 if due_us is None else max(0, now_us - due_us),
     )
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.pool import EndedRun, Joined, LetGo, Scrubbed
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.accounting import EndedRun
+from kvcustody.allocator.pool.block_state import NEVER_US
+from kvcustody.allocator.pool.records import Joined, LetGo, Scrubbed
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.audit.events import (
     BlocksAttached,

@@ -16,9 +16,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.accounting import Domain, EndedRun, PoolPartition
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.pool.pool import EndedRun, PoolPartition
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.governance.decisions.access_plan import label_of, plan_of
@@ -149,7 +148,7 @@ class _Covered:
             hold
             for account in manager.accounts.values()
             if selector.tenant is None or account.name == selector.tenant
-            for hold in account.residencies.values()
+            for hold in manager.hold_table.of(account)
             if hold.opened_us <= before_us and matches_plan(selector, plan_of(hold))
         ]
         self.units = self._units(selector)
@@ -209,7 +208,7 @@ def _hide(manager: BlockManager, sequences: Iterable[Running], now_us: int) -> N
     for key, node in nodes.items():
         if node.holds or node.refs != uses[key]:
             continue
-        manager.tree.hide(node, "erased")
+        manager.tree.unpublish(node, "erased")
         child = node.first_child
         while child is not None:
             after = child.next_sibling

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
-from kvcustody.allocator.pool.account import Account
-from kvcustody.allocator.prefix.index_change import IndexChange
+from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import PrefixMatch
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.audit.coverage.conservation import PoolCounts

@@ -29,7 +29,7 @@ class OverdueWatch:
             if late_us > GRACE_US and number not in self._late:
                 self._late.add(number)
                 made.append(
-                    CustodyOverdue(now_us, number, manager.tree.wheel.overdue(now_us), now_us - late_us)
+                    CustodyOverdue(now_us, number, manager.hold_table.overdue(now_us), now_us - late_us)
                 )
             elif not late_us and number in self._late:
                 self._late.discard(number)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.parts import POOLS_MAX
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions
 from kvcustody.allocator.prefix.eviction_policy import POLICIES, EvictionPolicy, SegmentedLru
-from kvcustody.allocator.prefix.index_change import IndexChange
+from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.errors import CapacityError, HandleError
 from kvcustody.policies.document.model import EvictionKind, Policy, Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable

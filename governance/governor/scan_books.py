@@ -38,7 +38,7 @@ class GovernorBooks:
             mine = {sequence for sequence in live if sequence.account.name in manager.accounts}
             scan = PoolScan(manager, mine, now_us, end)
             made += scan.troubles()
-            compared += len(scan.sequences) + sum(len(one.residencies) for one in manager.accounts.values())
+            compared += len(scan.sequences) + len(manager.hold_table)
         return made, compared
 
     def tiers(self) -> Sequence[CopyStore]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 
@@ -47,10 +47,10 @@ def pool_stats(manager: BlockManager, now_us: int) -> PoolStats:
         pool.next_generation - 1,
         tuple(pool.memory.scrubbed(shard) for shard in range(pool.memory.shards)),
         manager.tree.node_count,
-        len(manager.tree.wheel),
+        len(manager.hold_table),
         dict(manager.tree.evicted),
         manager.expired_residencies,
-        manager.tree.wheel.overdue(now_us),
+        manager.hold_table.overdue(now_us),
         overdue_us(manager, now_us),
         int(manager.decode.length.sum()),
     )
@@ -67,5 +67,5 @@ def charged_blocks(accounts: Iterable[Account]) -> dict[str, int]:
 
 def overdue_us(manager: BlockManager, now_us: int) -> int:
     """For how long the oldest hold is past its deadline and not lapsed; 0 where none is, to within a wheel's tick."""
-    dues = [partition.wheel.next_due_us() for partition in manager.pool.partitions]
-    return max((now_us - due for due in dues if due is not None and due < now_us), default=0)
+    due_us = manager.hold_table.next_due_us()
+    return 0 if due_us is None else max(0, now_us - due_us)

@@ -6,9 +6,8 @@ import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.repair import end_lost
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
-from kvcustody.allocator.pool.domain import Domain
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.orphans.finding import FindingBuilder, Trouble
 from kvcustody.governance.orphans.pool_census import Census

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
-from kvcustody.allocator.pool.residency import Residency
-from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.governance.orphans.slices import PIECE_BLOCKS, Budget, Slices, pieces, touched
 
@@ -139,11 +138,11 @@ class OnlineScan(Slices):
         self._holds_counted = True
         for partition in self._manager.pool.partitions:
             for at in range(len(partition.accounts)):
-                yield from self._count_account(partition.accounts[at].residencies.oldest)
+                yield from self._count_account(self._manager.hold_table.of(partition.accounts[at]).oldest)
                 if self._spend(_PASS):
                     yield
 
-    def _count_account(self, hold: Residency | None) -> Iterator[None]:
+    def _count_account(self, hold: PathResidency | None) -> Iterator[None]:
         while hold is not None:
             self.holds += 1
             for _ in self._count_hold(hold):
@@ -155,7 +154,7 @@ class OnlineScan(Slices):
                     return
             hold = hold.newer
 
-    def _count_hold(self, hold: Residency) -> Iterator[None]:
+    def _count_hold(self, hold: PathResidency) -> Iterator[None]:
         node, above = hold.leaf, 1 << 62
         if node is None or node.length == 0:
             what = "residency without block", hold.id, 0

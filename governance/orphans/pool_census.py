@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.residency import Residency
-from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.governance.orphans.node_reading import read_nodes
 
@@ -27,14 +26,14 @@ class Census:
 
     def __init__(self, manager: BlockManager) -> None:
         self.manager = manager
-        self.tree = read_nodes(manager.tree.roots.values())
+        self.tree = read_nodes(iter(manager.tree.roots))
         self.nodes, self.refs, self.holds = self.tree.nodes, self.tree.refs, self.tree.holds
         self._order = np.argsort(self.tree.ids)
         self._sorted = self.tree.ids[self._order]
         self.sequences = [sequence for sequence in manager.decode.sequences if sequence is not None]
         self.broken: dict[Sequence, list[Node]] = {}  # sequences with path nodes that are not in the tree
         self.counted = self._count_references()
-        self.blockless: list[Residency] = []  # holds whose last block has ended
+        self.blockless: list[PathResidency] = []  # holds whose last block has ended
         self.held = self._count_holds()
 
     def places(self, objects: Iterable[object], count: int) -> Int64s:
@@ -71,8 +70,10 @@ class Census:
     def _count_holds(self) -> Int64s:
         """How many residencies explain each node's holds: (node, account) pairs climb to the roots together (N1)."""
         accounts = list(self.manager.accounts.values())
-        every = [residency for account in accounts for residency in account.residencies.values()]
-        owners = np.repeat(np.arange(len(accounts)), [len(account.residencies) for account in accounts])
+        every = [residency for account in accounts for residency in self.manager.hold_table.of(account)]
+        owners = np.repeat(
+            np.arange(len(accounts)), [len(self.manager.hold_table.of(account)) for account in accounts]
+        )
         leaves = self.places(map(attrgetter("leaf"), every), len(every))
         self.blockless = [every[at] for at in np.flatnonzero(leaves < 0).tolist()]
         known = leaves >= 0

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.manager.repair import cut_path, drop_residency, set_holds, set_refs
+from kvcustody.allocator.manager.repair import cut_path, set_holds, set_refs
 from kvcustody.allocator.pool.block_state import QUARANTINED
-from kvcustody.allocator.pool.residency import Residency
-from kvcustody.allocator.prefix.node import Node
+from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Trouble
 from kvcustody.governance.orphans.index_scan import index_troubles
@@ -116,9 +115,9 @@ class PoolScan:
     # -- holds --------------------------------------------------------------------------------------------------------
 
     def _blockless(self) -> list[Trouble]:
-        def dropped(residency: Residency) -> Trouble:
+        def dropped(residency: PathResidency) -> Trouble:
             def drop() -> tuple[str, str]:
-                drop_residency(residency)
+                self.manager.hold_table.remove(residency)
                 return "hold dropped", "recovered"
 
             orphan, cause, tenant = (

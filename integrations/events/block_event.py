@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.node import KEY_BYTES
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import DomainLabel

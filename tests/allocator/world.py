@@ -12,10 +12,11 @@ import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
-from kvcustody.allocator.prefix.node import NEVER_US, Node
+from kvcustody.allocator.prefix.node import Node
 from kvcustody.allocator.prefix.sequence import Sequence
 from kvcustody.clock import VirtualClock
 

@@ -147,7 +147,7 @@ class Histories:
                 rows = words.view(torch.int16).numpy().view(np.uint16).reshape(words.shape[0], -1)
                 found |= (rows == pattern).any(axis=1)
         manager = self.governor.managers[0]
-        holders = [hold for account in manager.accounts.values() for hold in account.residencies.values()]
+        holders = [hold for account in manager.accounts.values() for hold in manager.hold_table.of(account)]
         holders += [sequence.residency for sequence in self.governor.running.values()]
         theirs = {(hold.facts.tenant, hold.facts.principal.subject) for hold in holders}  # type: ignore[attr-defined]
         if self.scope == "tenant":

@@ -24,8 +24,8 @@ SESSION = Selector("alpha", "alpha-user-1", "alpha-user-1-chat")
 
 def held(world: CustodyWorld, selector: Selector) -> int:
     """Residencies of the selector that hold or use anything."""
-    accounts = world.governor.managers[0].accounts.values()
-    every = [hold for account in accounts for hold in account.residencies.values()]
+    manager = world.governor.managers[0]
+    every = [hold for account in manager.accounts.values() for hold in manager.hold_table.of(account)]
     every += [sequence.residency for sequence in world.governor.running.values()]
     return sum(isinstance(one.facts, Plan) and matches_plan(selector, one.facts) for one in every)
 

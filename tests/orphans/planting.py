@@ -143,8 +143,7 @@ class Garden:
         now_us = self.world.clock.now_us()
         hold = self.manager.residency(account, domain, None, None, now_us)
         hold.deadline_us, hold.is_held = now_us + 10_000_000_000, True
-        account.residencies.add(hold)
-        account.partition.wheel.add(hold)
+        self.manager.hold_table.add(hold)
         return Counter({"residency without block": 1})
 
     def stuck_fence(self) -> Planted:

@@ -103,7 +103,7 @@ def _measure(world: World, count: int, epochs: bool = False) -> dict[str, int]:
         "plans": len(world.governor._book._plans.get("attacker", ())),
         "states": len(states),
         "domains": len([d for d in world.governor._domains.values() if d.label.tenant == "attacker"]),
-        "residencies": len(account.residencies),
+        "residencies": len(world.governor.managers[0].hold_table.of(account)),
         "over quota": max(0, account.used_blocks - account.limit_blocks),
         "victim misses": 24 - hits,
         "victim derivations": ring.derived[VICTIM] - before,

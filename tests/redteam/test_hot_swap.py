@@ -227,7 +227,8 @@ def _primed_after_destruction() -> int:
     world.keyring.rotate(owner)
     world.keyring.destroy(owner, 1)
     world.governor.reload_keys()
-    held = [r.facts for r in world.governor.managers[0].accounts["acme"].residencies.values()]
+    manager = world.governor.managers[0]
+    held = [r.facts for r in manager.hold_table.of(manager.accounts["acme"])]
     held += [sequence.residency.facts for sequence in world.governor.running.values()]
     assert len(held) >= 20
     return sum(plan.own.state is not None for plan in held)  # type: ignore[attr-defined]

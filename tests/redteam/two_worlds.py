@@ -255,9 +255,10 @@ class World:
         """Write down the tenant's own statistics and charge, and the time."""
         tally = self.governor.stats().tenants.get(tenant)
         counts = () if tally is None else tuple(getattr(tally, name) for name in tally.__slots__)
-        accounts = [manager.accounts.get(tenant) for manager in self.governor.managers]
         charges = [
-            (a.used_blocks, a.active_blocks, a.cached_blocks, len(a.residencies)) for a in accounts if a
+            (a.used_blocks, a.active_blocks, a.cached_blocks, len(manager.hold_table.of(a)))
+            for manager in self.governor.managers
+            if (a := manager.accounts.get(tenant))
         ]
         self.seen.append((repr(counts), charges, self.clock.now_us()))
 

@@ -16,7 +16,7 @@ import pytest
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.make_room import Space
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.prefix.copy_on_write import Forks
@@ -51,7 +51,13 @@ MUTANTS = [
         "node.ceiling_us = now_us + (1 << 40)",
     ),
     Mutant("parent's ceiling ignored", PrefixTree, "publish", "min(ceiling, parent.ceiling_us)", "ceiling"),
-    Mutant("revived without leaving the queue", PrefixTree, "_revive", "account.queue.remove(node)", "pass"),
+    Mutant(
+        "revived without leaving the queue",
+        PrefixTree,
+        "_reactivate",
+        "self.queues[account].remove(node)",
+        "pass",
+    ),
     Mutant(
         "split forgets references",
         PrefixTree,
@@ -98,7 +104,7 @@ MUTANTS = [
     Mutant(
         "clean ring pushed twice",
         Pool,
-        "_scrub_batch",
+        "_make_clean",
         "self.push_clean(partition, blocks)",
         "self.push_clean(partition, blocks); self.push_clean(partition, blocks)",
     ),
@@ -121,7 +127,7 @@ MUTANTS = [
         '(blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates',
         "",
     ),
-    Mutant("canonical block not referred to", Publication, "_join", "tree.refer(node, now_us)", "pass"),
+    Mutant("canonical block not referred to", Publication, "_join", "tree.incref(node, now_us)", "pass"),
     Mutant(
         "expired canonical node joined",
         Publication,
@@ -133,7 +139,7 @@ MUTANTS = [
         "child on its parent's table", Forks, "fork", "np.concatenate(path[::-1])", "parent.blocks.copy()"
     ),
     Mutant("shared tail written in place", BlockManager, "_unshare", "if tail.refs > 1:", "if False:"),
-    Mutant("copied tail keeps its reference", Forks, "own_tail", "self.tree.unrefer(tail)", "pass"),
+    Mutant("copied tail keeps its reference", Forks, "own_tail", "self.tree.decref_shared(tail)", "pass"),
     Mutant(
         "evicts a node with children", EvictionQueue, "_below", "while child is not None:", "while False:"
     ),

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 
 
 class TierCopy(NamedTuple):

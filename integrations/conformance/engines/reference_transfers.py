@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.integrations.conformance.engine_protocol import RUNNING, Setup, TierObject
 from kvcustody.integrations.conformance.engines.reference_blocks import ReferenceBlocks

@@ -15,8 +15,7 @@ import numpy as np
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.scrub_queue import ScrubQueue
-from kvcustody.allocator.pool.block_state import CACHED
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.block_state import CACHED, NEVER_US
 from kvcustody.governance.decisions import access_plan as plan
 from kvcustody.governance.decisions.access_plan import PlanBook
 from kvcustody.governance.decisions.reuse_decision import Reuse

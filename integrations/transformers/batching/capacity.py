@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.governance.admission_outcome import AdmissionRefused
 
 TOO_BIG = "prompt and new tokens need"

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from kvcustody.allocator.pool.domain import Domain
-from kvcustody.allocator.prefix.index_change import IndexChange
+from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import Worker

@@ -6,7 +6,7 @@ D1  `told <= room`, and `room` is what its block table holds: a token beyond it 
 from __future__ import annotations
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.pool.account import Account
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.integrations.transformers.batching.request_claims import RequestClaim

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.sequence import Sequence as Running
 from kvcustody.errors import HandleError
 from kvcustody.governance.decisions.access_plan import Plan

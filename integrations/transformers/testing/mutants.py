@@ -110,11 +110,11 @@ def _renews(original: Any) -> Any:
         original(self, leaf, hold, now_us, *rest)
         while leaf is not None:
             leaf.deadline_us = now_us + leaf.domain.idle_us
-            if leaf.tip is not None and leaf.tip is not hold:
-                wheel = leaf.tip.account.partition.wheel
-                wheel.remove(leaf.tip)
-                leaf.tip.deadline_us = leaf.deadline_us
-                wheel.add(leaf.tip)
+            renewed = leaf.hold_here
+            if renewed is not None and renewed is not hold:
+                self.hold_table.remove(renewed)
+                renewed.deadline_us, renewed.is_held = leaf.deadline_us, True
+                self.hold_table.add(renewed)
             leaf = leaf.parent
 
     return release

@@ -28,7 +28,7 @@ from kvcustody.integrations.events.block_event import (
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-    from kvcustody.allocator.pool.domain import Domain
+    from kvcustody.allocator.pool.accounting import Domain
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvcustody.allocator.external.pool import ForeignPool
 from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 
 BLOCKS, NOW_US = 64, 1_000
 COLUMNS = ("state", "generation", "refs", "tag", "ceiling_us", "born_us", "indexed", "parent", "children")

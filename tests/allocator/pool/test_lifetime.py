@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcustody.allocator.prefix.node import NEVER_US
+from kvcustody.allocator.pool.block_state import NEVER_US
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from world import MINUTE, SECOND, SIZE, World, run
@@ -105,7 +105,7 @@ def test_a_lagging_sweep_serves_nothing_past_its_deadline():
     assert world.hit("a", run(1, 4, 1)) == 4
     world.now += 1
     assert world.hit("a", run(1, 4, 1)) == 0  # nothing was swept yet
-    assert world.m.tree.wheel.overdue(world.now) == 1
+    assert world.m.hold_table.overdue(world.now) == 1
     assert world.cache("a", run(1, 4, 1)) == 0  # ends the stale one, and takes its keys
     assert world.hit("a", run(1, 4, 1)) == 4
     world.ok()
@@ -130,7 +130,7 @@ def test_sweeps_run_in_slices_and_lose_nothing():
     assert [world.m.sweep(world.now) for _ in range(8)] == [10] * 6 + [4, 0]
     assert world.m.expired_residencies == 64
     world.ok()
-    assert len(world.m.tree.wheel) == world.m.tree.node_count == 0
+    assert len(world.m.hold_table) == world.m.tree.node_count == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -159,7 +159,7 @@ def test_when_a_block_ends_its_descendants_end_with_it(seed):
         world.ok()
         assert world.states().get("cached", 0) == cached - len(below)
         assert (world.m.pool.state[sorted(below)] == 3).all()
-    assert len(world.m.tree.index) == len(world.m.tree.wheel) == 0
+    assert len(world.m.tree.index) == len(world.m.hold_table) == 0
 
 
 def test_a_readers_continuation_ends_with_the_owners_blocks():
@@ -167,12 +167,12 @@ def test_a_readers_continuation_ends_with_the_owners_blocks():
     world.cache("a", run(1, 4, 1))
     world.cache("b", run(1, 8, 1), grants=("a",))
     assert world.hit("b", run(1, 8, 1), grants=("a",)) == 8
-    for hold in list(world.m.accounts["a"].residencies.values()):
+    for hold in list(world.m.hold_table.of(world.m.accounts["a"])):
         world.m.tree.lapse(hold, "erased", world.now)
     world.m.tree.flush(world.now)
     world.ok()
     assert "cached" not in world.states()
-    assert not world.m.accounts["b"].residencies
+    assert not world.m.hold_table.of(world.m.accounts["b"])
 
 
 def test_a_hold_whose_leaf_ends_keeps_the_nearest_block_it_may_hold():
@@ -185,7 +185,7 @@ def test_a_hold_whose_leaf_ends_keeps_the_nearest_block_it_may_hold():
     for count in (1, 10):
         world.m.tree.evict(world.m.accounts["b"], count, world.now, "test")
         world.ok()
-    (hold,) = world.m.accounts["b"].residencies.values()
+    (hold,) = world.m.hold_table.of(world.m.accounts["b"])
     assert hold.leaf.domain is world.chains["seg"].domain
     world.m.tree.lapse(hold, "erased", world.now)
     world.m.tree.flush(world.now)
@@ -198,11 +198,11 @@ def test_the_same_principal_extends_its_residency_others_add_one():
     for turn in range(6):
         tokens += [turn] * SIZE
         world.cache("a", [*tokens, 0], principal="mia")
-        assert len(world.m.accounts["a"].residencies) == 1
+        assert len(world.m.hold_table.of(world.m.accounts["a"])) == 1
     world.cache("a", [*tokens, 0], principal="noa")
-    assert len(world.m.accounts["a"].residencies) == 2
+    assert len(world.m.hold_table.of(world.m.accounts["a"])) == 2
     world.cache("a", [*tokens[:16], 99, 99, 99, 99, 0], principal="mia")  # a branch does not extend the whole
-    assert len(world.m.accounts["a"].residencies) == 3
+    assert len(world.m.hold_table.of(world.m.accounts["a"])) == 3
     world.ok()
 
 
@@ -210,7 +210,7 @@ def test_one_holder_lapses_the_others_blocks_stay():
     world = World(64, domain={"idle_us": HOUR})
     world.cache("a", run(1, 6, 1), principal="mia")
     world.cache("a", run(1, 4, 1), principal="noa")
-    mia = next(r for r in world.m.accounts["a"].residencies.values() if r.principal == "mia")
+    mia = next(r for r in world.m.hold_table.of(world.m.accounts["a"]) if r.principal == "mia")
     world.m.tree.lapse(mia, "erased", world.now)
     world.m.tree.flush(world.now)
     world.ok()
@@ -222,7 +222,7 @@ def test_live_residencies_are_capped_oldest_first():
     for at in range(12):
         world.cache("a", run(at, 2, 1))
         world.ok()
-        assert len(world.m.accounts["a"].residencies) <= 5
+        assert len(world.m.hold_table.of(world.m.accounts["a"])) <= 5
     assert [at for at in range(12) if world.hit("a", run(at, 2, 1))] == [7, 8, 9, 10, 11]
 
 
@@ -251,7 +251,7 @@ def test_preemption_by_recompute_keeps_what_was_computed():
     again = world.admit("a", run(1, 8, 2), principal="mia")
     assert again.hit_blocks == 5
     world.m.release(again, world.now, "finished")
-    assert len(world.m.accounts["a"].residencies) == 1
+    assert len(world.m.hold_table.of(world.m.accounts["a"])) == 1
     world.ok()
 
 

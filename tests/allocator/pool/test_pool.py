@@ -247,4 +247,4 @@ def test_teardown_leaves_every_block_clean():
     world.m.teardown(world.now)
     world.ok()
     assert world.states() == {"clean": 32}
-    assert len(world.m.tree.wheel) == len(world.m.tree.index) == world.m.tree.node_count == 0
+    assert len(world.m.hold_table) == len(world.m.tree.index) == world.m.tree.node_count == 0

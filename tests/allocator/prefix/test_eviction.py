@@ -219,7 +219,7 @@ def test_a_demoted_parent_waits_for_its_child():
 
 def test_the_demotion_heap_is_bounded_and_forgets_what_has_ended():
     world = pool(Priority, 64)
-    queue = world.m.accounts["a"].queue
+    queue = world.m.tree.queues[world.m.accounts["a"]]
     for at in range(2000):
         with_ranges(world, at % 30, [(0, 99, 90, 1000 * MINUTE)])
         assert queue._waiting <= 64

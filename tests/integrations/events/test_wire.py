@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_wires import ACME, SALT_CANARY, TOKEN_CANARY, key, keys, some_removed, some_stored
 
-from kvcustody.allocator.pool.domain import Domain
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.errors import IsolationError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.integrations.events import incoming, sglang_wire, vllm_wire

@@ -1,0 +1,196 @@
+"""The holds of a pool, found by account (the oldest first) and by deadline.
+
+A hold is what an ended residency leaves behind: until its deadline its blocks stay cached. Both look-ups are intrusive
+or bucketed, so that adding, removing and taking one due hold are constant time and nothing ever resizes at once; expiry
+is kept per request, not per block (docs/adr/0004-residency-expiry.md).
+
+    table.add(hold)                        # under hold.account and hold.deadline_us
+    table.take_due(partition, now_us)      # one hold that is past its deadline, or None
+    table.of(account)                      # its holds, oldest first
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from kvcustody.allocator.pool.accounting import Account, PoolPartition
+from kvcustody.allocator.pool.residency import Residency
+
+TICK_BITS = 14  # one wheel tick is 2**14 us = 16.4 ms
+HoldT = TypeVar("HoldT", bound=Residency)
+
+
+class HoldTable(Generic[HoldT]):
+    """Every hold of one pool. Each partition is swept by itself: no tenant's expiries delay another's."""
+
+    __slots__ = ("_lists", "_wheels")
+
+    def __init__(self) -> None:
+        self._lists: dict[Account, HoldList[HoldT]] = {}
+        self._wheels: dict[PoolPartition, DeadlineWheel[HoldT]] = {}
+
+    def add(self, hold: HoldT) -> None:
+        """Enter a hold as the newest of its account, under its deadline."""
+        account = hold.account
+        self.of(account).add(hold)
+        wheel = self._wheels.get(account.partition)
+        if wheel is None:
+            wheel = self._wheels[account.partition] = DeadlineWheel()
+        wheel.add(hold)
+
+    def remove(self, hold: HoldT) -> None:
+        """The hold is over; it must be in the account's list, the wheel may have given it out already."""
+        hold.is_held = False
+        self._wheels[hold.account.partition].remove(hold)
+        self._lists[hold.account].remove(hold)
+
+    def shorten(self, hold: HoldT, deadline_us: int) -> None:
+        """The hold lasts until this earlier deadline."""
+        assert hold.is_held and deadline_us < hold.deadline_us
+        wheel = self._wheels[hold.account.partition]
+        wheel.remove(hold)
+        hold.deadline_us = deadline_us
+        wheel.add(hold)
+
+    def of(self, account: Account) -> HoldList[HoldT]:
+        """The holds of `account`, oldest first."""
+        holds = self._lists.get(account)
+        if holds is None:
+            holds = self._lists[account] = HoldList()
+        return holds
+
+    def take_due(self, partition: PoolPartition, now_us: int) -> HoldT | None:
+        """Take out of the wheel one hold of `partition` whose tick has passed, earliest first, or None."""
+        wheel = self._wheels.get(partition)
+        return wheel.take_due(now_us) if wheel is not None else None
+
+    def next_due_us(self) -> int | None:
+        """When the next sweep takes something out, or None where nothing waits."""
+        dues = [due for wheel in self._wheels.values() if (due := wheel.next_due_us()) is not None]
+        return min(dues, default=None)
+
+    def overdue(self, now_us: int) -> int:
+        """How many holds are past their deadline and not yet swept."""
+        return sum(wheel.overdue(now_us) for wheel in self._wheels.values())
+
+    def scheduled(self) -> int:
+        """How many holds stand under their deadlines: as many as there are, which `check` compares."""
+        return sum(map(len, self._wheels.values()))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lists.values()))
+
+
+class HoldList(Generic[HoldT]):
+    """The holds of one account, oldest first: a linked list through the residencies, so that it never resizes."""
+
+    __slots__ = ("_count", "_newest", "oldest")
+
+    def __init__(self) -> None:
+        self.oldest: HoldT | None = None
+        self._newest: HoldT | None = None
+        self._count = 0
+
+    def add(self, hold: HoldT) -> None:
+        """Enter `hold` as the newest."""
+        newest = self._newest
+        hold.older, hold.newer = newest, None
+        if newest is None:
+            self.oldest = hold
+        else:
+            newest.newer = hold
+        self._newest = hold
+        self._count += 1
+
+    def remove(self, hold: HoldT) -> None:
+        """Take `hold` out; it must be in."""
+        older, newer = hold.older, hold.newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self._newest = older
+        else:
+            newer.older = older
+        hold.older = hold.newer = None
+        self._count -= 1
+
+    def __iter__(self) -> Iterator[HoldT]:
+        """Every hold, oldest first; the one at hand may be removed while iterating."""
+        hold = self.oldest
+        while hold is not None:
+            newer = hold.newer
+            yield hold
+            hold = newer
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class DeadlineWheel(Generic[HoldT]):
+    """Holds by deadline, in ticks. Adding, removing and taking one due hold are constant time."""
+
+    __slots__ = ("_due", "_ordered", "_ticks")
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, dict[int, HoldT]] = {}
+        self._due: list[int] = []  # heap of the ticks that exist
+        self._ordered = -1  # the tick whose holds stand with their deadlines falling
+
+    def add(self, hold: HoldT) -> None:
+        """Enter a hold under its deadline."""
+        tick = hold.deadline_us >> TICK_BITS
+        bucket = self._ticks.get(tick)
+        if bucket is None:
+            bucket = self._ticks[tick] = {}
+            heapq.heappush(self._due, tick)
+        hold.tick = tick
+        bucket[hold.id] = hold
+
+    def remove(self, hold: HoldT) -> None:
+        """Take a hold out; no effect where it is out already."""
+        bucket = self._ticks.get(hold.tick)
+        if bucket is not None:
+            bucket.pop(hold.id, None)
+
+    def take_due(self, now_us: int) -> HoldT | None:
+        """Take out one hold whose tick has passed, earliest first, or None. At most one tick late; attach is exact.
+
+        Of holds on one block the last to lapse says when it was due: so they leave in the order of their deadlines.
+        """
+        due = self._due
+        now_tick = now_us >> TICK_BITS
+        while due and due[0] < now_tick:
+            bucket = self._ticks[due[0]]
+            if not bucket:
+                del self._ticks[heapq.heappop(due)]
+                continue
+            if self._ordered != due[0]:
+                self._ordered = due[0]
+                falling = sorted(bucket.values(), key=lambda hold: -hold.deadline_us)
+                bucket.clear()
+                bucket.update((hold.id, hold) for hold in falling)
+            return bucket.popitem()[1]
+        return None
+
+    def next_due_us(self) -> int | None:
+        """When the next sweep takes something out, or None where nothing waits."""
+        due = self._due
+        while due and not self._ticks[due[0]]:
+            del self._ticks[heapq.heappop(due)]
+        return (due[0] + 1) << TICK_BITS if due else None
+
+    def overdue(self, now_us: int) -> int:
+        """How many holds are past their deadline and not yet swept."""
+        now_tick = now_us >> TICK_BITS
+        return sum(
+            sum(hold.deadline_us <= now_us for hold in bucket.values())
+            for tick, bucket in self._ticks.items()
+            if tick <= now_tick
+        )
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ticks.values()))

@@ -1,0 +1,44 @@
+"""What a pool reports about its blocks, for governance to write down: attached, released, scrubbed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.accounting import Domain, EndedRun
+from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.residency import Residency
+
+Ending = tuple[Blocks, Domain, str, int, int, int]
+"""Custody that is to end: blocks, domain, cause, when it was due, its fence, and its ceiling (`NEVER_US`: none)."""
+
+
+class LetGo(NamedTuple):
+    """Blocks that a running sequence used until now and others may go on using: evidence for governance to write."""
+
+    residency: Residency
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    recorded_until: int  # as the sequence's: later generations are on no record yet
+    at_us: int
+
+
+class Joined(NamedTuple):
+    """Blocks of another that a running sequence refers to from now on: evidence for governance to write."""
+
+    residency: Residency
+    blocks: Blocks
+    generations: NDArray[np.int64]
+    at_us: int
+
+
+class Scrubbed(NamedTuple):
+    """Evidence of one scrub launch on one shard: the receipt, before governance writes it down."""
+
+    shard: int
+    result: ScrubResult
+    share: float
+    custodies: tuple[EndedRun, ...]
