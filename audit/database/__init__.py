@@ -1,1 +1,1 @@
-"""The database under the ledger: engines for SQLite and PostgreSQL, bulk inserts, monthly partitions, roles and triggers."""
+"""The database under the ledger: SQLite and PostgreSQL, bulk inserts, monthly partitions, roles and triggers."""

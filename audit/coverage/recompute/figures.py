@@ -1,4 +1,4 @@
-"""The figures of a recount: counts of units a tenant and classification, the lag from due to destroyed, and the digest of
+"""The figures of a recount: units a tenant and classification, the lag from due to destroyed, and the digest of
 the population (`audit.report.population`, N2), all without any table.
 
 F1 Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; the classes are not.

@@ -2,8 +2,8 @@
 
 G1 A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
 G2 What no operation declares is not served. A caller without the action is refused before the operation sees anything.
-G3 Reads of the ledger by those whose reads are events are on record before they are answered (class A): the writer tells the
-   request's loop when the event is durable, or cannot be, and no thread waits for it.
+G3 Reads of the ledger by those whose reads are events are on record before they are answered (class A): the
+   writer tells the request's loop when the event is durable, or cannot be, and no thread waits for it.
 G4 A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
 G5 An error inside is one problem without details; the log has them, without secrets.
 """

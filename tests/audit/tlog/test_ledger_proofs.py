@@ -149,8 +149,8 @@ def test_a_proof_waits_for_the_database_twice(
         return store.fetch_pipelined(connection, questions)
 
     for module in (ledger_proofs, stored_tiles):
-        monkeypatch.setattr(module, "ask", alone)
-    monkeypatch.setattr(stored_tiles, "ask_together", together)
+        monkeypatch.setattr(module, "fetch_all", alone)
+    monkeypatch.setattr(stored_tiles, "fetch_pipelined", together)
     with ledger.connect() as connection:
         unguarded(connection)
         proofs = LedgerProofs(connection)

@@ -100,7 +100,7 @@ def test_a_difference_in_one_field_would_be_seen() -> None:
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     plain = msgspec.msgpack.encode(theirs.KVEventBatch(1.0, [event], 0))
     assert vllm_wire.encode(vllm_wire.VllmEventBatch(1.0, [converted(event)], 0)) == plain
-    scope = vllm_wire.Custody("acme", "tenant", "internal", 1, 1)
+    scope = vllm_wire.CustodyField("acme", "tenant", "internal", 1, 1)
     governed = vllm_wire.GovernedRemoved(**fields, kvcustody=scope)
     assert vllm_wire.encode(vllm_wire.VllmEventBatch(1.0, [governed], 0)) != plain
 
