@@ -23,11 +23,11 @@ from kvcustody.policies.document.model import Action, Policy, Relation, RuleEffe
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessColumns, AccessRequest
 
 NOW = 1_790_000_000_000_000
 REPETITIONS = 41
 CALLS = 2_000
-Request = tuple[Action, str, str, int, Scope, Via, int]
 
 HEAD = """\
 schema: kvcustody/policy@1
@@ -67,9 +67,10 @@ def sized(rules: int, tenants: int) -> Policy:
     return load_policy("".join(lines), name="sized.yaml")
 
 
-def interpret(policy: Policy, request: Request) -> bool:
+def interpret(policy: Policy, request: AccessRequest) -> bool:
     """Whether a reuse request is permitted, by walking the policy."""
-    action, reader, owner, level, scope, via, now = request
+    action, reader, owner, level, scope, via, _ = request
+    now = NOW
     if via is Via.OWN:
         opened = reader == owner and scope <= policy.scope
     elif via is Via.GRANT:
@@ -106,26 +107,32 @@ def interpret(policy: Policy, request: Request) -> bool:
     return opened and permitted
 
 
-def requests(kind: str, tenants: int, count: int) -> list[Request]:
+def requests(kind: str, tenants: int, count: int) -> list[AccessRequest]:
     """Reuse requests of one kind; one in ten is denied."""
     rng = random.Random(5)
-    made: list[Request] = []
+    made: list[AccessRequest] = []
     for _ in range(count):
         i, off = rng.randrange(tenants), rng.random() < 0.1
         name, following = f"tenant-{i}", f"tenant-{(i + 1) % tenants}"
         if kind == "own":
-            made.append((Action.REUSE, name, name, 3 if off else 1, Scope.SUBJECT, Via.OWN, NOW))
+            made.append(AccessRequest(Action.REUSE, name, name, 3 if off else 1, Scope.SUBJECT, Via.OWN))
         elif kind == "unlisted":
             who = f"key-{rng.randrange(1_000)}"
-            made.append((Action.REUSE, who, who, 1, Scope.TENANT if off else Scope.SUBJECT, Via.OWN, NOW))
+            made.append(
+                AccessRequest(Action.REUSE, who, who, 1, Scope.TENANT if off else Scope.SUBJECT, Via.OWN)
+            )
         elif kind == "grant":
-            made.append((Action.REUSE, following, name, 3 if off else 1, Scope.TENANT, Via.GRANT, NOW))
+            made.append(
+                AccessRequest(Action.REUSE, following, name, 3 if off else 1, Scope.TENANT, Via.GRANT)
+            )
         else:
-            made.append((Action.REUSE, following, name, 1 if off else 0, Scope.TENANT, Via.SEGMENT, NOW))
+            made.append(
+                AccessRequest(Action.REUSE, following, name, 1 if off else 0, Scope.TENANT, Via.SEGMENT)
+            )
     return made
 
 
-def nanoseconds(call: Callable[[Request], object], asked: list[Request]) -> float:
+def nanoseconds(call: Callable[[AccessRequest], object], asked: list[AccessRequest]) -> float:
     """Nanoseconds for one call, the loop around it included."""
     started = time.perf_counter_ns()
     for request in asked:
@@ -138,11 +145,11 @@ def measure(table: DecisionTable, kind: str, tenants: int) -> tuple[float, float
     asked = requests(kind, tenants, CALLS)
     decide, policy = table.decide, table.policy
     for request in asked:
-        assert decide(*request).permitted == interpret(policy, request), request
+        assert decide(request, NOW).permitted == interpret(policy, request), request
     few = asked[: max(20, CALLS // max(1, len(policy.rules) // 10))]
     compiled, interpreted = [], []
     for _ in range(REPETITIONS):
-        compiled.append(nanoseconds(lambda request: decide(*request), asked))
+        compiled.append(nanoseconds(lambda request: decide(request, NOW), asked))
         interpreted.append(nanoseconds(lambda request: interpret(policy, request), few))
     return statistics.median(compiled), statistics.median(interpreted)
 
@@ -156,9 +163,9 @@ def measure_many(table: DecisionTable, tenants: int) -> float:
     taken = []
     for _ in range(REPETITIONS):
         started = time.perf_counter_ns()
-        mask = batch.permits(columns[0], readers, owners, *columns[1:], NOW)
+        mask = batch.permits(AccessColumns(columns[0], readers, owners, *columns[1:]), NOW)
         taken.append((time.perf_counter_ns() - started) / len(asked))
-    assert mask.tolist() == [table.decide(*request).permitted for request in asked]
+    assert mask.tolist() == [table.decide(request, NOW).permitted for request in asked]
     return statistics.median(taken)
 
 

@@ -35,6 +35,7 @@ from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.table.model import AccessRequest
 
 Tokens = NDArray[np.int32]
 SMALL_BLOCKS, LARGE_BLOCKS = 40_000, 4_000_000
@@ -106,18 +107,19 @@ def decision() -> dict[str, Any]:
     clock = SystemClock()
     table = policy_table(4, clock)
     now, decide = clock.utc_us(), table.decide
-    reuse, scope, own, grant = Action.REUSE, Scope.TENANT, Via.OWN, Via.GRANT
+    own = AccessRequest(Action.REUSE, READER, READER, 0, Scope.TENANT, Via.OWN)
+    granted = AccessRequest(Action.REUSE, READER, "owner-1", 0, Scope.TENANT, Via.GRANT, "read-owner-1")
 
     def by_own() -> None:
         for _ in range(100):
-            decide(reuse, READER, READER, 0, scope, own, now)
+            decide(own, now)
 
     def by_grant() -> None:
         for _ in range(100):
-            decide(reuse, READER, "owner-1", 0, scope, grant, now, "read-owner-1")
+            decide(granted, now)
 
-    assert decide(reuse, READER, READER, 0, scope, own, now).permitted
-    assert decide(reuse, READER, "owner-1", 0, scope, grant, now, "read-owner-1").permitted
+    assert decide(own, now).permitted
+    assert decide(granted, now).permitted
     return {"own_ns": median(by_own, 2000) / 100, "grant_ns": median(by_grant, 2000) / 100}
 
 

@@ -35,7 +35,7 @@ from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.policies.document.model import Action, Grant, OnOutage, Scope, SegmentRule, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import Decision
+from kvcustody.policies.table.model import AccessRequest, Decision
 from kvcustody.policies.table.obligations import Obligations
 
 GRANTS_READ_MAX = 4
@@ -75,7 +75,9 @@ def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
     """
     owed = table.obligations(tenant, level)
     for action in (Action.PUBLISH, Action.RETAIN):
-        if not table.decide(action, tenant, tenant, level, Scope.SESSION, Via.OWN, 0).permitted:
+        if not table.decide(
+            AccessRequest(action, tenant, tenant, level, Scope.SESSION, Via.OWN), 0
+        ).permitted:
             return owed._replace(idle_us=0, absolute_us=0)
     return owed
 
@@ -91,9 +93,7 @@ class OpenedDomain(NamedTuple):
 
     id: str
     owner: str
-    level: int
-    scope: Scope
-    via: Via
+    reuse: AccessRequest
     chain: Chain
 
 
@@ -120,10 +120,10 @@ class Plan(Generic[PoolT_co]):
         "model",
         "own",
         "own_plan",
+        "own_reuse",
         "owner_scope",
         "principal",
         "priorities",
-        "reuse_reasons",
         "segments",
         "subject_key",
         "tenant",
@@ -144,6 +144,7 @@ class Plan(Generic[PoolT_co]):
         self.model = ""  # as leaves name it
         self.own: Chain
         self.own_plan: ReadPlan
+        self.own_reuse: AccessRequest
         self.owner_scope = Scope.SUBJECT
         self.grants: tuple[OpenedDomain, ...] = ()
         self.segments: dict[str, OpenedDomain] = {}
@@ -153,7 +154,6 @@ class Plan(Generic[PoolT_co]):
         self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants (B5)
         self.subject_key = (principal.tenant, principal.subject, principal.session)
         self.valid_until_utc_us = 1 << 62
-        self.reuse_reasons: tuple[str, ...] = ()
         self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
         self.waits_for_ledger = False  # no new custody while events are spilled (`lifecycle: deny`)
         self.hits_need_ledger = False  # nor any reuse (`own_hits: deny`)
@@ -282,7 +282,7 @@ class PlanBook(Generic[PoolT_co]):
         eviction = table.policy.eviction
         plan.priorities = tuple((r.start, r.until, r.priority, r.for_us) for r in eviction.ranges)
         plan.admitted = table.decide(
-            Action.ADMIT, tenant, tenant, level, plan.owner_scope, Via.OWN, now_utc_us
+            AccessRequest(Action.ADMIT, tenant, tenant, level, plan.owner_scope, Via.OWN), now_utc_us
         )
         if plan.own.state is not None:
             self._open_grants(plan, model, now_utc_us, principal.issuer)
@@ -314,6 +314,9 @@ class PlanBook(Generic[PoolT_co]):
             state = self._keyring.domains.state(spec) if owed.cacheable else None
             plan.own = Chain(domain, state)
         plan.own_plan = ReadPlan(plan.own)
+        plan.own_reuse = AccessRequest(
+            Action.REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, Via.OWN
+        )
 
     def _domain(
         self,
@@ -392,7 +395,10 @@ class PlanBook(Generic[PoolT_co]):
             return None
         domain = self._domain(spec, account, manager, plan, owed, tenant=grant.owner)
         chain = Chain(domain, self._keyring.domains.state(spec))
-        return OpenedDomain(grant.id, grant.owner, plan.level, Scope.TENANT, Via.GRANT, chain)
+        reuse = AccessRequest(
+            Action.REUSE, plan.tenant, grant.owner, plan.level, Scope.TENANT, Via.GRANT, grant.id
+        )
+        return OpenedDomain(grant.id, grant.owner, reuse, chain)
 
     def _open_segments(self, plan: AnyPlan, model: bytes, now_utc_us: int, issuer: str) -> None:
         candidates: list[Candidate] = []
@@ -441,4 +447,7 @@ class PlanBook(Generic[PoolT_co]):
             is_segment=True,
         )
         chain = Chain(domain, self._keyring.domains.state(spec))
-        return OpenedDomain(rule.id, rule.owner, rule.level, rule.scope, Via.SEGMENT, chain)
+        reuse = AccessRequest(
+            Action.REUSE, plan.tenant, rule.owner, rule.level, rule.scope, Via.SEGMENT, rule.id
+        )
+        return OpenedDomain(rule.id, rule.owner, reuse, chain)

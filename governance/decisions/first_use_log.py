@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from kvcustody.audit.events import DecisionRecorded
 from kvcustody.clock import Clock
 from kvcustody.governance.ledger_protocol import Ledger
-from kvcustody.policies.table.model import Decision
+from kvcustody.policies.table.model import AccessRequest, Decision
 
 _Key = tuple[str, str, int]
 
@@ -28,30 +28,28 @@ class FirstUses:
 
     def may(
         self,
-        reader: str,
-        owner: str,
+        request: AccessRequest,
         classification: str,
-        source: str,
-        via: str,
         decision: Decision,
         trace: str = "",
     ) -> bool:
-        """Whether the reuse may happen now; starts its recording where it is the first, under the request's trace."""
-        key = (reader, source, decision.revision)
+        """Whether a permitted reuse may happen now; starts its recording where it is the first, under its trace."""
+        assert request.source is not None, "a reuse across tenants names its grant or segment"
+        key = (request.reader, request.source, decision.revision)
         if key in self._durable:
             return True
         future = self._pending.get(key)
         if future is None:
             event = DecisionRecorded(
                 self._clock.now_us(),
-                "reuse",
-                "permit",
-                reader,
-                owner,
-                classification,
-                decision.reasons,
-                decision.revision,
-                via,
+                action="reuse",
+                effect="permit",
+                reader=request.reader,
+                owner=request.owner,
+                classification=classification,
+                reasons=decision.reasons,
+                revision=decision.revision,
+                via=request.via.name.lower(),
                 trace=trace,
             )
             if self._executor is None:

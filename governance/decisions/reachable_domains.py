@@ -14,6 +14,7 @@ from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.identity.domain_spec import DomainSpec, ScopeKind
 from kvcustody.policies.document.model import EVERY_TENANT, Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest
 
 
 def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str] = ()) -> bool:
@@ -38,7 +39,7 @@ def is_reachable(spec: DomainSpec, table: DecisionTable, revoked: Collection[str
 
 def _reaches_itself(tenant: str, level: int, scope: Scope, table: DecisionTable) -> bool:
     lowest = table.classify(tenant, None, table.policy.classifications[0], None)
-    own = table.decide(Action.REUSE, tenant, tenant, level, scope, Via.OWN, 0)
+    own = table.decide(AccessRequest(Action.REUSE, tenant, tenant, level, scope, Via.OWN), 0)
     return level >= lowest and own.permitted
 
 

@@ -23,11 +23,9 @@ from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is
 from kvcustody.governance.decisions.first_use_log import FirstUses
 from kvcustody.governance.decisions.shadow_policy import Shadow
 from kvcustody.governance.observability.tenant_counters import TenantCounters
-from kvcustody.policies.document.model import Action, Via
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest, Decision
 
-# An enum's member costs more to reach than a decision to make.
-_REUSE, _OWN = Action.REUSE, Via.OWN
 LAPSED, EXPIRED, UNRECORDED = "policy-lease", "policy-expired", "ledger-outage"
 
 
@@ -72,17 +70,7 @@ class Reuse:
         if plan.hits_need_ledger and not self._first_uses.recording:
             self._deny(tally, plan, UNRECORDED, plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), (UNRECORDED,)
-        own = self._table.decide(
-            _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
-        )
-        if own.permitted and self._coming is not None:
-            own = self._coming.decide(
-                _REUSE, plan.tenant, plan.tenant, plan.level, plan.owner_scope, _OWN, moment.utc_us
-            )
-        if self._shadow is not None:
-            self._shadow.compare(
-                own, plan.tenant, plan.tenant, plan.classification, plan.owner_scope, _OWN, moment.utc_us
-            )
+        own = self._decide(plan.own_reuse, plan.classification, moment)
         if not own.permitted:
             self._deny(tally, plan, own.reasons[0], plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), own.reasons
@@ -114,27 +102,23 @@ class Reuse:
         if self._revoked and is_revoked(entry.id, self._revoked):
             self._deny(tally, plan, f"revoked:{entry.id}", entry.owner)
             return False
-        decision = self._table.decide(
-            _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
-        )
-        if decision.permitted and self._coming is not None:
-            decision = self._coming.decide(
-                _REUSE, plan.tenant, entry.owner, entry.level, entry.scope, entry.via, moment.utc_us, entry.id
-            )
-        if self._shadow is not None:
-            name = self._table.policy.classifications[entry.level]
-            self._shadow.compare(
-                decision, plan.tenant, entry.owner, name, entry.scope, entry.via, moment.utc_us, entry.id
-            )
+        name = self._table.policy.classifications[entry.reuse.level]
+        decision = self._decide(entry.reuse, name, moment)
         if not decision.permitted:
             self._deny(tally, plan, decision.reasons[0], entry.owner)
             return False
         if entry.owner == plan.tenant:
             return True
-        name = self._table.policy.classifications[entry.level]
-        return self._first_uses.may(
-            plan.tenant, entry.owner, name, entry.id, entry.via.name.lower(), decision, moment.trace
-        )
+        return self._first_uses.may(entry.reuse, name, decision, moment.trace)
+
+    def _decide(self, request: AccessRequest, classification: str, moment: Moment) -> Decision:
+        """By the active revision, and by the coming one too while that is being recorded (U4)."""
+        decision = self._table.decide(request, moment.utc_us)
+        if decision.permitted and self._coming is not None:
+            decision = self._coming.decide(request, moment.utc_us)
+        if self._shadow is not None:
+            self._shadow.compare(decision, request, classification, moment.utc_us)
+        return decision
 
     def _deny(self, tally: TenantCounters, plan: AnyPlan, rule: str, owner: str) -> None:
         tally.count(tally.denials, rule)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import structlog
 
-from kvcustody.policies.document.model import Action, Scope, Via
+from kvcustody.policies.document.model import Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import Decision
+from kvcustody.policies.table.model import AccessRequest, Decision
 
 KINDS_MAX = 10_000
 _log = structlog.get_logger(__name__)
@@ -59,20 +59,17 @@ class Shadow:
     def compare(
         self,
         active: Decision,
-        reader: str,
-        owner: str,
+        request: AccessRequest,
         classification: str,
-        scope: Scope,
-        via: Via,
         utc_us: int,
-        source: str | None = None,
     ) -> None:
-        """Ask the candidate about one reuse; never raises for what it answers."""
+        """Ask the candidate about one reuse of a named classification; never raises for what it answers."""
         self._decisions += 1
         level = self._levels.get(classification, -1)  # unknown to the candidate: a malformed request, denied
-        answer = self._candidate.decide(Action.REUSE, reader, owner, level, scope, via, utc_us, source)
+        answer = self._candidate.decide(request._replace(level=level), utc_us)
         if answer.permitted == active.permitted:
             return
+        _, reader, owner, _, scope, via, source = request
         key = (reader, owner, classification, scope, via, source or "", active.permitted, answer.reasons)
         known = self._counts.get(key)
         if known is None and len(self._counts) >= KINDS_MAX:

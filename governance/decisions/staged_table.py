@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
-from kvcustody.policies.document.model import Action, Grant, Labels, Scope, SegmentRule, TenantPolicy, Via
+from kvcustody.policies.document.model import Grant, Labels, SegmentRule, TenantPolicy
 from kvcustody.policies.table.batch_decide import BatchTable
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import Decision
+from kvcustody.policies.table.model import AccessColumns, AccessRequest, Decision
 from kvcustody.policies.table.obligations import Obligations
 
 
@@ -84,37 +84,18 @@ class StagedTable(DecisionTable):
                 self._covers[tenant] = covered
         return self.candidate if covered else self.base
 
-    def decide(
-        self,
-        action: Action,
-        reader: str,
-        owner: str,
-        classification: int,
-        scope: Scope,
-        via: Via,
-        now_utc_us: int,
-        source: str | None = None,
-    ) -> Decision:
+    def decide(self, request: AccessRequest, now_utc_us: int) -> Decision:
         """As `DecisionTable.decide`; across tenants, the denial of either revision stands."""
-        asked = (action, reader, owner, classification, scope, via, now_utc_us, source)
-        if reader == owner:
-            return self._of_any(reader).decide(*asked)
-        first = self.base.decide(*asked)
-        return self.candidate.decide(*asked) if first.permitted else first
+        if request.reader == request.owner:
+            return self._of_any(request.reader).decide(request, now_utc_us)
+        first = self.base.decide(request, now_utc_us)
+        return self.candidate.decide(request, now_utc_us) if first.permitted else first
 
-    def decide_many(
-        self,
-        actions: NDArray[np.integer],
-        readers: Sequence[str],
-        owners: Sequence[str],
-        classifications: NDArray[np.integer],
-        scopes: NDArray[np.integer],
-        vias: NDArray[np.integer],
-        now_utc_us: int,
-    ) -> NDArray[np.bool_]:
+    def decide_many(self, requests: AccessColumns[Sequence[str]], now_utc_us: int) -> NDArray[np.bool_]:
         """As `DecisionTable.decide_many`."""
-        asked = (actions, readers, owners, classifications, scopes, vias, now_utc_us)
-        base, candidate = self.base.decide_many(*asked), self.candidate.decide_many(*asked)
+        readers, owners = requests.readers, requests.owners
+        base = self.base.decide_many(requests, now_utc_us)
+        candidate = self.candidate.decide_many(requests, now_utc_us)
         own = np.array([a == b for a, b in zip(readers, owners, strict=True)])
         staged = np.array([self._of_any(reader) is self.candidate for reader in readers])
         return np.where(own, np.where(staged, candidate, base), base & candidate)

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.policies.document.model import Action, Scope, Via
-from kvcustody.policies.table.model import TENANT_LENGTH_MAX, Row, Tables, Timeline
+from kvcustody.policies.table.model import TENANT_LENGTH_MAX, AccessColumns, Integers, Row, Tables, Timeline
 
 _ACTIONS, _SCOPES = len(Action), len(Scope)
-Integers = NDArray[np.integer]
 
 
 class BatchTable:
@@ -97,17 +96,9 @@ class BatchTable:
             result.append(indices)
         return result[0], result[1]
 
-    def permits(
-        self,
-        actions: Integers,
-        readers: Integers,
-        owners: Integers,
-        classifications: Integers,
-        scopes: Integers,
-        vias: Integers,
-        now_utc_us: int,
-    ) -> NDArray[np.bool_]:
-        """The mask of permits; `readers` and `owners` are indices of one `intern` call."""
+    def permits(self, requests: AccessColumns[Integers], now_utc_us: int) -> NDArray[np.bool_]:
+        """The mask of permits; readers and owners are indices of one `intern` call."""
+        actions, readers, owners, classifications, scopes, vias = requests
         valid = (readers >= 0) & (owners >= 0) & (vias >= 0) & (vias < 3)
         for values, count in ((actions, _ACTIONS), (classifications, self._levels), (scopes, _SCOPES)):
             valid &= (values >= 0) & (values < count)

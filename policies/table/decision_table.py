@@ -44,6 +44,8 @@ from kvcustody.policies.table.model import (
     DEFAULT_DENY,
     TENANT_LENGTH_MAX,
     UNLISTED,
+    AccessColumns,
+    AccessRequest,
     Decision,
     Tables,
     Timeline,
@@ -114,22 +116,10 @@ class DecisionTable:
         )
         self._batch: BatchTable | None = None
 
-    def decide(
-        self,
-        action: Action,
-        reader: str,
-        owner: str,
-        classification: int,
-        scope: Scope,
-        via: Via,
-        now_utc_us: int,
-        source: str | None = None,
-    ) -> Decision:
-        """Whether `reader` may now act on `owner`'s domain of this level and scope, reached by `via`.
-
-        `source` narrows a grant or segment to one id; without it any live one will do, and all are named.
-        """
+    def decide(self, request: AccessRequest, now_utc_us: int) -> Decision:
+        """Whether the reader may act on the owner's domain at this instant."""
         try:
+            action, reader, owner, classification, scope, via, source = request
             if via == _OWN:
                 if reader != owner:
                     return self._deny
@@ -176,21 +166,11 @@ class DecisionTable:
             return Decision(Effect.PERMIT, (source,), self.revision, decision.errors)
         return decision
 
-    def decide_many(
-        self,
-        actions: NDArray[np.integer],
-        readers: Sequence[str],
-        owners: Sequence[str],
-        classifications: NDArray[np.integer],
-        scopes: NDArray[np.integer],
-        vias: NDArray[np.integer],
-        now_utc_us: int,
-    ) -> NDArray[np.bool_]:
+    def decide_many(self, requests: AccessColumns[Sequence[str]], now_utc_us: int) -> NDArray[np.bool_]:
         """The permits among many requests at one instant, as a mask; `decide` gives the reasons of one."""
-        reader_index, owner_index = self.batch().intern(readers, owners)
-        return self.batch().permits(
-            actions, reader_index, owner_index, classifications, scopes, vias, now_utc_us
-        )
+        readers, owners = self.batch().intern(requests.readers, requests.owners)
+        actions, _, _, levels, scopes, vias = requests
+        return self.batch().permits(AccessColumns(actions, readers, owners, levels, scopes, vias), now_utc_us)
 
     def batch(self) -> BatchTable:
         """The dense form for many requests at once, built on first use."""

@@ -6,11 +6,15 @@ form (`BatchTable`) read them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, NamedTuple, TypeVar
 
-from kvcustody.policies.document.model import Effect, Grant, SegmentRule
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.policies.document.model import Action, Effect, Grant, Scope, SegmentRule, Via
 from kvcustody.policies.table.obligations import Obligations
 
 DEFAULT_DENY = "default-deny"
@@ -26,6 +30,37 @@ class Unlisted(Enum):
 
 
 UNLISTED = Unlisted.TENANT
+
+
+class AccessRequest(NamedTuple):
+    """What one decision is asked for, all but its instant: may `reader` act on `owner`'s domain, reached by `via`?
+
+    `source` narrows a grant or segment to one id; without it any live one will do, and all are named. Where the same
+    is asked again and again (a plan's requests), make it once.
+    """
+
+    action: Action
+    reader: str
+    owner: str
+    level: int  # of classification
+    scope: Scope
+    via: Via
+    source: str | None = None
+
+
+Integers = NDArray[np.integer]
+Tenants = TypeVar("Tenants", Sequence[str], Integers)
+
+
+class AccessColumns(NamedTuple, Generic[Tenants]):
+    """Many access requests by any source, a column a field; tenants by name, or by index (`BatchTable.intern`)."""
+
+    actions: Integers
+    readers: Tenants
+    owners: Tenants
+    levels: Integers
+    scopes: Integers
+    vias: Integers
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import ALWAYS_US, NEVER_US, Decision
+from kvcustody.policies.table.model import ALWAYS_US, NEVER_US, AccessRequest, Decision
 
 FRESH = ("~unlisted-1", "~unlisted-2")
 DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
@@ -33,7 +33,14 @@ class Request(NamedTuple):
 
     def ask(self, table: DecisionTable) -> Decision:
         """The table's answer."""
-        return table.decide(*self)
+        return table.decide(self.access, self.now_us)
+
+    @property
+    def access(self) -> AccessRequest:
+        """The request without its instant, as a table takes it."""
+        return AccessRequest(
+            self.action, self.reader, self.owner, self.level, self.scope, self.via, self.source
+        )
 
     def data(self, classifications: tuple[str, ...]) -> dict[str, Any]:
         """The request in words, as a test case or a reviewer writes it."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest
 
 
 class Recorded(NamedTuple):
@@ -124,13 +125,13 @@ def _lost(
     entry = new.tenant(tenant)
     if level is None:
         return "classification"
-    admitted = new.decide(Action.ADMIT, tenant, tenant, level, Scope.SESSION, Via.OWN, at_us)
+    admitted = new.decide(AccessRequest(Action.ADMIT, tenant, tenant, level, Scope.SESSION, Via.OWN), at_us)
     if entry is None or not admitted.permitted:
         change.refused += 1
         return admitted.reasons[0]
     if not new.obligations(tenant, level).cacheable:
         return f"retention:{request.classification}"
-    own = new.decide(Action.REUSE, tenant, tenant, level, entry.scope, Via.OWN, at_us)
+    own = new.decide(AccessRequest(Action.REUSE, tenant, tenant, level, entry.scope, Via.OWN), at_us)
     if not own.permitted:
         return own.reasons[0]
     for source in request.reasons:
@@ -147,13 +148,17 @@ def _through(
     policy = old.policy
     for grant in (*policy.grants, *policy.group_grants()):
         if grant.id == source:
-            ask = (Action.REUSE, request.tenant, grant.owner, level, Scope.TENANT, Via.GRANT, request.at_us)
-            return None if new.decide(*ask, source).permitted else f"without {source}"
+            asked = AccessRequest(
+                Action.REUSE, request.tenant, grant.owner, level, Scope.TENANT, Via.GRANT, source
+            )
+            return None if new.decide(asked, request.at_us).permitted else f"without {source}"
     for segment in policy.segments:
         if segment.id == source:
             named = new.policy.classifications
             wanted = policy.classifications[segment.level]
             at = named.index(wanted) if wanted in named else -1
-            ask = (Action.REUSE, request.tenant, segment.owner, at, Scope.TENANT, Via.SEGMENT, request.at_us)
-            return None if new.decide(*ask, source).permitted else f"without {source}"
+            asked = AccessRequest(
+                Action.REUSE, request.tenant, segment.owner, at, Scope.TENANT, Via.SEGMENT, source
+            )
+            return None if new.decide(asked, request.at_us).permitted else f"without {source}"
     return None

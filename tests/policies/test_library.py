@@ -8,6 +8,7 @@ from kvcustody.errors import ConfigError
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Action, Profile, Scope, Via
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.model import AccessRequest
 
 NOW = 1_790_000_000_000_000
 
@@ -31,9 +32,9 @@ def test_own_reuse_is_permitted_and_crossing_is_named(table):
     known = [tenant.id for tenant in table.policy.tenants]
     for reader in known:
         scope = table.tenant(reader).scope
-        assert table.decide(Action.REUSE, reader, reader, 0, scope, Via.OWN, NOW)
+        assert table.decide(AccessRequest(Action.REUSE, reader, reader, 0, scope, Via.OWN), NOW)
         for owner in {*known, "stranger"} - {reader}:
-            assert not table.decide(Action.REUSE, reader, owner, 0, scope, Via.OWN, NOW)
+            assert not table.decide(AccessRequest(Action.REUSE, reader, owner, 0, scope, Via.OWN), NOW)
 
 
 def test_no_classification_is_missing_an_obligation(table):
@@ -49,21 +50,25 @@ def test_public_api_lets_nothing_cross_or_leave():
     tenants = [*policy.tenants, policy.default]
     assert all(tenant.guaranteed == tenant.cap and not tenant.borrow for tenant in tenants)
     assert sum(tenant.guaranteed * (tenant.tenants_max or 1) for tenant in tenants) <= 1
-    assert table.decide(Action.REUSE, "key-1", "key-1", 0, Scope.SESSION, Via.OWN, NOW)
-    assert not table.decide(Action.REUSE, "key-1", "key-1", 0, Scope.SUBJECT, Via.OWN, NOW)
-    assert not table.decide(Action.OFFLOAD, "operator", "operator", 0, Scope.SESSION, Via.OWN, NOW)
+    assert table.decide(AccessRequest(Action.REUSE, "key-1", "key-1", 0, Scope.SESSION, Via.OWN), NOW)
+    assert not table.decide(AccessRequest(Action.REUSE, "key-1", "key-1", 0, Scope.SUBJECT, Via.OWN), NOW)
+    assert not table.decide(
+        AccessRequest(Action.OFFLOAD, "operator", "operator", 0, Scope.SESSION, Via.OWN), NOW
+    )
 
 
 def test_regulated_saas_shares_by_name_and_date_only():
     table = compile_policy(library.load("regulated-saas"), revision=1)
     ask = lambda reader, owner, level, via=Via.GRANT: table.decide(  # noqa: E731
-        Action.REUSE, reader, owner, level, Scope.TENANT, via, NOW
+        AccessRequest(Action.REUSE, reader, owner, level, Scope.TENANT, via), NOW
     )
     assert ask("acme-labs", "acme", 1).reasons == ("labs-reads-acme",) and not ask("acme", "acme-labs", 1)
     assert ask("acme-labs", "acme", 1, Via.SEGMENT).reasons == ("support-agent-v3",)
     assert not ask("globex", "acme", 0) and not ask("stranger", "acme", 0, Via.SEGMENT)
     restricted = table.level("restricted")
-    assert not table.decide(Action.REUSE, "acme", "acme", restricted, Scope.SESSION, Via.OWN, NOW)
+    assert not table.decide(
+        AccessRequest(Action.REUSE, "acme", "acme", restricted, Scope.SESSION, Via.OWN), NOW
+    )
     assert table.classify("globex", "/v1/health/a", None, "public") == restricted
     assert table.obligations("stranger", 0).idle_us < table.obligations("acme", 0).idle_us
     assert table.tenant("northwind-bank").scope is Scope.SESSION
@@ -71,8 +76,8 @@ def test_regulated_saas_shares_by_name_and_date_only():
 
 def test_single_org_admits_its_tenant_alone():
     table = compile_policy(library.load("single-org"), revision=1)
-    assert table.decide(Action.REUSE, "org", "org", 1, Scope.TENANT, Via.OWN, NOW)
-    assert not table.decide(Action.ADMIT, "guest", "guest", 0, Scope.SESSION, Via.OWN, NOW)
+    assert table.decide(AccessRequest(Action.REUSE, "org", "org", 1, Scope.TENANT, Via.OWN), NOW)
+    assert not table.decide(AccessRequest(Action.ADMIT, "guest", "guest", 0, Scope.SESSION, Via.OWN), NOW)
     assert table.tenant("guest") is None
 
 

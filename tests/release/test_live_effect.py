@@ -24,6 +24,7 @@ from kvcustody.governance.release.rollback_guard import RevisionMark
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.model import AccessRequest
 
 HIT = 64
 NOW_UTC = 1_767_225_600 * MICROSECONDS
@@ -226,7 +227,8 @@ def table(revision: int, *grants: str, rules: str = "", idle: str = "1h"):
 def test_a_staged_crossing_needs_both_revisions(in_base: bool, in_candidate: bool, staged: str) -> None:
     grants = [READS] if in_base else [], [READS] if in_candidate else []
     both = StagedTable(table(1, *grants[0]), table(2, *grants[1]), Stage(frozenset(staged.split("+"))))
-    decision = both.decide(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT, NOW_UTC, "reads")
+    asked = AccessRequest(Action.REUSE, "reader", "holder", 0, Scope.TENANT, Via.GRANT, "reads")
+    decision = both.decide(asked, NOW_UTC)
     assert decision.permitted == (in_base and in_candidate)
     assert bool(both.grants_for("reader", 0, NOW_UTC)) == (in_base and in_candidate)
 
@@ -235,7 +237,9 @@ def test_a_tenant_in_the_stage_has_the_new_revision_for_itself(release: Release)
     both = StagedTable(table(1), table(2, rules=FORBID, idle="1m"), Stage(frozenset({"third"})))
 
     def own(name: str) -> bool:
-        return both.decide(Action.REUSE, name, name, 1, Scope.TENANT, Via.OWN, NOW_UTC).permitted
+        return both.decide(
+            AccessRequest(Action.REUSE, name, name, 1, Scope.TENANT, Via.OWN), NOW_UTC
+        ).permitted
 
     assert (own("third"), own("holder")) == (False, True)
     assert both.obligations("third", 0).idle_us == 60 * MICROSECONDS
@@ -256,13 +260,15 @@ def test_random_staged_tables_permit_across_only_what_both_do() -> None:
         for reader, owner, level, scope, via in product(
             ("holder", "reader", "third"), ("holder", "reader", "third"), (0, 1), Scope, Via
         ):
-            asked = (Action.REUSE, reader, owner, level, scope, via, NOW_UTC)
-            permitted = both.decide(*asked).permitted
+            asked = AccessRequest(Action.REUSE, reader, owner, level, scope, via)
+            permitted = both.decide(asked, NOW_UTC).permitted
             if reader != owner:
-                assert permitted == (base.decide(*asked).permitted and candidate.decide(*asked).permitted)
+                assert permitted == (
+                    base.decide(asked, NOW_UTC).permitted and candidate.decide(asked, NOW_UTC).permitted
+                )
                 crossings += permitted
             else:
-                assert permitted == both.of(reader).decide(*asked).permitted
+                assert permitted == both.of(reader).decide(asked, NOW_UTC).permitted
     assert crossings > 50, "void: nothing crossed"
 
 

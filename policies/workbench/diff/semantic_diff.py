@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvcustody.policies.document.model import Action, Scope, SegmentRule, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED
+from kvcustody.policies.table.model import ALWAYS_US, DEFAULT_DENY, NEVER_US, UNLISTED, AccessRequest
 from kvcustody.policies.workbench.diff.model import CellChange, CellEffect, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.obligation_changes import duty_changes
 from kvcustody.policies.workbench.diff.setting_changes import setting_changes
@@ -39,7 +39,7 @@ class _Side(NamedTuple):
         level = self.levels.get(name)
         if level is None:
             return _ABSENT
-        decision = self.table.decide(action, reader, owner, level, scope, via, now_us, source)
+        decision = self.table.decide(AccessRequest(action, reader, owner, level, scope, via, source), now_us)
         return CellEffect(decision.permitted, decision.reasons)
 
     def content(self, source: str) -> str:

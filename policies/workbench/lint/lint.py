@@ -27,6 +27,7 @@ from kvcustody.policies.document.model import (
 )
 from kvcustody.policies.document.problems import PolicyRejected, Problem, Problems, SourceMark, quote
 from kvcustody.policies.table.decision_table import DecisionTable
+from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.diff.obligation_changes import duration
 from kvcustody.policies.workbench.lint.dead_rules import Finding, lint_rules
@@ -136,7 +137,8 @@ def _grant_opens(table: DecisionTable, grant: Grant) -> bool:
     starts = grant.from_us if grant.from_us is not None else (grant.until_us or 1) - 1
     return any(
         table.decide(
-            Action.REUSE, grant.reader, grant.owner, level, SHARED[0], Via.GRANT, starts, grant.id
+            AccessRequest(Action.REUSE, grant.reader, grant.owner, level, SHARED[0], Via.GRANT, grant.id),
+            starts,
         ).permitted
         and table.obligations(grant.owner, level).cacheable
         for level in range(grant.at_most + 1)
@@ -146,9 +148,13 @@ def _grant_opens(table: DecisionTable, grant: Grant) -> bool:
 def _segment_opens(table: DecisionTable, segment: SegmentRule) -> bool:
     readers = segment.tenants if segment.tenants is not None else (segment.owner,)
     last = 0 if segment.expires_us is None else segment.expires_us - 1
-    ask = (segment.owner, segment.level, SHARED[0], Via.SEGMENT, last, segment.id)
-    return table.obligations(segment.owner, segment.level).cacheable and any(
-        table.decide(Action.REUSE, reader, *ask).permitted for reader in readers
+    owner, level = segment.owner, segment.level
+    asked = (
+        AccessRequest(Action.REUSE, reader, owner, level, SHARED[0], Via.SEGMENT, segment.id)
+        for reader in readers
+    )
+    return table.obligations(owner, level).cacheable and any(
+        table.decide(one, last).permitted for one in asked
     )
 
 

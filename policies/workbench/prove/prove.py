@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import Action, Policy, Scope, Via
 from kvcustody.policies.table.decision_table import DecisionTable
-from kvcustody.policies.table.model import UNLISTED, Decision, Unlisted
+from kvcustody.policies.table.model import UNLISTED, AccessColumns, AccessRequest, Decision, Unlisted
 from kvcustody.policies.table.obligations import obligations_of
 from kvcustody.policies.workbench.prove.counterexamples import Findings
 from kvcustody.policies.workbench.prove.model import Proof, Searched
@@ -130,7 +130,9 @@ class _Search:
         batch, mine = self._table.batch(), self._tenants.index(reader)
         indices, _ = batch.intern(self._tenants, ())
         readers = np.full(len(owners), indices[mine])
-        mask = batch.permits(columns[0], readers, indices[owners], columns[1], columns[2], columns[3], 0)
+        mask = batch.permits(
+            AccessColumns(columns[0], readers, indices[owners], columns[1], columns[2], columns[3]), 0
+        )
         self._findings.cells += len(mask)
         for place in np.flatnonzero(mask & (owners != mine)):
             action, level, scope, via = (int(column[place]) for column in columns)
@@ -149,7 +151,7 @@ class _Search:
         """A tenant's own domains; such an answer does not depend on time, so one instant is asked."""
         decide, findings = self._table.decide, self._findings
         for action, level, scope in product(Action, self._levels, Scope):
-            decision = decide(action, tenant, tenant, level, scope, Via.OWN, 0)
+            decision = decide(AccessRequest(action, tenant, tenant, level, scope, Via.OWN), 0)
             findings.cells += 1
             if decision.permitted:
                 self._judge_own(Request(action, tenant, tenant, level, scope, Via.OWN, 0), decision)
@@ -169,12 +171,16 @@ class _Search:
         instants = sorted({0, *edges, *(edge - 1 for edge in edges)})
         self._instants.update(instants)
         decide, findings = self._table.decide, self._findings
-        for action, level, scope, via, now_us in product(Action, self._levels, Scope, vias, instants):
-            for source in ids if via is not Via.OWN else (None,):
-                decision = decide(action, reader, owner, level, scope, via, now_us, source)
+        for action, level, scope, via in product(Action, self._levels, Scope, vias):
+            asked = [
+                AccessRequest(action, reader, owner, level, scope, via, source)
+                for source in (ids if via is not Via.OWN else (None,))
+            ]
+            for now_us, access in product(instants, asked):
+                decision = decide(access, now_us)
                 findings.cells += 1
                 if decision.permitted:
-                    request = Request(action, reader, owner, level, scope, via, now_us, source)
+                    request = Request(action, reader, owner, level, scope, via, now_us, access.source)
                     self._judge_crossing(request, decision)
 
     def _judge_own(self, request: Request, decision: Decision) -> None:

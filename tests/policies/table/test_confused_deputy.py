@@ -14,6 +14,7 @@ import pytest
 from kvcustody.policies.document.model import Action, Grant, RuleEffect, Scope, Via
 from kvcustody.policies.table import compile as compiler
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.model import AccessRequest
 
 NOW = 1_790_000_000_000_000
 NAMES = [f"t{i}" for i in range(6)]
@@ -46,8 +47,8 @@ def derive(rng, table, chosen, hint_lowers=False, transitive=False):
         derived = table.classify(reader, None, claim, hint)
         if hint_lowers and hint is not None:
             derived = LEVELS.index(hint)
-        ask = (Action.REUSE, reader, owner, derived, Scope.TENANT, Via.GRANT, NOW)
-        permitted = table.decide(*ask).permitted or (
+        ask = AccessRequest(Action.REUSE, reader, owner, derived, Scope.TENANT, Via.GRANT)
+        permitted = table.decide(ask, NOW).permitted or (
             transitive and any((owner, via) in chosen and (via, reader) in chosen for via in NAMES)
         )
         if not permitted:

@@ -18,6 +18,7 @@ import pytest
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.model import AccessColumns, AccessRequest
 
 DAY = 86_400_000_000
 WORDS = [action.name.lower() for action in Action]
@@ -206,7 +207,10 @@ def random_request(rng, doc):
 def call(table, request):
     action, reader, owner, level, scope, via, now, source = request
     return table.decide(
-        Action[action.upper()], reader, owner, level, Scope[scope.upper()], Via[via.upper()], now, source
+        AccessRequest(
+            Action[action.upper()], reader, owner, level, Scope[scope.upper()], Via[via.upper()], source
+        ),
+        now,
     )
 
 
@@ -237,9 +241,11 @@ def agree_in_bulk(table, requests):
     for now in {request[6] for request in requests}:
         here = [request for request in requests if request[6] == now]
         mask = table.decide_many(
-            np.array([Action[r[0].upper()] for r in here]), [r[1] for r in here], [r[2] for r in here],
-            np.array([r[3] for r in here]), np.array([Scope[r[4].upper()] for r in here]),
-            np.array([Via[r[5].upper()] for r in here]), now,
+            AccessColumns(
+                np.array([Action[r[0].upper()] for r in here]), [r[1] for r in here], [r[2] for r in here],
+                np.array([r[3] for r in here]), np.array([Scope[r[4].upper()] for r in here]),
+                np.array([Via[r[5].upper()] for r in here]),
+            ), now,
         )  # fmt: skip
         assert mask.tolist() == [call(table, request).permitted for request in here]
 

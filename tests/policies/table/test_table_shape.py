@@ -10,6 +10,7 @@ from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.decision_table import places
+from kvcustody.policies.table.model import AccessRequest
 
 NOW = 1_790_000_000_000_000
 
@@ -30,7 +31,7 @@ def sized(base, rules, tenants):
     return compile_policy(load_policy(text, name="sized.yaml"), revision=1)
 
 
-def steps(table, *request):
+def steps(table, request):
     """Bytecodes executed in our own frames for one decision."""
     count = 0
 
@@ -43,18 +44,18 @@ def steps(table, *request):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        table.decide(*request)
+        table.decide(request, NOW)
     finally:
         sys.settrace(before)
     return count
 
 
 REQUESTS = {
-    "own": (Action.REUSE, "acme", "acme", 0, Scope.SUBJECT, Via.OWN, NOW),
-    "grant": (Action.REUSE, "labs", "acme", 1, Scope.TENANT, Via.GRANT, NOW),
-    "segment": (Action.REUSE, "labs", "acme", 0, Scope.TENANT, Via.SEGMENT, NOW),
-    "unlisted": (Action.REUSE, "stranger", "stranger", 0, Scope.SUBJECT, Via.OWN, NOW),
-    "denied": (Action.REUSE, "globex", "acme", 0, Scope.TENANT, Via.GRANT, NOW),
+    "own": AccessRequest(Action.REUSE, "acme", "acme", 0, Scope.SUBJECT, Via.OWN),
+    "grant": AccessRequest(Action.REUSE, "labs", "acme", 1, Scope.TENANT, Via.GRANT),
+    "segment": AccessRequest(Action.REUSE, "labs", "acme", 0, Scope.TENANT, Via.SEGMENT),
+    "unlisted": AccessRequest(Action.REUSE, "stranger", "stranger", 0, Scope.SUBJECT, Via.OWN),
+    "denied": AccessRequest(Action.REUSE, "globex", "acme", 0, Scope.TENANT, Via.GRANT),
 }
 
 
@@ -70,9 +71,9 @@ def large(base):
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
 def test_steps_do_not_depend_on_the_number_of_rules(small, large, request_):
-    taken = steps(small, *request_)
-    assert 0 < taken == steps(large, *request_) < 120
-    assert small.decide(*request_).effect is large.decide(*request_).effect
+    taken = steps(small, request_)
+    assert 0 < taken == steps(large, request_) < 120
+    assert small.decide(request_, NOW).effect is large.decide(request_, NOW).effect
 
 
 def test_equal_cells_are_shared(large):

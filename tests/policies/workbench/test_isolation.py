@@ -15,7 +15,7 @@ from kvcustody.policies.document.model import Action, Effect, Grant, Relation, R
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table import compile as compiler
 from kvcustody.policies.table.compile import compile_policy
-from kvcustody.policies.table.model import Decision
+from kvcustody.policies.table.model import AccessRequest, Decision
 
 NOW = 1_790_000_000_000_000  # within 2026
 LOW, MID, HIGH = 0, 1, 2
@@ -39,7 +39,7 @@ class UnreadableLater(tuple):
 
 
 def reuse(table, reader, owner, level=LOW, scope=Scope.TENANT, via=Via.GRANT, now=NOW, source=None):
-    return table.decide(Action.REUSE, reader, owner, level, scope, via, now, source)
+    return table.decide(AccessRequest(Action.REUSE, reader, owner, level, scope, via, source), now)
 
 
 def everything(table, names, now=NOW):
@@ -49,7 +49,7 @@ def everything(table, names, now=NOW):
     ):
         yield (
             (action, reader, owner, level, scope, via),
-            table.decide(action, reader, owner, level, scope, via, now),
+            table.decide(AccessRequest(action, reader, owner, level, scope, via), now),
         )
 
 
@@ -74,7 +74,7 @@ def test_a_grant_opens_reuse_alone_and_no_private_scope(compiled):
     table = compiled()
     assert reuse(table, "labs", "acme")
     for action in set(Action) - {Action.REUSE}:
-        assert not table.decide(action, "labs", "acme", LOW, Scope.TENANT, Via.GRANT, NOW)
+        assert not table.decide(AccessRequest(action, "labs", "acme", LOW, Scope.TENANT, Via.GRANT), NOW)
     for scope in (Scope.SESSION, Scope.SUBJECT):
         assert not reuse(table, "labs", "acme", scope=scope)
 
@@ -148,9 +148,9 @@ def test_own_scope_is_no_wider_than_the_tenants_private_scope(compiled):
 def test_unlisted_tenants_are_refused_without_a_default(compiled):
     line = "  default: {quota: {guaranteed: 1%, cap: 10%}, tenants_max: 20}\n"
     with_default, without = compiled(), compiled((line, ""))
-    admit = (Action.ADMIT, "stranger", "stranger", LOW, Scope.SESSION, Via.OWN, NOW)
-    assert with_default.decide(*admit).reasons == ("tenants:default",)
-    assert without.decide(*admit).reasons == ("default-deny",)
+    admit = AccessRequest(Action.ADMIT, "stranger", "stranger", LOW, Scope.SESSION, Via.OWN)
+    assert with_default.decide(admit, NOW).reasons == ("tenants:default",)
+    assert without.decide(admit, NOW).reasons == ("default-deny",)
     assert without.tenant("stranger") is None and with_default.tenant("stranger").id == "default"
     assert not any(
         d for (_, reader, *_), d in everything(without, ["stranger", "acme"]) if reader == "stranger"
@@ -164,8 +164,8 @@ def test_unlisted_tenants_are_refused_without_a_default(compiled):
 def test_what_is_not_a_tenant_gets_nothing(compiled, nobody, via):
     table = compiled(("tenants: [acme, labs]", 'tenants: "*"'))
     for action, other in itertools.product(Action, (nobody, "acme")):
-        assert not table.decide(action, nobody, other, LOW, Scope.SESSION, via, NOW)
-        assert not table.decide(action, nobody, other, LOW, Scope.PUBLIC, via, NOW)
+        assert not table.decide(AccessRequest(action, nobody, other, LOW, Scope.SESSION, via), NOW)
+        assert not table.decide(AccessRequest(action, nobody, other, LOW, Scope.PUBLIC, via), NOW)
 
 
 GOOD = {
@@ -191,11 +191,11 @@ BAD_REQUESTS = [
 
 @pytest.mark.parametrize("request_", BAD_REQUESTS)
 def test_a_malformed_request_is_denied(compiled, request_):
-    assert not compiled().decide(*request_)
+    assert not compiled().decide(AccessRequest(*request_[:6]), request_[6])
 
 
 def test_an_error_while_deciding_is_a_deny_that_says_so(compiled):
-    decision = compiled().decide(Action.REUSE, "acme", "acme", 99, Scope.SUBJECT, Via.OWN, NOW)
+    decision = compiled().decide(AccessRequest(Action.REUSE, "acme", "acme", 99, Scope.SUBJECT, Via.OWN), NOW)
     assert decision == Decision(Effect.DENY, ("default-deny",), 1, ("KeyError in decide",))
 
 
@@ -211,10 +211,10 @@ def test_any_failure_inside_the_engine_is_a_deny(compiled, name, error):
             raise error
 
     table = compiled()
-    assert table.decide(*GOOD[name])
+    assert table.decide(AccessRequest(*GOOD[name][:6]), NOW)
     for part in ("_own", "_grants", "_segments"):
         setattr(table, part, Failing())
-    decision = table.decide(*GOOD[name])
+    decision = table.decide(AccessRequest(*GOOD[name][:6]), NOW)
     assert not decision and decision.reasons == ("default-deny",) and len(decision.errors) == 1
 
 
@@ -325,7 +325,9 @@ def test_group_without_sharing_opens_nothing(compiled):
 
 def test_publish_and_retain_follow_retention_and_offload_its_section(compiled):
     table = compiled()
-    ask = lambda action, level: table.decide(action, "acme", "acme", level, Scope.SUBJECT, Via.OWN, NOW)  # noqa: E731
+    ask = lambda action, level: table.decide(  # noqa: E731
+        AccessRequest(action, "acme", "acme", level, Scope.SUBJECT, Via.OWN), NOW
+    )
     assert ask(Action.PUBLISH, LOW).reasons == ("retention:low",) and ask(Action.RETAIN, LOW)
     for action in (Action.PUBLISH, Action.RETAIN):
         assert ask(action, HIGH) == Decision(Effect.DENY, ("retention:high",), 1)
@@ -348,7 +350,10 @@ def test_effect_and_decision_truth(compiled):
     assert bool(Effect.DENY) and bool(Effect.PERMIT), "an effect is never falsy; ask the decision"
     assert reuse(compiled(), "labs", "acme").permitted and not reuse(compiled(), "globex", "acme").permitted
     assert (
-        compiled(revision=9).decide(Action.ADMIT, "acme", "acme", 0, Scope.SESSION, Via.OWN, 0).revision == 9
+        compiled(revision=9)
+        .decide(AccessRequest(Action.ADMIT, "acme", "acme", 0, Scope.SESSION, Via.OWN), 0)
+        .revision
+        == 9
     )
 
 

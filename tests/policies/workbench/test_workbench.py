@@ -18,6 +18,7 @@ from kvcustody.policies.document.problems import PolicyRejected
 from kvcustody.policies.reading.fields import FieldReader
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
+from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.workbench.diff.model import DiffVerdict
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.explain import explain
@@ -97,7 +98,8 @@ def test_a_difference_is_exact(compiled):
                                 1_806_000_000_000_000  # April 2027: the old grant is over, the new one is not
                             )
                             before, after = (
-                                t.decide(action, reader, owner, level, scope, via, at) for t in (one, two)
+                                t.decide(AccessRequest(action, reader, owner, level, scope, via), at)
+                                for t in (one, two)
                             )
                             cell = told.get((action, reader, owner, name, scope, via))
                             assert (before.permitted != after.permitted) == (
