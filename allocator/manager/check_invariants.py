@@ -12,7 +12,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.prefix.hash_index import entered_positions
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 
 
 def check(manager: BlockManager) -> list[str]:
@@ -91,7 +91,7 @@ def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
     return nodes
 
 
-def _sequences(manager: BlockManager) -> list[Sequence]:
+def _sequences(manager: BlockManager) -> list[RunningSequence]:
     return [sequence for sequence in manager.decode.sequences if sequence is not None]
 
 
@@ -136,7 +136,7 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
         problems.append(f"U3: {lost} blocks are held by nobody")
 
 
-def _check_table(sequence: Sequence, problems: list[str]) -> None:
+def _check_table(sequence: RunningSequence, problems: list[str]) -> None:
     """A table is its path, except where its own duplicate serves it (S1, U2)."""
     parts: list[NDArray[np.int64]] = []
     node = sequence.leaf

@@ -15,7 +15,7 @@ from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
 from kvcustody.allocator.prefix.hash_index import entered_positions
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 
@@ -77,9 +77,9 @@ def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int)
         pool.end([(part, domain, "orphan", now_us, fence, NEVER_US)], state, now_us)
 
 
-def cut_path(manager: BlockManager, sequence: Sequence) -> None:
+def cut_path(manager: BlockManager, sequence: RunningSequence) -> None:
     """A sequence whose path has ended under it keeps what lives of it and its own blocks, to be released."""
-    manager.withdraw(sequence)
+    manager.stop_publishing(sequence)
     own = sequence.table[sequence.published : sequence.block_count]
     node = sequence.leaf
     while node is not None and node.length == 0:

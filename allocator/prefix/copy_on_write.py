@@ -13,7 +13,7 @@ from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.pool.records import LetGo
 from kvcustody.allocator.prefix.decode_table import DecodeTable
 from kvcustody.allocator.prefix.node import PathResidency
-from kvcustody.allocator.prefix.sequence import Sequence, Span
+from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 
@@ -25,10 +25,12 @@ class Forks:
         self.tree = tree
         self.decode = decode
 
-    def fork(self, parent: Sequence, id_: object, residency: PathResidency, now_us: int) -> Sequence:
+    def fork(
+        self, parent: RunningSequence, id_: object, residency: PathResidency, now_us: int
+    ) -> RunningSequence:
         """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)
-        child = Sequence(id_, parent.account, parent.domain, residency)
+        child = RunningSequence(id_, parent.account, parent.domain, residency)
         assert parent.leaf is not None, "a running sequence has at least one block"
         path = self.tree.attach(parent.leaf, now_us)
         child.leaf, child.shared_tail = parent.leaf, parent.shared_tail
@@ -39,11 +41,11 @@ class Forks:
         child.recorded_until = self.pool.next_generation
         child.spans = [_copy(span) for span in parent.spans]
         table, slot = self.decode, parent.slot
-        table.enter(child, int(table.length[slot]), table.pending[slot].tobytes())
+        table.add(child, int(table.length[slot]), table.pending[slot].tobytes())
         table.computed[child.slot] = table.computed[slot]
         return child
 
-    def _share_rest(self, parent: Sequence, now_us: int) -> None:
+    def _share_rest(self, parent: RunningSequence, now_us: int) -> None:
         """Move the unpublished blocks into unindexed nodes: whole ones, then the partial tail by itself."""
         if parent.shared_tail is not None or parent.published == parent.block_count:
             return
@@ -64,7 +66,7 @@ class Forks:
             if last > whole:
                 parent.shared_tail = parent.leaf
 
-    def own_tail(self, sequence: Sequence, fresh: Blocks | None, now_us: int) -> None:
+    def own_tail(self, sequence: RunningSequence, fresh: Blocks | None, now_us: int) -> None:
         """Before the next write: take the shared tail back, or copy it into `fresh`, one block per tail block (V2)."""
         tail = sequence.shared_tail
         assert tail is not None

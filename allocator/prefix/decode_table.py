@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 
 
 class DecodeTable:
@@ -23,11 +23,11 @@ class DecodeTable:
         self.computed: NDArray[np.int64] = np.zeros(slots, dtype=np.int64)
         self.active_until: NDArray[np.int64] = np.full(slots, NEVER_US, dtype=np.int64)
         self.pending: NDArray[np.int32] = np.zeros((slots, block_tokens), dtype=np.int32)
-        self.sequences: list[Sequence | None] = [None] * slots
+        self.sequences: list[RunningSequence | None] = [None] * slots
         self._free = list(range(slots - 1, -1, -1))
         self._earliest_us = NEVER_US  # no sequence overruns before
 
-    def enter(self, sequence: Sequence, tokens: int, tail: bytes) -> None:
+    def add(self, sequence: RunningSequence, tokens: int, tail: bytes) -> None:
         """Give `sequence` a slot; `tail` holds the int32 token ids of its partial last block."""
         if not self._free:
             self._grow()
@@ -44,7 +44,7 @@ class DecodeTable:
             self.pending[slot, : len(values)] = values
         self.sequences[slot] = sequence
 
-    def leave(self, sequence: Sequence) -> None:
+    def remove(self, sequence: RunningSequence) -> None:
         """Give the slot back; its pending tokens are wiped."""
         slot = sequence.slot
         self.sequences[slot] = None
@@ -54,7 +54,7 @@ class DecodeTable:
         self._free.append(slot)
         sequence.slot = -1
 
-    def overrunning(self, now_us: int) -> list[Sequence]:
+    def overrunning(self, now_us: int) -> list[RunningSequence]:
         """Sequences that have been ACTIVE longer than their policy allows."""
         if now_us < self._earliest_us:
             return []

@@ -18,7 +18,7 @@ from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.pool.records import Ending, Joined, LetGo
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
-from kvcustody.allocator.prefix.sequence import Sequence, Span
+from kvcustody.allocator.prefix.sequence import RunningSequence, Span
 from kvcustody.allocator.prefix.sliding_window import EMPTY
 from kvcustody.allocator.prefix.tree import PrefixTree
 
@@ -30,7 +30,7 @@ class Publication:
         self.pool = pool
         self.tree = tree
 
-    def publish(self, sequence: Sequence, computed_blocks: int, now_us: int) -> None:
+    def publish(self, sequence: RunningSequence, computed_blocks: int, now_us: int) -> None:
         """Publish what is whole, computed and keyed, span by span, in token order."""
         spans = sequence.spans
         while spans:
@@ -45,7 +45,7 @@ class Publication:
                 return
             del spans[0]
 
-    def _publish_run(self, sequence: Sequence, span: Span, count: int, now_us: int) -> bool:
+    def _publish_run(self, sequence: RunningSequence, span: Span, count: int, now_us: int) -> bool:
         tree = self.tree
         keys = span.keys[: KEY_BYTES * count]
         blocks = sequence.table[span.first : span.first + count]
@@ -83,7 +83,7 @@ class Publication:
         sequence.published += count
         return whole
 
-    def _join(self, sequence: Sequence, domain: Domain, node: Node, keys: bytes, now_us: int) -> int:
+    def _join(self, sequence: RunningSequence, domain: Domain, node: Node, keys: bytes, now_us: int) -> int:
         """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares (U2).
 
         0: the node was past its time and has ended, so the keys are free. -1: it cannot be attached nor ended now.
@@ -112,7 +112,7 @@ class Publication:
         sequence.leaf = node
         return shared
 
-    def _prioritise(self, sequence: Sequence, node: Node, now_us: int) -> None:
+    def _prioritise(self, sequence: RunningSequence, node: Node, now_us: int) -> None:
         """Cut the node where the retention priority changes; the earlier range wins a shared block (peers.md §3a)."""
         tail, taken = node, 0
         ranges: list[tuple[int, int, int, int]] = []
@@ -132,7 +132,7 @@ class Publication:
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
-    def end_private(self, sequence: Sequence, cause: str, now_us: int, fence: int) -> None:
+    def end_private(self, sequence: RunningSequence, cause: str, now_us: int, fence: int) -> None:
         """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows (U3)."""
         ending: list[Ending] = [
             (blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates
@@ -158,7 +158,7 @@ class Publication:
 
     def open_windows(
         self,
-        sequence: Sequence,
+        sequence: RunningSequence,
         wanted: list[tuple[Account, int]],
         hit_blocks: int,
         take: Callable[[Account, int], Blocks],
@@ -171,14 +171,14 @@ class Publication:
             sequence.extra_written.append((blocks, self.pool.generation[blocks]))
             sequence.window_first.append(hit_blocks)
 
-    def extend_windows(self, sequence: Sequence, blocks: Blocks) -> None:
+    def extend_windows(self, sequence: RunningSequence, blocks: Blocks) -> None:
         """One more block per window group."""
         sequence.extra_written.append((blocks, self.pool.generation[blocks]))
         for group in range(len(sequence.windows)):
             sequence.windows[group] = np.append(sequence.windows[group], blocks[group])
 
     @staticmethod
-    def _spare_windows(sequence: Sequence, domain: Domain, until: int) -> None:
+    def _spare_windows(sequence: RunningSequence, domain: Domain, until: int) -> None:
         """Own window blocks of a joined part serve this sequence until release, as its other copies do (U2)."""
         for group, own in enumerate(sequence.windows):
             spare = until - sequence.window_first[group]
@@ -186,7 +186,7 @@ class Publication:
             sequence.windows[group] = own[spare:]
             sequence.window_first[group] = until
 
-    def _hand_windows(self, sequence: Sequence, node: Node, first: int) -> None:
+    def _hand_windows(self, sequence: RunningSequence, node: Node, first: int) -> None:
         """Give the node the last window of its run; what slid out of the sequence's window ends (W3)."""
         windows: list[Blocks] = []
         ending: list[Ending] = []

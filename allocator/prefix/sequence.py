@@ -31,7 +31,7 @@ class Span:
         self.state = state  # stands after the last key; None where reuse is off
 
 
-class Sequence:
+class RunningSequence:
     """One request between admission and release. Positions are in blocks unless a name says tokens."""
 
     __slots__ = (

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from kvcustody.allocator.manager.apply_limits import set_limits
-from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.audit.events import HoldsNarrowed
 from kvcustody.errors import PolicyError
-from kvcustody.governance.decisions.access_plan import DomainPool, owed_by
+from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.decisions.reachable_domains import is_reachable
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.policies.table.decision_table import DecisionTable
@@ -25,29 +23,12 @@ _LATEST_US = (1 << 53) - 1  # the latest instant that a leaf writes as a number
 
 
 class Bound(Protocol):
-    """A pool whose domains can be given new limits. `pool` is the object that its domains are interned by."""
-
-    @property
-    def pool(self) -> DomainPool:
-        """What makes the domains."""
+    """A pool whose domains can be given new limits. Domains are interned by its identity."""
 
     def set_limits(
         self, changed: Mapping[Domain, DomainLimits], now_us: int
     ) -> Mapping[Account, Iterable[Residency]]:
         """Give these domains their limits; nothing moves later. Returns the holds of whom it narrows."""
-
-
-class BoundManager:
-    """A block manager, bound."""
-
-    def __init__(self, manager: BlockManager) -> None:
-        self.pool = manager
-
-    def set_limits(
-        self, changed: Mapping[Domain, DomainLimits], now_us: int
-    ) -> Mapping[Account, Iterable[Residency]]:
-        """As `allocator.manager.apply_limits` does."""
-        return set_limits(self.pool, changed, now_us)
 
 
 def bind(
@@ -79,8 +60,8 @@ def bind(
     return [
         standing(account, holds, table.revision, now_us)
         for bound in pools
-        if id(bound.pool) in changed
-        for account, holds in bound.set_limits(changed[id(bound.pool)], now_us).items()
+        if id(bound) in changed
+        for account, holds in bound.set_limits(changed[id(bound)], now_us).items()
     ]
 
 

@@ -8,30 +8,14 @@ Q3  `used <= cap` for a tenant with a cap: its own cache makes room, nobody else
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.pool.accounting import Account, Domain, DomainLimits
-from kvcustody.allocator.pool.residency import Residency
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.policies.document.model import Profile, TenantPolicy
 from kvcustody.policies.table.decision_table import DecisionTable
 
 ANONYMOUS = "(anonymous)"  # no tenant can be called so: identifiers have no parentheses
-
-
-class BoundPool:
-    """A foreign pool whose domains a new revision binds."""
-
-    def __init__(self, pool: ForeignPool) -> None:
-        self.pool = pool
-
-    def set_limits(
-        self, changed: Mapping[Domain, DomainLimits], now_us: int
-    ) -> Mapping[Account, Iterable[Residency]]:
-        """Nothing moves later; what is over ends with the next sweep. Returns the holds of whom it narrows."""
-        return self.pool.set_limits(changed, now_us)
 
 
 class PortAccounts:
@@ -43,7 +27,6 @@ class PortAccounts:
         self._names: set[str] = set()
         self._unlisted: set[str] = set()
         self._anonymous_domain: tuple[int, Domain] | None = None
-        self.bound = BoundPool(pool)
 
     def account(self, name: str, table: DecisionTable) -> Account:
         """The account of an admitted tenant. Raises `CapacityError` where the policy admits no more unlisted ones."""

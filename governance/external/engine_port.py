@@ -522,7 +522,7 @@ class EnginePort(Authority[ForeignPool]):
         return self._accounts.account(tenant, quotas_of(self.table)), self.pool
 
     def _pools_bound(self) -> Iterable[Bound]:
-        return [self._accounts.bound]
+        return [self.pool]
 
     def _limit(self, table: DecisionTable) -> None:
         self._accounts.limit(quotas_of(table))

@@ -13,13 +13,13 @@ import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import BlockState
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.governance.governor.custody_events import unlisted
 
 
 def pool_counts(
-    managers: Sequence[BlockManager], running: Iterable[tuple[BlockManager, Running]]
+    managers: Sequence[BlockManager], running: Iterable[tuple[BlockManager, RunningSequence]]
 ) -> PoolCounts:
     """Counts over all pools of a process, at a moment when every event has been handed over."""
     pools = [manager.pool for manager in managers]

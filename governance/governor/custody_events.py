@@ -17,7 +17,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import EndedRun
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.pool.records import Joined, LetGo, Scrubbed
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.events import (
     BlocksAttached,
     BlocksReleased,
@@ -37,7 +37,7 @@ NO_TIME_US = 0
 
 def opened(
     plan: AnyPlan,
-    sequence: Sequence,
+    sequence: RunningSequence,
     manager: BlockManager,
     pool: int,
     reasons: tuple[str, ...],
@@ -71,7 +71,7 @@ def opened(
     )
 
 
-def _attached(sequence: Sequence) -> NDArray[np.int64]:
+def _attached(sequence: RunningSequence) -> NDArray[np.int64]:
     """The blocks of the path it found, in every layer group; to be taken before it publishes its own."""
     blocks = sequence.table[: sequence.hit_blocks]
     if not (sequence.windows and sequence.hit_blocks):
@@ -84,7 +84,7 @@ def _attached(sequence: Sequence) -> NDArray[np.int64]:
     return np.concatenate((blocks, *windows))
 
 
-def _handed_out(sequence: Sequence, pool: int) -> Runs:
+def _handed_out(sequence: RunningSequence, pool: int) -> Runs:
     """The blocks of the admission itself: one hand-out a layer group, so one run, without a look at any block."""
     first = sequence.hit_blocks
     if first == sequence.block_count:
@@ -98,7 +98,7 @@ def _handed_out(sequence: Sequence, pool: int) -> Runs:
     )
 
 
-def written(sequence: Sequence, manager: BlockManager, pool: int) -> Runs:
+def written(sequence: RunningSequence, manager: BlockManager, pool: int) -> Runs:
     """Every block the sequence was handed after its admission: growth, copies, windows.
 
     To be taken before its release, while the generations stand.
@@ -109,7 +109,7 @@ def written(sequence: Sequence, manager: BlockManager, pool: int) -> Runs:
     return FlatRuns(blocks, generations, pool)
 
 
-def unlisted(sequence: Sequence, manager: BlockManager) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def unlisted(sequence: RunningSequence, manager: BlockManager) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Blocks and generations the sequence was handed since its admission: generations only rise (L3)."""
     blocks = sequence.table[sequence.hit_blocks : sequence.block_count]
     generations = manager.pool.generation[blocks]
@@ -142,7 +142,9 @@ def let_go(gone: LetGo, pool: int) -> Iterator[Event]:
             yield BlocksReleased(*head, runs, is_own, NO_TIME_US, trace=residency.trace)
 
 
-def released(sequence: Sequence, runs: Runs, tenant: str, cause: str, now_us: int) -> ResidencyReleased:
+def released(
+    sequence: RunningSequence, runs: Runs, tenant: str, cause: str, now_us: int
+) -> ResidencyReleased:
     """The residency as it left: what it wrote, and until when it holds."""
     residency = sequence.residency
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US

@@ -19,7 +19,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Domain, EndedRun, PoolPartition
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, CLEAN, DIRTY, FENCED, QUARANTINED, Blocks
 from kvcustody.allocator.prefix.node import Node
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.decisions.access_plan import label_of, plan_of
 from kvcustody.governance.erasure.erasure_run import (
     ErasureEffect,
@@ -56,7 +56,7 @@ class GovernorCustodian:
                 domain.is_open = False
             covered.end_holds(before_us)
             for sequence in covered.sequences:
-                manager.withdraw(sequence)
+                manager.stop_publishing(sequence)
                 if finish:
                     finishing.append(sequence.id)
                 else:
@@ -153,7 +153,7 @@ class _Covered:
         ]
         self.units = self._units(selector)
 
-    def _reads(self, sequence: Running) -> bool:
+    def _reads(self, sequence: RunningSequence) -> bool:
         return any(id(node) in self.inside for node in _path(sequence.leaf))
 
     def _units(self, selector: Selector) -> PoolUnits:
@@ -197,7 +197,7 @@ def _end(manager: BlockManager, tops: Iterable[Node], due_us: int, now_us: int) 
     manager.tree.flush(now_us)
 
 
-def _hide(manager: BlockManager, sequences: Iterable[Running], now_us: int) -> None:
+def _hide(manager: BlockManager, sequences: Iterable[RunningSequence], now_us: int) -> None:
     """What only these sequences use leaves the index, and what continues it for nobody ends."""
     uses: dict[int, int] = {}
     nodes: dict[int, Node] = {}

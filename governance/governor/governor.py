@@ -20,14 +20,14 @@ from kvcustody.allocator.manager.check_invariants import check
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import PrefixMatch
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan, PlanKey
-from kvcustody.governance.decisions.apply_narrowing import Bound, BoundManager
+from kvcustody.governance.decisions.apply_narrowing import Bound
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
@@ -70,7 +70,7 @@ class Governor(Authority[BlockManager]):
     ) -> None:
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
-        self._live: dict[object, Running] = {}
+        self._live: dict[object, RunningSequence] = {}
         self._launch = 0
         self._overdue = OverdueWatch()
         super().__init__(
@@ -144,10 +144,10 @@ class Governor(Authority[BlockManager]):
         read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
         manager = plan.manager
         now_us = moment.now_us
-        found = manager.find(read, prompt, now_us)
+        found = manager.match_prefix(read, prompt, now_us)
         residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
         residency.trace = moment.trace
-        begun = manager.begin(
+        begun = manager.allocate(
             handle,
             found,
             prompt,
@@ -170,7 +170,7 @@ class Governor(Authority[BlockManager]):
         self,
         tally: TenantCounters,
         plan: Plan[BlockManager],
-        begun: Running,
+        begun: RunningSequence,
         found: PrefixMatch,
         reasons: tuple[str, ...],
         tokens: int,
@@ -190,7 +190,7 @@ class Governor(Authority[BlockManager]):
             tally.hit_requests += 1
             tally.hit_blocks += begun.hit_blocks
 
-    def _prioritise(self, sequence: Running, plan: Plan[BlockManager]) -> None:
+    def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
         size = self.block_tokens
         sequence.priorities = [
             (first // size, (1 << 40) if last is None else -(-last // size), priority, for_us or 0)
@@ -277,7 +277,7 @@ class Governor(Authority[BlockManager]):
         self.finish(sequence, cause)
         return True
 
-    def finish(self, sequence: Running, cause: str, *, handle: object = None) -> None:
+    def finish(self, sequence: RunningSequence, cause: str, *, handle: object = None) -> None:
         """End a sequence in every book, and record it: `release`, and what a scan does with one that was lost."""
         if handle is not None:
             self._live.pop(handle, None)
@@ -367,7 +367,7 @@ class Governor(Authority[BlockManager]):
         return self._pools.account(tenant, quotas_of(self.table))
 
     def _pools_bound(self) -> Iterable[Bound]:
-        return [BoundManager(manager) for manager in self._pools.managers]
+        return self._pools.managers
 
     def _limit(self, table: DecisionTable) -> None:
         self._pools.limit(quotas_of(table))
@@ -439,7 +439,7 @@ class Governor(Authority[BlockManager]):
         return self._pools.managers
 
     @property
-    def running(self) -> Mapping[object, Running]:
+    def running(self) -> Mapping[object, RunningSequence]:
         """Requests between admission and release."""
         return self._live
 
@@ -455,14 +455,14 @@ class Governor(Authority[BlockManager]):
         self._drain(now_us)
         self._first_uses.close()
 
-    def _get(self, request_id: object) -> Running:
+    def _get(self, request_id: object) -> RunningSequence:
         live = self._live.get(request_id)
         if live is None:
             raise HandleError(f"request `{request_id}` is not running here", request_id=request_id)
         return live
 
 
-def _plan(sequence: Running) -> Plan[BlockManager]:
+def _plan(sequence: RunningSequence) -> Plan[BlockManager]:
     plan = sequence.residency.facts
     assert isinstance(plan, Plan)
     return plan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.erasure_run import ErasureRunner
@@ -26,13 +26,13 @@ class GovernorView(Protocol):
         """The block managers, one per pool."""
 
     @property
-    def running(self) -> Mapping[object, Running]:
+    def running(self) -> Mapping[object, RunningSequence]:
         """Requests between admission and release, by handle."""
 
     def release(self, request_id: object, cause: str = ...) -> bool:
         """End a request; False where it had ended already."""
 
-    def finish(self, sequence: Running, cause: str, *, handle: object = ...) -> None:
+    def finish(self, sequence: RunningSequence, cause: str, *, handle: object = ...) -> None:
         """End a sequence, also one that no request refers to any more."""
 
     def forget_closed_plans(self) -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.manager.parts import POOLS_MAX
+from kvcustody.allocator.manager.block_manager import POOLS_MAX, BlockManager
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions

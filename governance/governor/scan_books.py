@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, QUARANTINED
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.governor.governor_view import GovernorView
 from kvcustody.governance.orphans.finding import Trouble
@@ -31,7 +31,7 @@ class GovernorBooks:
         made: list[Trouble] = []
         compared = 0
 
-        def end(sequence: Running) -> None:
+        def end(sequence: RunningSequence) -> None:
             governor.finish(sequence, "orphan", handle=live.get(sequence))
 
         for manager in governor.managers:
@@ -66,7 +66,7 @@ class GovernorBooks:
         """An online scan of each pool."""
         running = self._governor.running
 
-        def is_live(sequence: Running) -> bool:
+        def is_live(sequence: RunningSequence) -> bool:
             return running.get(sequence.id) is sequence
 
         return [OnlineScan(manager, is_live) for manager in self._governor.managers]

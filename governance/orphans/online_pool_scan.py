@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.allocator.prefix.node import Node, PathResidency
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.orphans.slices import PIECE_BLOCKS, Budget, Slices, pieces, touched
 
 _HOLD = 1 << 32  # in a count, holds stand above references
@@ -33,7 +33,7 @@ class OnlineScan(Slices):
     """`is_live` says of a sequence whether its request has not ended."""
 
     def __init__(
-        self, manager: BlockManager, is_live: Callable[[Sequence], bool], budget: Budget | None = None
+        self, manager: BlockManager, is_live: Callable[[RunningSequence], bool], budget: Budget | None = None
     ) -> None:
         super().__init__(manager.number, budget)
         self._manager = manager
@@ -119,7 +119,7 @@ class OnlineScan(Slices):
             if self._spend(_PASS):
                 yield
 
-    def _count_sequence(self, sequence: Sequence) -> Iterator[None]:
+    def _count_sequence(self, sequence: RunningSequence) -> Iterator[None]:
         node, above = sequence.leaf, 1 << 62
         while node is not None:
             if node.depth < above:  # a head that was split off meanwhile was counted with its run

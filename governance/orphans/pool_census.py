@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.prefix.node import Node, PathResidency
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.orphans.node_reading import read_nodes
 
 Int64s = NDArray[np.int64]
@@ -31,7 +31,9 @@ class Census:
         self._order = np.argsort(self.tree.ids)
         self._sorted = self.tree.ids[self._order]
         self.sequences = [sequence for sequence in manager.decode.sequences if sequence is not None]
-        self.broken: dict[Sequence, list[Node]] = {}  # sequences with path nodes that are not in the tree
+        self.broken: dict[
+            RunningSequence, list[Node]
+        ] = {}  # sequences with path nodes that are not in the tree
         self.counted = self._count_references()
         self.blockless: list[PathResidency] = []  # holds whose last block has ended
         self.held = self._count_holds()
@@ -54,7 +56,7 @@ class Census:
         return often
 
     def _count_references(self) -> Int64s:
-        users: list[Sequence] = []
+        users: list[RunningSequence] = []
         path: list[Node] = []
         for sequence in self.sequences:
             node = sequence.leaf

@@ -10,7 +10,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.repair import cut_path, set_holds, set_refs
 from kvcustody.allocator.pool.block_state import QUARANTINED
 from kvcustody.allocator.prefix.node import Node, PathResidency
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Trouble
 from kvcustody.governance.orphans.index_scan import index_troubles
 from kvcustody.governance.orphans.lost_blocks import lost_blocks
@@ -24,7 +24,11 @@ class PoolScan:
     """
 
     def __init__(
-        self, manager: BlockManager, live: set[Running], now_us: int, end: Callable[[Running], None]
+        self,
+        manager: BlockManager,
+        live: set[RunningSequence],
+        now_us: int,
+        end: Callable[[RunningSequence], None],
     ) -> None:
         self.manager = manager
         self.live = live
@@ -67,11 +71,11 @@ class PoolScan:
         ]
         return made
 
-    def _sequence(self, orphan: str, sequence: Running, cause: str, action: str) -> Trouble:
+    def _sequence(self, orphan: str, sequence: RunningSequence, cause: str, action: str) -> Trouble:
         def end() -> tuple[str, str]:
             if sequence in self.census.broken:
                 cut_path(self.manager, sequence)
-            self.manager.withdraw(sequence)
+            self.manager.stop_publishing(sequence)
             self.end(sequence)
             return action, "recovered"
 

@@ -17,7 +17,7 @@ from kvcustody.allocator.pool.memory_protocol import Memory, UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.allocator.prefix.node import Node
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.clock import VirtualClock
 
 SIZE = 4  # tokens a block
@@ -81,7 +81,7 @@ class World:
 
     def hit(self, own: str, tokens: list[int], **plan: Any) -> int:
         """Blocks that a request of `own` would attach now."""
-        return self.m.find(self.plan(own, **plan), self.prompt(tokens), self.now).hit_blocks
+        return self.m.match_prefix(self.plan(own, **plan), self.prompt(tokens), self.now).hit_blocks
 
     def admit(
         self,
@@ -93,13 +93,13 @@ class World:
         lookahead: int = 0,
         can_preempt: bool = False,
         **plan: Any,
-    ) -> Sequence | str:
+    ) -> RunningSequence | str:
         read, prompt = self.plan(own, **plan), self.prompt(tokens)
         account, domain = read.own.domain.owner, read.own.domain
         residency = self.m.residency(account, domain, principal or object(), None, self.now)
-        return self.m.begin(
+        return self.m.allocate(
             object(),
-            self.m.find(read, prompt, self.now),
+            self.m.match_prefix(read, prompt, self.now),
             prompt,
             residency,
             self.now,
@@ -108,10 +108,10 @@ class World:
             can_preempt=can_preempt,
         )
 
-    def start(self, own: str, tokens: list[int], **how: Any) -> Sequence:
+    def start(self, own: str, tokens: list[int], **how: Any) -> RunningSequence:
         """Admit, and compute the whole prompt."""
         sequence = self.admit(own, tokens, **how)
-        assert isinstance(sequence, Sequence), sequence
+        assert isinstance(sequence, RunningSequence), sequence
         self.m.commit(sequence, len(tokens), self.now)
         return sequence
 
@@ -122,15 +122,15 @@ class World:
         self.m.release(sequence, self.now, "finished")
         return hit
 
-    def extend(self, sequence: Sequence, *tokens: int) -> list[Sequence]:
+    def extend(self, sequence: RunningSequence, *tokens: int) -> list[RunningSequence]:
         """Accept these tokens, one step each."""
-        stalled: list[Sequence] = []
+        stalled: list[RunningSequence] = []
         for token in tokens:
             slots = np.array([sequence.slot])
             stalled += self.m.extend_many(slots, np.array([token], dtype=np.int32), self.now)
         return stalled
 
-    def wait(self, microseconds: int) -> list[Sequence]:
+    def wait(self, microseconds: int) -> list[RunningSequence]:
         self.now += microseconds
         return self.m.step(self.now)
 

@@ -12,7 +12,7 @@ from file_tier import FileTier
 from sqlalchemy import Engine, insert, select
 
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.database.engine import WRITE
 from kvcustody.audit.events import CustodyEnded, Event, ReceiptRecorded, ResidencyReleased
 from kvcustody.audit.schema.ledger import events, incarnations, workers
@@ -75,7 +75,7 @@ class Garden:
         self.governor.release(request)  # something is cached
         self.world.wait(3)
 
-    def running(self) -> Sequence:
+    def running(self) -> RunningSequence:
         return self.random.choice(list(self.governor.running.values()))
 
     def cached(self) -> Node:
@@ -105,7 +105,7 @@ class Garden:
         now_us = self.world.clock.now_us()
         if self.manager.space.ensure(account, 2, now_us) is not None:
             return Counter()
-        self.manager._take(account, 2)
+        self.manager._hand_out(account, 2)
         return Counter({"reference without sequence": 1})
 
     def double_release(self) -> Planted:
@@ -175,7 +175,7 @@ class Garden:
         handle = self.random.choice(list(self.governor.running))
         self.world.lengths.pop(handle, None)
         sequence = self.governor.running[handle]
-        self.manager.withdraw(sequence)
+        self.manager.stop_publishing(sequence)
         self.governor.release(handle)
         self.world.wait(3)
         self.dropping = ()

@@ -118,7 +118,7 @@ MUTANTS = [
         "computed_tokens // self.options.block_tokens",
         "-(-computed_tokens // self.options.block_tokens)",
     ),
-    Mutant("release counts twice", BlockManager, "release", "self.decode.leave(sequence)", "pass"),
+    Mutant("release counts twice", BlockManager, "release", "self.decode.remove(sequence)", "pass"),
     Mutant("release forgets the fence", BlockManager, "release", "fence = sequence.fence", "fence = 0"),
     Mutant(
         "duplicates never end",
@@ -138,14 +138,14 @@ MUTANTS = [
     Mutant(
         "child on its parent's table", Forks, "fork", "np.concatenate(path[::-1])", "parent.blocks.copy()"
     ),
-    Mutant("shared tail written in place", BlockManager, "_unshare", "if tail.refs > 1:", "if False:"),
+    Mutant("shared tail written in place", BlockManager, "_copy_on_write", "if tail.refs > 1:", "if False:"),
     Mutant("copied tail keeps its reference", Forks, "own_tail", "self.tree.decref_shared(tail)", "pass"),
     Mutant(
         "evicts a node with children", EvictionQueue, "_below", "while child is not None:", "while False:"
     ),
     Mutant("the cap is no limit", Account, "limit_blocks", "return self.cap_blocks", "return 1 << 30"),
     Mutant("Q3 not asked", Space, "_may_activate", "return after <= 0 or", "return True or"),
-    Mutant("tokens outlive their slot", DecodeTable, "leave", "self.pending[slot].fill(0)", "pass"),
+    Mutant("tokens outlive their slot", DecodeTable, "remove", "self.pending[slot].fill(0)", "pass"),
 ]
 
 

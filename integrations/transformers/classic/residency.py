@@ -17,7 +17,7 @@ import torch
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.allocator.prefix.sequence import Sequence as Running
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.errors import HandleError
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
@@ -41,7 +41,9 @@ class CacheResidency:
     `slabs`: one uint8 tensor for each size that was asked for, zero at first.
     """
 
-    def __init__(self, custodian: CacheKeeper, handle: object, running: Running, owed: Obligations) -> None:
+    def __init__(
+        self, custodian: CacheKeeper, handle: object, running: RunningSequence, owed: Obligations
+    ) -> None:
         self.handle = handle
         self.slabs: list[torch.Tensor] = []
         self.ended_by: str | None = None

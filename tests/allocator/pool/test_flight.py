@@ -16,7 +16,7 @@ from world import SECOND, World, run
 
 from kvcustody.allocator.pool.block_state import DIRTY, QUARANTINED
 from kvcustody.allocator.pool.stream_memory import StreamTensorMemory
-from kvcustody.allocator.prefix.sequence import Sequence
+from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.clock import VirtualClock
 from kvcustody.kernels.segment import SegmentTable
 
@@ -38,7 +38,7 @@ class Engine:
     def serve(self, tenant, tokens):
         """Admit, write every fresh block, and compute the prompt; None where it was deferred."""
         sequence = self.world.admit(tenant, tokens)
-        if not isinstance(sequence, Sequence):
+        if not isinstance(sequence, RunningSequence):
             return None
         fresh = sequence.table[sequence.hit_blocks : sequence.block_count].tolist()
         if self.ordered:

@@ -68,8 +68,8 @@ class Engine:
         data = np.array(tokens, dtype=np.int32).tobytes()
         prompt = Prompt(data, count, count // SIZE, (count - 1) // SIZE, 4 * SIZE, {})
         residency = manager.residency(account, chain.domain, object(), None, self.now)
-        found = manager.find(ReadPlan(chain), prompt, self.now)
-        return manager, manager.begin(object(), found, prompt, residency, self.now)
+        found = manager.match_prefix(ReadPlan(chain), prompt, self.now)
+        return manager, manager.allocate(object(), found, prompt, residency, self.now)
 
     def request(self, name: str, tokens: list[int]) -> tuple[object, ...]:
         """One whole request; returns all that its tenant can see of it."""

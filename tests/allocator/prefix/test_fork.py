@@ -113,7 +113,7 @@ def test_positive_control_without_the_copy_the_siblings_overwrite_each_other(mon
     engine = Engine()
     parent = engine.start(run(1, 2, 2))
     child = engine.fork(parent, "child")
-    monkeypatch.setattr(engine.world.m, "_unshare", lambda slots, now_us: [])
+    monkeypatch.setattr(engine.world.m, "_copy_on_write", lambda slots, now_us: [])
     engine.extend(child, 60)
     engine.extend(parent, 90)
     with pytest.raises(AssertionError):

@@ -100,15 +100,15 @@ def test_extra_content_is_searched_as_it_was_published():
     world = World(64)
     tokens = run(1, 20, 1)
     with_image = world.prompt(tokens)._replace(extras={3: b"digest-1"})
-    found = world.m.find(world.plan("a"), with_image, world.now)
+    found = world.m.match_prefix(world.plan("a"), with_image, world.now)
     account, domain = world.m.accounts["a"], world.chains["a"].domain
     residency = world.m.residency(account, domain, "p", None, world.now)
-    sequence = world.m.begin("r", found, with_image, residency, world.now)
+    sequence = world.m.allocate("r", found, with_image, residency, world.now)
     world.m.commit(sequence, len(tokens), world.now)
     world.m.release(sequence, world.now, "finished")
     for extras, expected in (({3: b"digest-1"}, 20), ({3: b"digest-2"}, 3), ({}, 3), ({4: b"digest-1"}, 3)):
         prompt = with_image._replace(extras=extras)
-        assert world.m.find(world.plan("a"), prompt, world.now).hit_blocks == expected
+        assert world.m.match_prefix(world.plan("a"), prompt, world.now).hit_blocks == expected
 
 
 def test_the_last_token_is_always_computed_unless_told():

@@ -22,7 +22,7 @@ def read(world, plan):
     governor = world.governor
     moment = Moment(world.clock.now_us(), world.clock.utc_us())
     read_plan, _ = governor._reuse.read_plan(plan, prompt, governor._tally("reader"), moment)
-    return read_plan, governor.managers[0].find(read_plan, prompt, moment.now_us)
+    return read_plan, governor.managers[0].match_prefix(read_plan, prompt, moment.now_us)
 
 
 def reader_plan(world):
