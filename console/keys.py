@@ -18,7 +18,7 @@ _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE"
 app = typer.Typer(
     no_args_is_help=True,
     help="Make and check the root key file: 32 random bytes, mode 0600, on a local disk.",
-    epilog="docs/keys.md says which keys exist, where each one lives and how it ends.",
+    epilog="docs/operate/keys.md says which keys exist, where each one lives and how it ends.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Every setting of a worker, with its default and meaning; a test compares docs/settings.md with this file.
+"""Every setting of a worker, with its default and meaning; a test compares docs/operate/settings.md with this file.
 
 A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in
 capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default. An unknown name in the file is
@@ -68,7 +68,7 @@ class Settings(LayeredSettings):
     )
     policy_trust: str = Field(
         "",
-        description="The trust configuration (docs/policy-release.md): with it nothing unsigned is started with, and "
+        description="The trust configuration (docs/policy/workflow.md): with it nothing unsigned is started with, and "
         "`policy_path` names a signed bundle. Empty: `policy_path` is a plain document.",
     )
     policy_release: str = Field(
@@ -95,7 +95,7 @@ class Settings(LayeredSettings):
     control_plane: str = Field(
         "",
         description="The control plane that keeps the ledger and hands out erasures: `https://HOST:PORT`, "
-        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` (docs/operations.md).",
+        "`http://127.0.0.1:PORT` or `unix:PATH`. Empty: the ledger is `database_url` (docs/operate/service.md).",
     )
     control_plane_key_path: Path | None = Field(
         None,
@@ -144,7 +144,7 @@ class Settings(LayeredSettings):
         pattern=r"^(file|environment|generated|plugin:.+)$",
         description="Where the root key comes from: an existing `file`, the variable `KVCUSTODY_ROOT_KEY` "
         "(`environment`, refused in strict), a file made at first start (`generated`), or an extension that holds it: "
-        "`plugin:NAME` (docs/extending.md).",
+        "`plugin:NAME` (docs/build/extending.md).",
     )
     root_key_path: Path = Field(
         Path("kvcustody-root.key"), description="The root key file: 32 bytes, mode 0600."
@@ -152,7 +152,7 @@ class Settings(LayeredSettings):
     keyring_path: Path = Field(Path("kvcustody-keys.json"), description="The store of wrapped epoch secrets.")
     identity_path: Path = Field(
         Path("kvcustody-identity.yaml"),
-        description="The identity document: API keys, issuers, claim mapping and served paths (docs/identity.md).",
+        description="The identity document: API keys, issuers, claims and served paths (docs/operate/identity.md).",
     )
     signing_key_path: Path = Field(
         Path("kvcustody-signing.key"),
@@ -233,7 +233,8 @@ class Settings(LayeredSettings):
         description="Most residencies that one tenant may have; beyond it the oldest lapses.",
     )
     scan_online: bool = Field(
-        True, description="Whether every engine step scans a slice of the pool for orphans (docs/orphans.md)."
+        True,
+        description="Whether every engine step scans a slice of the pool for orphans (docs/audit/deletion.md#orphans).",
     )
     erasure_poll_ms: int = Field(
         250,
@@ -383,7 +384,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str
 
 
 def settings_table() -> str:
-    """The table of docs/settings.md."""
+    """The table of docs/operate/settings.md."""
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default

@@ -2,7 +2,7 @@
 
 A hold is what an ended residency leaves behind: until its deadline its blocks stay cached. Both look-ups are intrusive
 or bucketed, so that adding, removing and taking one due hold are constant time and nothing ever resizes at once; expiry
-is kept per request, not per block (docs/adr/0004-residency-expiry.md).
+is kept per request, not per block (docs/build/adr/0004-residency-expiry.md).
 
     table.add(hold)                        # under hold.account and hold.deadline_us
     table.take_due(partition, now_us)      # one hold that is past its deadline, or None

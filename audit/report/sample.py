@@ -24,7 +24,7 @@ LEAVES_MAX = 12
 
 
 class LeafEvidence(NamedTuple):
-    """One leaf, where it is, its bytes as text, and the text of its proof (docs/ledger-proofs.md)."""
+    """One leaf, where it is, its bytes as text, and the text of its proof (docs/audit/ledger.md)."""
 
     log: str
     idx: int

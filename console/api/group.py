@@ -17,7 +17,7 @@ from kvcustody.errors import ConfigError
 
 HELP = (
     "Every operation of the API: of a control plane with --server, else of the ledger that the settings name. "
-    "docs/api.md has them all."
+    "docs/build/api.md has them all."
 )
 
 

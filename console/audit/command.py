@@ -17,7 +17,7 @@ from kvcustody.console.coverage import command as coverage
 app = typer.Typer(
     no_args_is_help=True,
     help="Look into the ledger, prove what it says, export it and check it.",
-    epilog="docs/audit-walkthrough.md takes an auditor from an export and a key to a verdict.",
+    epilog="docs/audit/walkthrough.md takes an auditor from an export and a key to a verdict.",
 )
 _COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     "status": (find.status, "status --json"),

@@ -145,7 +145,7 @@ def prove(
     """Prove that a leaf is in the ledger: the leaf, its path, the sub-log's head and the signed checkpoint.
 
     `kvcustody audit verify PREFIX.proof --key …` checks what --out wrote, and so does the lone `verify_kvcustody.py`;
-    docs/ledger-proofs.md has the format.
+    docs/audit/ledger.md#proofs-of-the-ledger has the format.
     """
     with reading(ledger) as engine, engine.connect() as connection:
         proofs = LedgerProofs(connection)

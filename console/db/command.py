@@ -28,7 +28,7 @@ Ledger = Annotated[
 app = typer.Typer(
     no_args_is_help=True,
     help="The ledger's database: its schema, its roles, its months, and moving it from SQLite to PostgreSQL.",
-    epilog="docs/ledger.md says what the tables hold, and who may do what in them.",
+    epilog="docs/audit/ledger.md says what the tables hold, and who may do what in them.",
 )
 
 

@@ -13,7 +13,7 @@ from kvcustody.console.policy import export, lint, release, review, segment, sim
 from kvcustody.console.policy import init_fmt_schema as write
 from kvcustody.console.policy import validate as author
 
-EPILOG = "Start with `kvcustody policy init`; docs/policy-language.md is the language, docs/policy-codes.md every code."
+EPILOG = "Start with `kvcustody policy init`; docs/policy/language.md is the language, docs/policy/codes.md every code."
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -35,7 +35,7 @@ _FILE_BYTES_MAX = 64 << 20
 app = typer.Typer(
     no_args_is_help=True,
     help="Declare prompt prefixes that several tenants, or all subjects of one, may share.",
-    epilog="docs/policy-language.md#segments says what a segment opens.",
+    epilog="docs/policy/language.md#segments says what a segment opens.",
 )
 _EPILOG = (
     "Examples:\n\n    kvcustody policy segment add policy.yaml --id support-agent --owner acme --to acme-labs"
@@ -60,7 +60,9 @@ Expires = Annotated[
 ]
 Issuer = Annotated[
     str,
-    typer.Option(help="Who vouches for the owner's name, as the identity document says (docs/identity.md)."),
+    typer.Option(
+        help="Who vouches for the owner's name, as the identity document says (docs/operate/identity.md)."
+    ),
 ]
 Text = Annotated[
     Path | None, typer.Option("--text", help="The text as prompts begin with it, template applied.")
@@ -76,7 +78,9 @@ Ids = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option(help="The model identity: 64 hex digits, or a JSON file with its fields (docs/keys.md)."),
+    typer.Option(
+        help="The model identity: 64 hex digits, or a JSON file with its fields (docs/operate/keys.md)."
+    ),
 ]
 BlockTokens = Annotated[
     int | None,

@@ -29,7 +29,7 @@ from kvcustody.governance.service.access.roles import Role
 principals = typer.Typer(
     no_args_is_help=True,
     help="Enrol, list, disable and enable the people and machines that may ask a control plane.",
-    epilog="Roles and what each may do: docs/operations.md. Nobody is both author and approver.",
+    epilog="Roles and what each may do: docs/operate/service.md. Nobody is both author and approver.",
 )
 
 

@@ -76,9 +76,9 @@ def replay(
 ) -> None:
     """Replay a multi-tenant workload through the Governor and show what policy, isolation and deletion did.
 
-    Without a trace, a multi-turn workload is generated from the seed (docs/workload.md). Every request is
+    Without a trace, a multi-turn workload is generated from the seed (docs/operate/capacity.md). Every request is
     admitted under the policy, looks up its prefix, writes a pattern into real KV tensors, decodes and is
-    released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/replay.md
+    released; blocks expire, are evicted and zeroed, and the evidence goes to the ledger. docs/operate/capacity.md
     explains every figure.
     """
     if show_golden:

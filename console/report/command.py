@@ -31,7 +31,7 @@ EXIT_NO = 1
 app = typer.Typer(
     cls=CustodyGroup,
     no_args_is_help=True,
-    help="Evidence reports for auditors: the same ledger and arguments give the same bytes. docs/reports.md says "
+    help="Evidence reports for auditors: the same ledger and arguments give the same bytes. docs/audit/reports.md says "
     "what is in one and how an auditor checks it.",
 )
 

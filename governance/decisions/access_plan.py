@@ -7,7 +7,7 @@ G1  A plan holds primed states only of domains that the policy opens to this rea
 G2  Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
 G3  A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
 G4  Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
-G5  A plan that has left the book holds no primed state, whoever still refers to it (docs/keys.md).
+G5  A plan that has left the book holds no primed state, whoever still refers to it (docs/operate/keys.md).
 """
 
 from __future__ import annotations

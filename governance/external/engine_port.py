@@ -1,7 +1,7 @@
 """The engine port: what the adapter of an engine that allocates by itself tells the governance, and must obey.
 
 The engine keeps its allocator and its index. It says which blocks it handed out, attached, published and released, by
-index; the port answers with keys, decisions and orders. docs/engine-port.md has a complete example.
+index; the port answers with keys, decisions and orders. docs/build/engine-port.md has a complete example.
 
 T1  A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
 T2  Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is

@@ -7,7 +7,7 @@ K3 A child process sees zeros, so `view()` raises in any process but the one tha
    key is never used.
 K4 A buffer has no printable content and can be neither pickled nor copied.
 
-Python and libraries copy what they are given: docs/keys.md lists which copies outlive a call, as measured.
+Python and libraries copy what they are given: docs/operate/keys.md lists which copies outlive a call, as measured.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class KeyBuffer:
     def _advise(self, advice: int) -> None:
         try:
             self._map.madvise(advice)
-        except OSError:  # an older kernel: K3's process check still holds, docs/keys.md says what is lost
+        except (
+            OSError
+        ):  # an older kernel: K3's process check still holds, docs/operate/keys.md says what is lost
             return
 
     def __enter__(self) -> Self:

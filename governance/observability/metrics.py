@@ -2,7 +2,7 @@
 
 M1 A tenant appears under a pseudonym of this service (or its name, or not at all), and only so many of them: the rest
    are added up as `other`. A label is never a subject, a session, a prompt or a key.
-M2 A metric is a measure of docs/metrics.md, with its unit in its name; a test compares the two.
+M2 A metric is a measure of docs/operate/metrics.md, with its unit in its name; a test compares the two.
 M3 What a worker says of itself is shown as it said it; what the ledger says is computed from the ledger.
 """
 
@@ -199,7 +199,7 @@ def worker_status(stats: Any, block_tokens: int, bytes_per_block: int = 0) -> di
 
 
 def metrics_table() -> str:
-    """The table of docs/metrics.md."""
+    """The table of docs/operate/metrics.md."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     rows += [
         f"| `kvcustody_{measure.name}` | {measure.kind} | {', '.join(measure.labels)} | {measure.help} |"

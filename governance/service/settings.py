@@ -1,4 +1,4 @@
-"""Every setting of the service, with its default and meaning; docs/operations.md shows the table.
+"""Every setting of the service, with its default and meaning; docs/operate/service.md shows the table.
 
 T1 By default the service listens on a Unix socket that its own user alone can open.
 T2 An address that other machines reach is refused without TLS.
@@ -119,7 +119,7 @@ class ServiceSettings(LayeredSettings):
     )
     policy_trust: Path | None = Field(
         None,
-        description="The trust configuration of policies (docs/policy-release.md); without one, none is released here.",
+        description="Trust configuration of policies (docs/policy/workflow.md); without one, none is released here.",
     )
     tls_certificate_path: Path | None = Field(None, description="PEM certificate chain of the service.")
     tls_key_path: Path | None = Field(None, description="PEM key of the service, mode 0600.")
@@ -251,7 +251,7 @@ def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceS
 
 
 def service_settings_table() -> str:
-    """The table of docs/operations.md."""
+    """The table of docs/operate/service.md."""
     rows = ["| setting | variable | default | meaning |", "|---|---|---|---|"]
     for name, field in ServiceSettings.model_fields.items():
         default = field.default.human_readable() if isinstance(field.default, ByteSize) else field.default

@@ -1,6 +1,6 @@
 """The conformance kit: what every engine adapter, ours or a third party's, must pass.
 
-Implement `EngineUnderTest` for your engine once, then `run(factory)`; docs/engine-port.md shows how.
+Implement `EngineUnderTest` for your engine once, then `run(factory)`; docs/build/engine-port.md shows how.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rich.console import Console
 app = typer.Typer(
     no_args_is_help=True,
     help="Attack a real local engine, with and without governance, and see what it gives away.",
-    epilog="docs/attack-demo.md says what each attack proves, and what it does not.",
+    epilog="docs/start/attack-demo.md says what each attack proves, and what it does not.",
 )
 EPILOG = """
 Examples:

@@ -26,7 +26,7 @@ from kvcustody.governance.identity.principal import check_identifier
 app = typer.Typer(
     no_args_is_help=True,
     help="Check who may ask an engine: the identity document, and the API keys of its tenants.",
-    epilog="docs/identity.md says how a request gets its tenant, and what the door answers.",
+    epilog="docs/operate/identity.md says how a request gets its tenant, and what the door answers.",
 )
 DOCUMENT = Path("kvcustody-identity.yaml")
 KEY_FILE = Path("api-keys.yaml")

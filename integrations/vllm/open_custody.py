@@ -1,7 +1,7 @@
 """From vLLM's configuration to an open port: settings, the pool's plan, the model's identity, who may connect.
 
 O1 Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`, whose
-   names are those of docs/settings.md. Every process of an engine reads the same.
+   names are those of docs/operate/settings.md. Every process of an engine reads the same.
 O2 A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
    tier keeps blocks out of custody, and some hash tokens without any scope.
 O3 What would publish token ids, or exchange the cache's memory under a running engine, is refused at start.

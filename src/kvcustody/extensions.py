@@ -10,7 +10,7 @@ go on record with the worker that uses it:
     KVCUSTODY_EVICTION_POLICY=plugin:two-queue
 
 A name that is not installed, that two distributions claim, that cannot be imported or that does not give what its
-contract asks for is a `ConfigError` that names the extension and its distribution. docs/extending.md has an example of each.
+contract asks for is a `ConfigError` that names the extension and its distribution. docs/build/extending.md has an example of each.
 """
 
 from __future__ import annotations

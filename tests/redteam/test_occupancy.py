@@ -1,7 +1,7 @@
 """D1, D5: what occupancy and eviction of one tenant do to another.
 
 In `strict`, nothing: the transcript is the same byte for byte, block numbers included. In `shared`, a tenant within its
-guarantee keeps its blocks; that its own borrowing shows another's load is said in docs/threat-model.md.
+guarantee keeps its blocks; that its own borrowing shows another's load is said in docs/build/threat-model.md.
 The control is one LRU over one account for everybody.
 """
 

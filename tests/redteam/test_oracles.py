@@ -246,7 +246,7 @@ def test_metadata_at_full_size(build: Any) -> None:
     assert _metadata(12, 1000, _unscoped_counter) >= 0.99, "void: a counter for all must show the victim"
 
 
-# What a tenant's own log shows of the pool as a whole: numbers that count every tenant's work (docs/threat-model.md).
+# What a tenant's own log shows of the pool as a whole: numbers of every tenant's work (docs/build/threat-model.md).
 POOL_WIDE = {"residency", "launch", "domains", "attached", "written", "runs"}
 
 

@@ -1,4 +1,4 @@
-"""Recount: the definition of coverage (docs/coverage.md) applied to a history, one incarnation after the other.
+"""Recount: the definition of coverage (docs/audit/coverage.md) applied to a history, one incarnation after the other.
 
 E1 A hold ends at the earliest of its deadline, an erasure and an act that narrowed what its tenant holds; what a
 residency does not hold, nothing ends.

@@ -1,6 +1,6 @@
 """The reference engine: its own allocator, index and tier, governed through `EnginePort` as a third party would do it.
 
-It is the example of docs/engine-port.md. What it owes governance, in the order of a request's life:
+It is the example of docs/build/engine-port.md. What it owes governance, in the order of a request's life:
 
 1. Arrival: `admit`. Each attempt to start: `may_start`, `look_up`, `attachable`, then `attached` and `handed_out`.
 2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is indexed.

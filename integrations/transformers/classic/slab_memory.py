@@ -1,7 +1,7 @@
 """Slabs: memory that exists only while a classic cache is in custody, and that the pool sees as blocks.
 
 A classic cache needs contiguous tensors and the pool hands out scattered blocks. So a block is here a charge of
-`bytes_per_block`, bound at admission to one row of a slab of the cache's own (docs/adr/0006-classic-caches.md).
+`bytes_per_block`, bound at admission to one row of a slab of the cache's own (docs/build/adr/0006-classic-caches.md).
 
 M1  A block has bytes behind it from `bind` until a scrub has zeroed them, and read them back where that was asked.
 M2  A slab serves one cache and is never handed to another: a stale view of an ended cache reads zeros.

@@ -156,7 +156,7 @@ def roots_from_proof(
 
 
 def check_leaf_file(data: bytes, leaf: bytes, vkey: str) -> str | None:
-    """The sub-log that a leaf's proof places it in, by the formats of docs/ledger-proofs.md."""
+    """The sub-log that a leaf's proof places it in, by the formats of docs/audit/ledger.md#proofs-of-the-ledger."""
     try:
         of_leaf, of_head, note = data.decode().split("\n\n", 2)
         kind, index, *path = of_leaf.split("\n")

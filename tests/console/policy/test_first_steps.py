@@ -1,4 +1,4 @@
-"""docs/policy-first-steps.md is a recorded session: every command runs here and prints what the page shows.
+"""docs/policy/first-steps.md is a recorded session: every command runs here and prints what the page shows.
 
 `KVCUSTODY_RECORD=1` writes what was printed into the page instead of comparing it. Digests and instants differ from run
 to run and count as equal; `CELLS` in a command stands for the widening digest that was printed last.
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from kvcustody.console.main import app
 
-PAGE = Path(__file__).parents[3] / "docs" / "policy-first-steps.md"
+PAGE = Path(__file__).parents[3] / "docs" / "policy" / "first-steps.md"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

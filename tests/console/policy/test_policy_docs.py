@@ -13,8 +13,8 @@ from kvcustody.console.main import app
 from kvcustody.console.policy.command import app as policy_app
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "policy-workbench.md").read_text()
-LANGUAGE = (DOCS / "policy-language.md").read_text()
+PAGE = (DOCS / "policy" / "workflow.md").read_text()
+LANGUAGE = (DOCS / "policy" / "language.md").read_text()
 COMMANDS = re.findall(r"^\$ kvcustody (.*)$", PAGE, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""docs/engine-port.md: its example runs as it stands, and its figures are those of the kit."""
+"""docs/build/engine-port.md: its example runs as it stands, and its figures are those of the kit."""
 
 import re
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from kvcustody.integrations.conformance import ALL, FAULTS
 from kvcustody.integrations.conformance.mutants import native, reference
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "engine-port.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "build" / "engine-port.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs():
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, object] = {}
-    exec(compile(example, "docs/engine-port.md", "exec"), names)
+    exec(compile(example, "docs/build/engine-port.md", "exec"), names)
     assert names["engine"].allocated == 4 + 1 + 4 + 4
 
 

@@ -80,7 +80,7 @@ def test_an_issuer_that_is_no_identifier_needs_a_name() -> None:
 
 
 def test_the_documented_example_is_read() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "identity.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operate" / "identity.md").read_text()
     example = page.split("```yaml\n")[1].split("```")[0]
-    document = parse_document(IdentityDocument, example.encode(), "docs/identity.md")
+    document = parse_document(IdentityDocument, example.encode(), "docs/operate/identity.md")
     assert document.issuers and document.api_keys is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcustody.console.documentation import render
 from kvcustody.policies import library
 from kvcustody.policies.document.problem_codes import CODES
 from kvcustody.policies.reading.fields import RESERVED, FieldReader
@@ -17,7 +18,7 @@ from kvcustody.policies.workbench.run_test_cases import run_cases
 from kvcustody.policies.workbench.test_case_model import load_cases
 
 DOCS = Path(__file__).parents[3] / "docs"
-LANGUAGE = (DOCS / "policy-language.md").read_text()
+LANGUAGE = (DOCS / "policy" / "language.md").read_text()
 WHOLE = re.search(r"```yaml\n(.*?)```", LANGUAGE, re.DOTALL)[1]
 FRAGMENTS = re.findall(r"```yaml fragment\n(.*?)```", LANGUAGE, re.DOTALL)
 
@@ -67,7 +68,7 @@ def test_every_reserved_word_is_documented():
 def test_every_code_has_its_row():
     rows = re.findall(
         r"^\| <a id=\"kvp\d+\"></a>(KVP\d+) \| (.*?) \| (.*?) \|$",
-        (DOCS / "policy-codes.md").read_text(),
+        render((DOCS / "policy" / "codes.md").read_text()),
         re.MULTILINE,
     )
     assert rows == [(code, entry.title, entry.advice) for code, entry in CODES.items()]

@@ -40,7 +40,12 @@ def _without(function: Callable[..., Any], argument: str) -> Callable[..., Any]:
 
 for _asked in ("limit=1000", f"limit=1000&trace={TRACE}"):
     _forgets(f"/v1/audit/events?{_asked}", audit_api, "EventFilter", _without(audit_api.EventFilter, "logs"))
-_forgets("/v1/audit/stream?shape=leaf&limit=1000", stream_api, "read_in_commit_order", _without(stream_api.read_in_commit_order, "log"))
+_forgets(
+    "/v1/audit/stream?shape=leaf&limit=1000",
+    stream_api,
+    "read_in_commit_order",
+    _without(stream_api.read_in_commit_order, "log"),
+)
 _forgets(
     "/v1/custody/live", custody_api, "live_residencies", _without(custody_api.live_residencies, "tenant")
 )

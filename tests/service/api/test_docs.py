@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from kvcustody.console.documentation import TABLES, render
+from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_api
-from kvcustody.governance.api.http.write_docs import pages, roles_table
 from kvcustody.governance.observability.metrics import (
     MEASURES,
     exposition,
@@ -18,6 +20,7 @@ from kvcustody.governance.observability.metrics import (
     of_worker,
     worker_status,
 )
+from kvcustody.governance.service.access.roles import PERMISSIONS
 from kvcustody.governance.service.problem_details import TYPES
 from kvcustody.governance.service.settings import (
     ServiceSettings,
@@ -29,12 +32,13 @@ ROOT = Path(__file__).resolve().parents[3]
 BASE = ROOT / "packaging" / "kustomize" / "base"
 
 
-def test_written_pages_are_current() -> None:
-    """If this fails: `python -m kvcustody.governance.api.http.write_docs`."""
-    made = pages()
-    assert set(made) == {"api.md", "problems.md", "metrics.md"}
-    for name, content in made.items():
-        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == content, name
+def test_every_table_stands_on_one_page_and_is_made_from_the_code() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md")))
+    for name, make in TABLES.items():
+        assert pages.count(f"<!-- table: {name} -->") == 1, name
+        assert make().count("\n| ") >= 5 and make().rstrip("\n") in render(f"<!-- table: {name} -->"), name
+    with pytest.raises(ConfigError, match="no table `sttings`: there are api, extensions"):
+        render("<!-- table: sttings -->")
 
 
 def test_the_query_that_is_taken_is_the_one_that_is_documented() -> None:
@@ -50,9 +54,10 @@ def test_the_query_that_is_taken_is_the_one_that_is_documented() -> None:
 
 
 def test_operations_shows_every_setting_and_role() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    assert service_settings_table() in text and roles_table() in text
-    assert all(kind.uri in (ROOT / "docs" / "problems.md").read_text() for kind in TYPES.values())
+    text = render((ROOT / "docs" / "operate" / "service.md").read_text(encoding="utf-8"))
+    assert service_settings_table() in text and all(f"| `{role.value}` |" in text for role in PERMISSIONS)
+    problems = render((ROOT / "docs" / "operate" / "problems.md").read_text(encoding="utf-8"))
+    assert all(kind.uri in problems for kind in TYPES.values())
 
 
 def test_the_kustomize_base_is_whole_and_closed() -> None:
