@@ -1,51 +1,188 @@
-"""Custody of a pool that an engine allocates by itself: what the engine did, block by block.
+"""Custody of a pool that an engine allocates by itself, as vLLM does: the engine says what it did with block indices.
+
+    pool = ExternalPool(blocks=1024, shards=2)
+    pool.hand_out(residency, blocks, domain, now_us)           # the engine gave a request fresh blocks
+    pool.attach(residency, blocks)                             # ... or cached ones, seen by `attachable`
+    pool.publish(blocks, before)                               # they are in the engine's prefix cache
+    forget = pool.release(residency, "finished", now_us)       # its request ended
+    order = pool.order(now_us)                                 # what the coming step must zero first
+    pool.scrubbed(order.number, shard, results)                # one shard's answer
+
+What a method returns as a list of blocks, the engine must take out of its own prefix cache. Numbers in, events out: it
+knows no policy, SQL or HTTP. Zeroing is *stream-ordered* (docs/engine-port.md): a block may be handed out while its
+scrub is still on its way, because the scrub is enqueued on the engine's stream before anything else is written.
 
 F1  A block is handed out only when nobody uses it: not ACTIVE, not CACHED. Anything else raises `IsolationError`.
 F2  A generation changes at each hand-out (L3).
 F3  A block whose last reference is gone stays only while it is indexed, held, before its ceiling and in an open domain;
     else its custody ends and the engine is told to forget it.
+F4  Everything that ended is in the next scrub order, so no step writes to a block before the scrub of what it held.
+F5  A receipt, a hold or an end of an older generation touches no newer one.
+F6  Where a chain's parent ends, its cached descendants end with it (L7).
+F7  A hold lapses once: at its deadline, on erasure, or when a residency of the same principal and domain extends it.
+F8  No deadline is later than the ceiling of what it holds; no hold or new limit moves a ceiling later (L8).
+F9  Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.block_arrays import NO_BLOCK
-from kvcustody.allocator.external.holds import ForeignHolds
-from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.external.residency import NO_BLOCKS, ExternalResidency
+from kvcustody.allocator.external.scrub_queue import ScrubOrder, ScrubQueue
+from kvcustody.allocator.pool.accounting import (
+    Account,
+    Domain,
+    DomainFacts,
+    DomainLimits,
+    EndedRun,
+    PoolPartition,
+)
 from kvcustody.allocator.pool.block_state import (
     ACTIVE,
     CACHED,
     CLEAN,
     DIRTY,
     FENCED,
+    NEVER_US,
     QUARANTINED,
     Blocks,
     BlockState,
 )
-from kvcustody.allocator.pool.records import LetGo
-from kvcustody.errors import IsolationError
+from kvcustody.allocator.pool.fence import Fences
+from kvcustody.allocator.pool.hold_table import HoldList, HoldTable
+from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
+from kvcustody.errors import CapacityError, IsolationError
 
+NO_BLOCK = -1
 _CLEAN = bytes([CLEAN])
 _FREE = bytes([CLEAN, DIRTY, FENCED])
 _HELD = bytes([ACTIVE, CACHED])
-_least = np.minimum.reduce
+_ENDED = bytes([FENCED, DIRTY])
+_DOMAINS_MIN = 1024  # domains kept before those without a block are dropped
 _FEW_BLOCKS = 8  # up to so many are written one by one: an array operation costs more than that
+_least = np.minimum.reduce
 
 
-class ForeignPool(ForeignHolds):
+class ExternalPool:
     """Custody of `blocks` physical blocks over `shards` workers. `reserved` indices are never anybody's."""
+
+    def __init__(
+        self,
+        blocks: int,
+        *,
+        shards: int = 1,
+        bytes_per_block: int = 0,
+        reserved: Iterable[int] = (),
+        fence_bound_us: int = 30_000_000,
+    ) -> None:
+        if blocks < 1:
+            raise CapacityError(f"a pool needs at least one block, not `{blocks}`", blocks=blocks)
+        self.blocks = blocks
+        self.bytes_per_block = bytes_per_block
+        self.number = 0
+        self.reserved: Blocks = np.array(sorted(set(reserved)), dtype=np.int64)
+        self.state_bytes = bytearray([DIRTY]) * blocks
+        self.state: NDArray[np.uint8] = np.frombuffer(self.state_bytes, dtype=np.uint8)  # the same memory
+        self.generation: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.refs: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.holds: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.tag: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)  # of the block's domain
+        self.indexed: NDArray[np.bool_] = np.zeros(blocks, dtype=np.bool_)
+        self.ceiling_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.hold_until_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.born_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)
+        self.released_us: NDArray[np.int64] = np.zeros(blocks, dtype=np.int64)  # when last CACHED
+        self.used: NDArray[np.int64] = np.zeros(
+            blocks, dtype=np.int64
+        )  # when last CACHED: the order of eviction
+        self.parent: NDArray[np.int64] = np.full(blocks, NO_BLOCK, dtype=np.int64)
+        self.children: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
+        self.next_generation = 1
+        self.fences = Fences()
+        self.fence_bound_us = fence_bound_us
+        self._ending_fence: int | None = None  # of what ends now; None: the newest open one
+        self._cached_fence = 0  # the newest fence under which anything became CACHED
+        self.only_steps = (
+            False  # no device work uses a CACHED block that no request has: fences are of steps alone
+        )
+        size = blocks - len(self.reserved)
+        self.partition = PoolPartition(0, size, 0, 0)
+        self.accounts: dict[str, Account] = {}
+        self.domains: dict[int, Domain] = {}
+        self.hold_table: HoldTable[ExternalResidency] = HoldTable()
+        self.queue = ScrubQueue(shards)
+        self.released: list[ReleasedBlocks] = []
+        self.evicted: dict[str, int] = {}
+        self.expired_residencies = 0
+        self._next_domain = 1
+        self._next_residency = 1
+        self._tips: dict[
+            tuple[int, int], ExternalResidency
+        ] = {}  # (last block, generation) -> newest hold that ends there
+        self._clock = 0
+        self._domains_max = _DOMAINS_MIN
+        usable = np.setdiff1d(np.arange(blocks, dtype=np.int64), self.reserved)
+        self.state[self.reserved] = CLEAN
+        self.queue.add_boot(usable)
+
+    # -- set-up -------------------------------------------------------------------------------------------------------
+
+    @property
+    def shards(self) -> int:
+        """Workers that each hold a part of every block."""
+        return self.queue.shards
+
+    def account(
+        self,
+        name: str,
+        *,
+        guaranteed: int = 0,
+        cap: int | None = None,
+        borrow: bool = True,
+        residencies: int = 1 << 30,
+    ) -> Account:
+        """The account of `name`, made on first use, with these limits in blocks."""
+        account = self.accounts.get(name)
+        if account is None:
+            account = self.accounts[name] = Account(name, self.partition)
+            self.partition.accounts.append(account)
+        account.limit(guaranteed=guaranteed, cap=cap, borrow=borrow, residencies=residencies)
+        return account
+
+    def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
+        """A new domain charged to `owner`; the pool keeps it while one of its blocks lives."""
+        domain = Domain(self._next_domain, owner, **facts)
+        self._next_domain += 1
+        return domain
+
+    def residency(
+        self,
+        account: Account,
+        domain: Domain,
+        principal: object,
+        facts: object,
+        request_id: object,
+        now_us: int,
+    ) -> ExternalResidency:
+        """A new residency without blocks."""
+        residency = ExternalResidency(
+            self._next_residency, account, domain, principal, facts, request_id, now_us
+        )
+        self._next_residency += 1
+        return residency
 
     # -- what the engine does -----------------------------------------------------------------------------------------
 
-    def hand_out(self, residency: ForeignResidency, blocks: Blocks, domain: Domain, now_us: int) -> None:
+    def hand_out(self, residency: ExternalResidency, blocks: Blocks, domain: Domain, now_us: int) -> None:
         """`blocks` are the residency's from now on, written by it alone (F1, F2)."""
         count = len(blocks)
-        first = self._take(blocks, now_us)
+        first = self._claim(blocks, now_us)
         self.state[blocks] = ACTIVE
         self.generation[blocks] = np.arange(first, first + count)
         self.refs[blocks] = 1
@@ -54,13 +191,13 @@ class ForeignPool(ForeignHolds):
         residency.ceiling_us = min(now_us + domain.absolute_us, residency.ceiling_us)
         self.ceiling_us[blocks] = residency.ceiling_us
         self.born_us[blocks] = now_us
-        self._enter(domain)
+        self._keep_domain(domain)
         domain.owner.charge(count)
         residency.handed.append((blocks, first))
         if domain is not residency.domain:
             residency.is_mixed = True
 
-    def _take(self, blocks: Blocks, now_us: int) -> int:
+    def _claim(self, blocks: Blocks, now_us: int) -> int:
         """Check that nobody uses `blocks`; returns the first of as many new generations."""
         states = self.state[blocks]
         found = states.tobytes()
@@ -74,7 +211,7 @@ class ForeignPool(ForeignHolds):
         self.next_generation = first + len(blocks)
         return first
 
-    def _enter(self, domain: Domain) -> None:
+    def _keep_domain(self, domain: Domain) -> None:
         self.domains[domain.tag] = domain
         if len(self.domains) > self._domains_max:
             self._prune_domains()
@@ -89,9 +226,9 @@ class ForeignPool(ForeignHolds):
                     state=BlockState(state).name,
                 )
 
-    def hand_out_each(self, residencies: Sequence[ForeignResidency], blocks: Blocks, now_us: int) -> None:
+    def hand_out_each(self, residencies: Sequence[ExternalResidency], blocks: Blocks, now_us: int) -> None:
         """`hand_out` of one block each, in the residencies' own domains: the growth of a decode step."""
-        first = self._take(blocks, now_us)
+        first = self._claim(blocks, now_us)
         tags: list[int] = []
         ceilings: list[int] = []
         for at, residency in enumerate(residencies):
@@ -145,7 +282,7 @@ class ForeignPool(ForeignHolds):
                 return False
         return True
 
-    def attach(self, residency: ForeignResidency, blocks: Blocks) -> None:
+    def attach(self, residency: ExternalResidency, blocks: Blocks) -> None:
         """References on cached or running blocks. Raises `IsolationError` where one is neither."""
         states = self.state[blocks]
         if states.tobytes().strip(_HELD):
@@ -198,21 +335,21 @@ class ForeignPool(ForeignHolds):
         if not len(unused):
             return []
         self.evicted[cause] = self.evicted.get(cause, 0) + len(unused)
-        return self._end_cached(unused, cause, now_us, now_us, told=True)
+        return self._end_cached(unused, cause, now_us, now_us, engine_knows=True)
 
-    def let_go(self, residency: ForeignResidency, blocks: Blocks, now_us: int) -> list[int]:
+    def release_blocks(self, residency: ExternalResidency, blocks: Blocks, now_us: int) -> list[int]:
         """A running residency gives some of its blocks back; returns what the engine must forget."""
         mine = np.isin(blocks, residency.blocks())
         if not mine.all():
             self._refuse_release(residency, blocks[~mine])
         generations = self.generation[blocks]
-        self.let_go_events.append(LetGo(residency, blocks, generations, residency.recorded_until, now_us))
+        self.released.append(ReleasedBlocks(residency, blocks, generations, residency.recorded_until, now_us))
         residency.passed.append(generations)
         residency.drop(generations)
-        return self.unreference(blocks, "passed", now_us)
+        return self.decref(blocks, "passed", now_us)
 
     def release(
-        self, residency: ForeignResidency, cause: str, now_us: int, fence: int | None = None
+        self, residency: ExternalResidency, cause: str, now_us: int, fence: int | None = None
     ) -> list[int]:
         """The residency's request ended; holds what policy allows. Returns what the engine must forget (F3).
 
@@ -224,16 +361,16 @@ class ForeignPool(ForeignHolds):
             return []
         self._place_hold(residency, blocks, now_us)
         self._ending_fence = fence
-        forget = self.unreference(blocks, cause, now_us)
+        forget = self.decref(blocks, cause, now_us)
         self._ending_fence = None
         return forget
 
-    def _refuse_release(self, residency: ForeignResidency, blocks: Blocks) -> None:
+    def _refuse_release(self, residency: ExternalResidency, blocks: Blocks) -> None:
         raise IsolationError(
             f"request `{residency.request_id}` does not hold block `{int(blocks[0])}`", block=int(blocks[0])
         )
 
-    def unreference(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
+    def decref(self, blocks: Blocks, cause: str, now_us: int) -> list[int]:
         """Give one reference on each of `blocks` back."""
         refs = self.refs[blocks] - 1
         if int(refs.min()) < 0:
@@ -257,3 +394,330 @@ class ForeignPool(ForeignHolds):
             return self._end(gone, cause, now_us, now_us)
         forget = self._end(gone[passed], "ceiling", now_us, now_us)
         return forget + (self._end(gone[~passed], cause, now_us, now_us) if not passed.all() else [])
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def order(self, now_us: int) -> ScrubOrder | None:
+        """The scrubs that the coming step must do first: everything that ended and whose fences have retired (F4)."""
+        if self.queue.has_fenced:
+            self.queue.reclaim(self.fences, now_us)
+        return self.queue.order() if self.queue.has_dirty else None
+
+    def scrubbed(self, number: int, shard: int, results: Sequence[ScrubResult]) -> Blocks:
+        """One shard's answer to an order. Blocks become CLEAN with the last shard's; returns those that failed."""
+        done, failed = self.queue.answer(number, shard, results)
+        if done is not None:
+            blocks, generations = done
+            states, now = self.state[blocks], self.generation[blocks]
+            if states.tobytes().strip(_ENDED) or now.tobytes() != generations.tobytes():
+                blocks = blocks[(now == generations) & ((states == FENCED) | (states == DIRTY))]
+            self.state[blocks] = CLEAN
+        if len(failed):
+            unused = failed[(self.state[failed] != ACTIVE) & (self.state[failed] != CACHED)]
+            self.state[unused] = QUARANTINED
+        return failed
+
+    def take_scrubbed(self) -> list[Scrubbed]:
+        """Evidence of the answered launches since the last call."""
+        return self.queue.take_scrubbed()
+
+    # -- holds --------------------------------------------------------------------------------------------------------
+
+    def _place_hold(self, residency: ExternalResidency, blocks: Blocks, now_us: int) -> None:
+        domain = residency.domain
+        if not (domain.cacheable and domain.is_open and residency.publishes):
+            return
+        indexed = self.indexed[blocks]
+        held = blocks if indexed.all() else blocks[indexed]
+        idle_us = domain.idle_us
+        if residency.is_mixed:
+            held = held[self._holdable(self.tag[held], residency.account)]
+            idle_us = min((self.domains[tag].idle_us for tag in set(self.tag[held].tolist())), default=0)
+        if not len(held):
+            return
+        deadline = min(now_us + idle_us, int(self.ceiling_us[held].min()))
+        if deadline <= now_us:
+            return
+        self._replace_extended(residency, held)
+        residency.hold(held, self.generation[held], deadline)
+        self.holds[held] += 1
+        self.hold_until_us[held] = np.maximum(self.hold_until_us[held], deadline)
+        self.hold_table.add(residency)
+        self._tips[int(held[-1]), int(residency.held_generations[-1])] = residency
+
+    def _holdable(self, tags: NDArray[np.int32], account: Account) -> NDArray[np.bool_]:
+        """Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them."""
+        fine = {
+            tag
+            for tag in set(tags.tolist())
+            if (domain := self.domains.get(tag)) is not None
+            and (domain.owner is account or domain.is_segment)
+        }
+        return np.isin(tags, list(fine))
+
+    def _replace_extended(self, residency: ExternalResidency, held: Blocks) -> None:
+        """The hold that this residency extends, of the same principal and domain, is no longer needed.
+
+        Unless it keeps more: a sliding window goes on without the blocks that it has passed.
+        """
+        if not len(residency.attached):
+            return
+        older = self._tips.get((int(residency.attached[-1]), int(residency.attached_generations[-1])))
+        if older is None or not older.is_held or older.principal != residency.principal:
+            return
+        if older.domain is not residency.domain:
+            return
+        kept = older.held[self.generation[older.held] == older.held_generations]
+        if not np.array_equal(kept, held[: len(kept)]) and not np.isin(kept, held).all():
+            return
+        self._remove_hold(older)
+        self.holds[kept] -= 1
+
+    def _remove_hold(self, hold: ExternalResidency) -> None:
+        self.hold_table.remove(hold)
+        tip = (int(hold.held[-1]), int(hold.held_generations[-1]))
+        if self._tips.get(tip) is hold:
+            del self._tips[tip]
+
+    def lapse(self, hold: ExternalResidency, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
+        """End one hold; blocks that nothing else keeps end, due at `due_us` (else now) or with their last hold.
+
+        Returns what the engine must forget.
+        """
+        self._remove_hold(hold)
+        states = self.state[hold.held]
+        valid = (self.generation[hold.held] == hold.held_generations) & (
+            (states == ACTIVE) | (states == CACHED)
+        )
+        held = hold.held if valid.all() else hold.held[valid]
+        left = self.holds[held] - 1
+        self.holds[held] = left
+        over = held[(left == 0) & (self.state[held] == CACHED)]
+        if not len(over):
+            return []
+        return self._end_cached(over, cause, now_us if due_us is None else due_us, now_us)
+
+    def is_due(self, now_us: int) -> bool:
+        """A sweep now would lapse something."""
+        due_us = self.hold_table.next_due_us()
+        return due_us is not None and due_us <= now_us
+
+    def sweep(self, now_us: int, at_most: int) -> list[int]:
+        """Lapse holds whose deadline has passed, at most so many. Returns what the engine must forget."""
+        forget: list[int] = []
+        for _ in range(at_most):
+            hold = self.hold_table.take_due(self.partition, now_us)
+            if hold is None:
+                break
+            self.expired_residencies += 1
+            forget += self.lapse(hold, "expired", now_us)
+        return forget
+
+    def enforce_residency_cap(self, account: Account, now_us: int) -> list[int]:
+        """Lapse the oldest holds of an account that has more than its cap."""
+        forget: list[int] = []
+        holds = self.hold_table.of(account)
+        while len(holds) > account.residency_cap:
+            oldest = holds.oldest
+            assert oldest is not None
+            forget += self.lapse(oldest, "residencies", now_us)
+        return forget
+
+    # -- eviction -----------------------------------------------------------------------------------------------------
+
+    def victims(self, count: int, account: Account | None = None) -> list[int]:
+        """CACHED blocks to end first, oldest use first: of `account`, or of accounts that are over their guarantee.
+
+        An empty list where no account has a guarantee: then the engine's own order is as good.
+        """
+        candidates = np.flatnonzero(self.state == CACHED)
+        if account is None:
+            if self.partition.common_blocks == self.partition.size:
+                return []
+            over = [tag for tag, domain in self.domains.items() if domain.owner.charged_over_blocks() > 0]
+            candidates = candidates[np.isin(self.tag[candidates], over)]
+        else:
+            own = [tag for tag, domain in self.domains.items() if domain.owner is account]
+            candidates = candidates[np.isin(self.tag[candidates], own)]
+        if len(candidates) > count:
+            # Children before parents: a release gives one `used` to a chain, so later generations go first.
+            order = np.lexsort((-self.generation[candidates], self.used[candidates]))[:count]
+            candidates = candidates[order]
+        return [int(block) for block in candidates]
+
+    def end_cached(self, blocks: Blocks, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
+        """End CACHED blocks by our own decision, due at `due_us` or now. Returns what the engine must forget."""
+        cached = blocks[self.state[blocks] == CACHED]
+        if not len(cached):
+            return []
+        self.evicted[cause] = self.evicted.get(cause, 0) + len(cached)
+        return self._end_cached(cached, cause, now_us if due_us is None else due_us, now_us)
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _end(
+        self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, engine_knows: bool = False
+    ) -> list[int]:
+        """End the custody of unreferenced blocks and, as unreachable, of their cached descendants (F6).
+
+        Returns the indexed ones among them, which the engine must forget; with `engine_knows`, `blocks` excepted.
+        """
+        known = self.indexed[blocks]
+        if (
+            not engine_knows and not known.any()
+        ):  # it was never in the index: nothing continues it, nobody forgets it
+            self._end_run(blocks, cause, due_us, now_us)
+            return []
+        forget: list[int] = [] if engine_knows else blocks[known].tolist()
+        self._remove_from_index(blocks)
+        self._end_run(blocks, cause, due_us, now_us)
+        wave = self._take_descendants(blocks)
+        while len(wave):
+            forget += wave.tolist()
+            dues = self._due_times(wave, now_us)  # until now it could be reached, while it was held
+            self._remove_from_index(wave)
+            for due in np.unique(dues).tolist():
+                self._end_run(wave[dues == due], "unreachable", due, now_us)
+            wave = self._take_descendants(wave)
+        return forget
+
+    def _end_cached(
+        self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, engine_knows: bool = False
+    ) -> list[int]:
+        """`_end` of CACHED blocks: none was due before its last release, nor after the end of its last hold.
+
+        Never later in a chain than before it, so that of several due times the earlier ones end first.
+        """
+        dues = self._due_times(blocks, due_us)
+        forget: list[int] = []
+        for due in np.unique(dues).tolist():
+            forget += self._end(blocks[dues == due], cause, due, now_us, engine_knows=engine_knows)
+        return forget
+
+    def _due_times(self, blocks: Blocks, due_us: int) -> NDArray[np.int64]:
+        dues: NDArray[np.int64] = np.minimum(self.hold_until_us[blocks], due_us)
+        return np.maximum(dues, self.released_us[blocks])
+
+    def _remove_from_index(self, blocks: Blocks) -> None:
+        """What ends is nobody's child and nobody's hold any more; a hand-out finds it so."""
+        parents = self.parent[blocks]
+        parents = parents[parents >= 0]
+        if len(parents):
+            np.subtract.at(self.children, parents, 1)
+            self.parent[blocks] = NO_BLOCK
+        self.indexed[blocks] = False
+        self.holds[blocks] = 0
+        self.hold_until_us[blocks] = 0
+
+    def _take_descendants(self, ended: Blocks) -> Blocks:
+        """CACHED blocks that continue one of those that ended."""
+        left = ended[self.children[ended] > 0]
+        if not len(left):
+            return NO_BLOCKS
+        self.children[left] = 0
+        cached = np.flatnonzero(self.state == CACHED)
+        orphans: Blocks = cached[np.isin(self.parent[cached], left)]
+        self.parent[orphans] = NO_BLOCK
+        return orphans
+
+    def _prune_domains(self) -> None:
+        live = set(np.unique(self.tag[(self.state != CLEAN) & (self.state != DIRTY)]).tolist())
+        live.update(custody.domain.tag for custody in self.queue.custodies() if custody.domain is not None)
+        self.domains = {tag: domain for tag, domain in self.domains.items() if tag in live}
+        self._domains_max = max(_DOMAINS_MIN, 2 * len(self.domains))
+
+    def _end_run(self, blocks: Blocks, cause: str, due_us: int, now_us: int) -> None:
+        cached = self.only_steps and self.state[blocks[0]] == CACHED
+        fence = self._cached_fence if cached else self._fence_now()
+        self.state[blocks] = FENCED
+        tags, ceilings = self.tag[blocks], self.ceiling_us[blocks]
+        first, ceiling_us = int(tags[0]), int(ceilings[0])
+        if len(blocks) == 1 or not ((tags != first) | (ceilings != ceiling_us)).any():
+            self._end_alike(blocks, first, ceiling_us, cause, due_us, now_us, fence)
+            return
+        for tag, ceiling_us in dict.fromkeys(zip(tags.tolist(), ceilings.tolist(), strict=True)):
+            chosen = blocks[(tags == tag) & (ceilings == ceiling_us)]
+            self._end_alike(chosen, tag, ceiling_us, cause, due_us, now_us, fence)
+
+    def _fence_now(self) -> int:
+        """The newest device work that may use what a request gives back now."""
+        return self.fences.newest_open if self._ending_fence is None else self._ending_fence
+
+    def _end_alike(
+        self, blocks: Blocks, tag: int, ceiling_us: int, cause: str, due_us: int, now_us: int, fence: int
+    ) -> None:
+        """End blocks of one domain and one ceiling."""
+        domain, generations = self.domains[tag], self.generation[blocks]
+        owner = domain.owner
+        owner.charge(-len(blocks))
+        self.queue.add(EndedRun(blocks, generations, owner, domain, cause, due_us, now_us, fence, ceiling_us))
+
+    # -- limits -------------------------------------------------------------------------------------------------------
+
+    def set_limits(
+        self, changed: Mapping[Domain, DomainLimits], now_us: int
+    ) -> dict[Account, HoldList[ExternalResidency]]:
+        """New limits for live domains; a ceiling or deadline only ever moves earlier.
+
+        Returns the accounts of which a hold now ends earlier, with all their holds.
+        """
+        shorter: dict[int, int] = {}
+        for domain, limits in changed.items():
+            shorter[domain.tag] = max(0, domain.idle_us - limits.idle_us)
+            domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
+            if domain.absolute_us < NEVER_US:
+                mine = np.flatnonzero(self.tag == domain.tag)
+                self.ceiling_us[mine] = np.minimum(
+                    self.ceiling_us[mine], np.maximum(self.born_us[mine] + domain.absolute_us, now_us)
+                )
+        self._lower_descendants()
+        narrowed: dict[Account, HoldList[ExternalResidency]] = {}
+        for hold in [hold for account in self.accounts.values() for hold in self.hold_table.of(account)]:
+            valid = hold.held[self.generation[hold.held] == hold.held_generations]
+            if not len(valid):
+                continue
+            earlier = max((shorter.get(tag, 0) for tag in set(self.tag[valid].tolist())), default=0)
+            deadline = max(now_us, min(hold.deadline_us - earlier, int(self.ceiling_us[valid].min())))
+            if deadline < hold.deadline_us:
+                self.hold_table.shorten(hold, deadline)
+                narrowed[hold.account] = self.hold_table.of(hold.account)
+        self.recount_holds()
+        return narrowed
+
+    def _lower_descendants(self) -> None:
+        """No ceiling above its parent's (L8): in waves, as many as the longest chain is deep at most."""
+        while True:
+            live = np.flatnonzero((self.state == CACHED) | (self.state == ACTIVE))
+            live = live[self.parent[live] >= 0]
+            parents = self.parent[live]
+            above = self.ceiling_us[live] > self.ceiling_us[parents]
+            if not above.any():
+                return
+            self.ceiling_us[live[above]] = self.ceiling_us[parents[above]]
+
+    def recount_holds(self) -> None:
+        """Find every block's latest hold deadline again, after holds lapsed or moved out of their turn."""
+        self.hold_until_us[:] = 0
+        for account in self.accounts.values():
+            for hold in self.hold_table.of(account):
+                valid = hold.held[self.generation[hold.held] == hold.held_generations]
+                self.hold_until_us[valid] = np.maximum(self.hold_until_us[valid], hold.deadline_us)
+
+    # -- counts --------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Blocks by state, without the reserved ones."""
+        numbers = np.bincount(self.state, minlength=len(BlockState)).tolist()
+        numbers[CLEAN] -= len(self.reserved)
+        waiting = self._fenced_blocks()
+        numbers[DIRTY] += numbers[FENCED] - waiting
+        numbers[FENCED] = waiting
+        return {state.name.lower(): numbers[state] for state in BlockState}
+
+    def _fenced_blocks(self) -> int:
+        """Blocks that ended and wait for a fence; a row says FENCED until its scrub is answered."""
+        fenced = self.queue.fenced()
+        return sum(
+            int(np.count_nonzero((self.generation[blocks] == generations) & (self.state[blocks] == FENCED)))
+            for blocks, generations in fenced
+        )

@@ -1,4 +1,4 @@
-"""Puts the books of an engine's own pool right where a scan has found them wrong (allocator.mend, for foreign pools).
+"""Puts the books of an engine's own pool right where a scan has found them wrong; `manager.repair` is its twin.
 
 Nothing here guesses in favour of reuse: what cannot be explained ends, and goes the way of all ended custody.
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
 
 
-def set_refs(pool: ForeignPool, blocks: Blocks, refs: NDArray[np.int64], now_us: int) -> list[int]:
+def set_refs(pool: ExternalPool, blocks: Blocks, refs: NDArray[np.int64], now_us: int) -> list[int]:
     """These blocks in custody have exactly so many references; without any, what nobody holds ends."""
     pool.refs[blocks] = refs
     pool.state[blocks[refs > 0]] = ACTIVE
@@ -24,17 +24,17 @@ def set_refs(pool: ForeignPool, blocks: Blocks, refs: NDArray[np.int64], now_us:
     if not len(unused):
         return []
     pool.refs[unused] = 1
-    return pool.unreference(unused, "orphan", now_us)
+    return pool.decref(unused, "orphan", now_us)
 
 
-def set_holds(pool: ForeignPool, blocks: Blocks, holds: NDArray[np.int64], now_us: int) -> list[int]:
+def set_holds(pool: ExternalPool, blocks: Blocks, holds: NDArray[np.int64], now_us: int) -> list[int]:
     """These blocks in custody have exactly so many holds; CACHED ones without any end."""
     pool.holds[blocks] = holds
     pool.recount_holds()
     return pool.end_cached(blocks[(holds == 0) & (pool.state[blocks] == CACHED)], "orphan", now_us)
 
 
-def drop_ended(pool: ForeignPool, residency: ForeignResidency) -> int:
+def drop_ended(pool: ExternalPool, residency: ExternalResidency) -> int:
     """A running residency no longer refers to blocks that ended under it; returns how many there were."""
     stale = stale_generations(pool, residency)
     if len(stale):
@@ -42,7 +42,7 @@ def drop_ended(pool: ForeignPool, residency: ForeignResidency) -> int:
     return len(stale)
 
 
-def stale_generations(pool: ForeignPool, residency: ForeignResidency) -> NDArray[np.int64]:
+def stale_generations(pool: ExternalPool, residency: ExternalResidency) -> NDArray[np.int64]:
     """Generations that a residency refers to and whose custody has ended."""
     generations, blocks = residency.generations(), residency.blocks()
     in_custody = (pool.state[blocks] == ACTIVE) | (pool.state[blocks] == CACHED)

@@ -13,7 +13,7 @@ NO_BLOCKS: Blocks = np.empty(0, dtype=np.int64)
 NO_BLOCKS.flags.writeable = False
 
 
-class ForeignResidency(Residency):
+class ExternalResidency(Residency):
     """Its blocks are what it attached and what it was handed, less what it let go of. Opaque to adapters but for
     `request_id`, `tenant` and `publishes`.
     """

@@ -1,4 +1,4 @@
-"""Ended custody of a foreign pool on its way to CLEAN: waiting for fences, ordered, answered by every shard.
+"""Ended custody of an external pool on its way to CLEAN: waiting for fences, ordered, answered by every shard.
 
 S1  Every ended custody is ordered exactly once, and is done only with every shard's answer.
 S2  An answer to an order that does not exist, or a second one of a shard, raises: a lost or doubled receipt is seen.
@@ -84,7 +84,7 @@ class ScrubQueue:
         self._fenced.append(custody)
 
     def release_fence(self, blocks: Blocks, now_us: int) -> None:
-        """The engine has handed `blocks` out again already: they are ordered with this step (X1)."""
+        """The engine has handed `blocks` out again already: they are ordered with this step."""
         waiting: deque[EndedRun] = deque()
         for custody in self._fenced:
             taken = (

@@ -30,7 +30,7 @@ from kvcustody.allocator.pool.block_state import (
 )
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
-from kvcustody.allocator.pool.records import Ending, Joined, LetGo, Scrubbed
+from kvcustody.allocator.pool.records import AttachedBlocks, Ending, ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.scrubs_in_flight import ScrubInFlight, ScrubsInFlight, StreamMemory
 from kvcustody.errors import HandleError, IsolationError
 
@@ -56,8 +56,8 @@ class Pool:
         self.fences = Fences()
         self.ended: list[EndedRun] = []
         self.receipts: list[Scrubbed] = []
-        self.let_go: list[LetGo] = []
-        self.joined: list[Joined] = []
+        self.released: list[ReleasedBlocks] = []
+        self.attached: list[AttachedBlocks] = []
         self.stuck_findings: list[EndedRun] = []
         self.flight = ScrubsInFlight(memory) if isinstance(memory, StreamMemory) else None
         self.partitions: list[PoolPartition] = []

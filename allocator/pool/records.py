@@ -16,7 +16,7 @@ Ending = tuple[Blocks, Domain, str, int, int, int]
 """Custody that is to end: blocks, domain, cause, when it was due, its fence, and its ceiling (`NEVER_US`: none)."""
 
 
-class LetGo(NamedTuple):
+class ReleasedBlocks(NamedTuple):
     """Blocks that a running sequence used until now and others may go on using: evidence for governance to write."""
 
     residency: Residency
@@ -26,7 +26,7 @@ class LetGo(NamedTuple):
     at_us: int
 
 
-class Joined(NamedTuple):
+class AttachedBlocks(NamedTuple):
     """Blocks of another that a running sequence refers to from now on: evidence for governance to write."""
 
     residency: Residency

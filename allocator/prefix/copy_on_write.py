@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.pool.pool import Pool
-from kvcustody.allocator.pool.records import LetGo
+from kvcustody.allocator.pool.records import ReleasedBlocks
 from kvcustody.allocator.prefix.decode_table import DecodeTable
 from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
@@ -82,8 +82,8 @@ class Forks:
         tail.fence = fence
         generations = self.pool.generation[tail.blocks]
         sequence.passed.append(generations)
-        self.pool.let_go.append(
-            LetGo(sequence.residency, tail.blocks, generations, sequence.recorded_until, now_us)
+        self.pool.released.append(
+            ReleasedBlocks(sequence.residency, tail.blocks, generations, sequence.recorded_until, now_us)
         )
         at = sequence.block_count - tail.length
         sequence.admitted_blocks = -1

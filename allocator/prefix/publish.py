@@ -2,7 +2,7 @@
 
 U1  Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
 U2  Publishing a key that exists makes the request hold the canonical block; its own copy serves it until release.
-    Every block it comes to refer to in this way is told once, in `Pool.joined`.
+    Every block it comes to refer to in this way is recorded once, in `Pool.attached`.
 U3  Every block a sequence was handed ends with it, or lives on in exactly one node.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, NEVER_US, Blocks
 from kvcustody.allocator.pool.pool import Pool
-from kvcustody.allocator.pool.records import Ending, Joined, LetGo
+from kvcustody.allocator.pool.records import AttachedBlocks, Ending, ReleasedBlocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
@@ -108,7 +108,9 @@ class Publication:
             node = tree.split(node, shared)
         tree.incref(node, now_us)
         blocks = np.concatenate((node.blocks, *node.windows)) if node.windows else node.blocks
-        self.pool.joined.append(Joined(sequence.residency, blocks, self.pool.generation[blocks], now_us))
+        self.pool.attached.append(
+            AttachedBlocks(sequence.residency, blocks, self.pool.generation[blocks], now_us)
+        )
         sequence.leaf = node
         return shared
 
@@ -208,8 +210,8 @@ class Publication:
             blocks = np.concatenate([entry[0] for entry in ending])
             generations = self.pool.generation[blocks]
             sequence.passed.append(generations)
-            self.pool.let_go.append(
-                LetGo(sequence.residency, blocks, generations, sequence.recorded_until, node.born_us)
+            self.pool.released.append(
+                ReleasedBlocks(sequence.residency, blocks, generations, sequence.recorded_until, node.born_us)
             )
         self._end(ending, node.born_us)
 

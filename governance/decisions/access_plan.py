@@ -46,7 +46,7 @@ LEVELS = {ScopeKind.SESSION: Scope.SESSION, ScopeKind.SUBJECT: Scope.SUBJECT, Sc
 
 
 class DomainPool(Protocol):
-    """What makes the domains of plans, and what they are interned by: a `BlockManager` or a `ForeignPool`."""
+    """What makes the domains of plans, and what they are interned by: a `BlockManager` or a `ExternalPool`."""
 
     def domain(self, owner: Account, **facts: Unpack[DomainFacts]) -> Domain:
         """A new domain charged to `owner`."""

@@ -8,7 +8,7 @@ Q3  `used <= cap` for a tenant with a cap: its own cache makes room, nobody else
 
 from __future__ import annotations
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.errors import CapacityError
 from kvcustody.governance.decisions.access_plan import DomainLabel
@@ -19,9 +19,9 @@ ANONYMOUS = "(anonymous)"  # no tenant can be called so: identifiers have no par
 
 
 class PortAccounts:
-    """Accounts of one foreign pool under the active revision."""
+    """Accounts of one external pool under the active revision."""
 
-    def __init__(self, pool: ForeignPool, residencies_max: int) -> None:
+    def __init__(self, pool: ExternalPool, residencies_max: int) -> None:
         self._pool = pool
         self._residencies_max = residencies_max
         self._names: set[str] = set()

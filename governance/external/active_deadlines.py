@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import heapq
 
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.residency import ExternalResidency
 
 
 class ActiveLimits:
     """Running residencies by the moment at which their policy ends them. Those that ended before are skipped."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, ForeignResidency]] = []
+        self._heap: list[tuple[int, int, ExternalResidency]] = []
 
-    def push(self, limit_us: int, residency: ForeignResidency) -> None:
+    def push(self, limit_us: int, residency: ExternalResidency) -> None:
         """Enter a residency that has begun."""
         heapq.heappush(self._heap, (limit_us, residency.id, residency))
         if len(self._heap) > 64 and len(self._heap) > 2 * sum(

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.key_chain import Extras, HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
@@ -128,10 +128,10 @@ class KeyChain:
 
 
 def look_up(
-    residency: ForeignResidency,
+    residency: ExternalResidency,
     chain: KeyChain,
     read: ReadPlan,
-    pool: ForeignPool,
+    pool: ExternalPool,
     find: Find,
     now_us: int,
     *,
@@ -163,7 +163,7 @@ def look_up(
 
 
 def _several(
-    residency: ForeignResidency, chain: KeyChain, read: ReadPlan, pool: ForeignPool, find: Find, now_us: int
+    residency: ExternalResidency, chain: KeyChain, read: ReadPlan, pool: ExternalPool, find: Find, now_us: int
 ) -> None:
     """Segment, own, grants by id: the longest match wins, ties go to the own domain (design §3)."""
     prompt, own = chain.prompt, read.own
@@ -203,7 +203,7 @@ def _several(
 
 
 def _matched(
-    keys: list[bytes], domain: Domain, limit: int, pool: ForeignPool, find: Find, now_us: int
+    keys: list[bytes], domain: Domain, limit: int, pool: ExternalPool, find: Find, now_us: int
 ) -> int:
     """How many leading keys the index has, in blocks that may be attached."""
     blocks: list[int] = []
@@ -219,7 +219,7 @@ def _matched(
 
 
 def _through(
-    grant: Chain, seed: bytes, prompt: Prompt, first: int, pool: ForeignPool, find: Find, now_us: int
+    grant: Chain, seed: bytes, prompt: Prompt, first: int, pool: ExternalPool, find: Find, now_us: int
 ) -> list[bytes]:
     """The owner's keys of what a grant lets the reader attach; hashing stops at the first miss."""
     assert grant.state is not None

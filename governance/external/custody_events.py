@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
-from kvcustody.allocator.pool.records import LetGo, Scrubbed
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
 from kvcustody.audit.events import (
     BlocksReleased,
     Event,
@@ -26,7 +26,7 @@ NO_TIME_US = 0
 NO_IDENTITY = ("no-identity",)
 
 
-def opened(residency: ForeignResidency, pool: ForeignPool, revision: int) -> ResidencyOpened:
+def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> ResidencyOpened:
     """The residency as it began. Everything it was handed so far is on record with it."""
     plan = residency.facts if isinstance(residency.facts, Plan) else None
     domain = residency.domain
@@ -62,7 +62,7 @@ def opened(residency: ForeignResidency, pool: ForeignPool, revision: int) -> Res
     )
 
 
-def written(residency: ForeignResidency, pool: ForeignPool) -> Runs:
+def written(residency: ExternalResidency, pool: ExternalPool) -> Runs:
     """Every block it was handed since its opening was recorded, less those it let go of before."""
     later = residency.handed[residency.recorded :]
     if not later:
@@ -77,7 +77,7 @@ def written(residency: ForeignResidency, pool: ForeignPool) -> Runs:
     return FlatRuns(blocks, generations, pool.number)
 
 
-def unreported(residency: ForeignResidency) -> int:
+def unreported(residency: ExternalResidency) -> int:
     """How many blocks no leaf lists yet."""
     later = residency.handed[residency.recorded :]
     count = sum(len(run) for run, _ in later)
@@ -87,7 +87,7 @@ def unreported(residency: ForeignResidency) -> int:
     return count
 
 
-def released(residency: ForeignResidency, runs: Runs, cause: str, now_us: int) -> ResidencyReleased:
+def released(residency: ExternalResidency, runs: Runs, cause: str, now_us: int) -> ResidencyReleased:
     """The residency as it left: what it wrote, and until when it holds."""
     hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
     return ResidencyReleased(
@@ -95,18 +95,18 @@ def released(residency: ForeignResidency, runs: Runs, cause: str, now_us: int) -
     )
 
 
-def ends(pool: ForeignPool, now_us: int) -> list[Event]:
+def ends(pool: ExternalPool, now_us: int) -> list[Event]:
     """What running requests let go of, then the ends of custody, since the last call."""
     events: list[Event] = []
-    if pool.let_go_events:
-        passed, pool.let_go_events = pool.let_go_events, []
+    if pool.released:
+        passed, pool.released = pool.released, []
         for gone in passed:
-            events += _let_go(gone, pool.number)
+            events += _released_blocks(gone, pool.number)
     events += [evidence.ended(custody, pool.number, now_us) for custody in pool.queue.take_ended()]
     return events
 
 
-def _let_go(gone: LetGo, pool: int) -> Iterator[Event]:
+def _released_blocks(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
     residency = gone.residency
     head = (gone.at_us, residency.id, residency.account.name, "passed")
     own = gone.generations >= gone.recorded_until
@@ -116,7 +116,7 @@ def _let_go(gone: LetGo, pool: int) -> Iterator[Event]:
             yield BlocksReleased(*head, runs, is_own, NO_TIME_US, trace=residency.trace)
 
 
-def receipts(launches: Sequence[Scrubbed], first: int, pool: ForeignPool, now_us: int) -> list[Event]:
+def receipts(launches: Sequence[Scrubbed], first: int, pool: ExternalPool, now_us: int) -> list[Event]:
     """One receipt per launch and owner; launches are numbered from `first` + 1."""
     events: list[Event] = []
     for number, scrubbed in enumerate(launches, first + 1):

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import structlog
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
@@ -65,12 +65,12 @@ _log = structlog.get_logger(__name__)
 SWEEP_BATCH = 128
 
 
-class EnginePort(Authority[ForeignPool]):
+class EnginePort(Authority[ExternalPool]):
     """Custody of every block of one engine that allocates by itself. Not thread-safe, except `call`."""
 
     def __init__(
         self,
-        pool: ForeignPool,
+        pool: ExternalPool,
         engine: EngineControl,
         table: DecisionTable,
         keyring: Keyring,
@@ -91,8 +91,8 @@ class EnginePort(Authority[ForeignPool]):
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
-        self._running: dict[object, ForeignResidency] = {}
-        self._starting: list[ForeignResidency] = []
+        self._running: dict[object, ExternalResidency] = {}
+        self._starting: list[ExternalResidency] = []
         self._launch = 0
         self._active = ActiveLimits()
         self._catch_up: Callable[[], None] = _nothing
@@ -126,7 +126,7 @@ class EnginePort(Authority[ForeignPool]):
         groups: int = 1,
         keyed: bool = True,
         trace: str = "",
-    ) -> ForeignResidency | AdmissionRefused:
+    ) -> ExternalResidency | AdmissionRefused:
         """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
 
         `principal` None: no valid identity (T1). `tokens`: prompt token ids; `extras`: framed extra content by the
@@ -172,7 +172,7 @@ class EnginePort(Authority[ForeignPool]):
         hints: Hints,
         request_id: object,
         moment: Moment,
-    ) -> Plan[ForeignPool] | AdmissionRefused | None:
+    ) -> Plan[ExternalPool] | AdmissionRefused | None:
         if principal is None:
             return None
         key = PlanKey(principal, model.digest, route or principal.route, hints.classification, hints.salt)
@@ -189,7 +189,7 @@ class EnginePort(Authority[ForeignPool]):
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 
-    def look_up(self, residency: ForeignResidency, find: Find, *, lazily: bool = False) -> RequestKeys:
+    def look_up(self, residency: ExternalResidency, find: Find, *, lazily: bool = False) -> RequestKeys:
         """The keys of the request's whole blocks, and how many leading ones it may read now (T2, T3).
 
         `find` gives the block that the engine's index has under a key, or -1; it is asked only where several domains
@@ -215,7 +215,7 @@ class EnginePort(Authority[ForeignPool]):
         residency.publishes = keys.publishable
         return keys
 
-    def _plan_again(self, residency: ForeignResidency, chain: KeyChain) -> None:
+    def _plan_again(self, residency: ExternalResidency, chain: KeyChain) -> None:
         """A revision or a key rotation came between arrival and now: the request's standing is found anew."""
         old = residency.facts
         assert isinstance(old, Plan)
@@ -228,12 +228,12 @@ class EnginePort(Authority[ForeignPool]):
         chain.forget()
         chain.epoch = self._epoch
 
-    def extend_keys(self, residency: ForeignResidency, tokens: Sequence[int]) -> list[bytes]:
+    def extend_keys(self, residency: ExternalResidency, tokens: Sequence[int]) -> list[bytes]:
         """The keys of blocks that `tokens`, accepted after those known, complete."""
         chain = residency.keys
         return chain.extend(tokens) if isinstance(chain, KeyChain) else []
 
-    def may_start(self, residency: ForeignResidency) -> str | None:
+    def may_start(self, residency: ExternalResidency) -> str | None:
         """None where the request may be scheduled now, else why it alone must wait: `over-quota` or `ledger`.
 
         A request that may start has its whole length reserved until its release; its tenant's own cache makes room.
@@ -264,13 +264,13 @@ class EnginePort(Authority[ForeignPool]):
             victims = np.array(self.pool.victims(over, account), dtype=np.int64)
             self._obey(self.pool.end_cached(victims, "quota", now_us))
 
-    def _defer(self, residency: ForeignResidency, reason: str) -> str:
+    def _defer(self, residency: ExternalResidency, reason: str) -> str:
         tally = self._tally(residency.tenant)
         tally.count(tally.deferred, reason)
         return reason
 
     def attachable(
-        self, residency: ForeignResidency, blocks: Sequence[int], positions: Sequence[int] | None = None
+        self, residency: ExternalResidency, blocks: Sequence[int], positions: Sequence[int] | None = None
     ) -> int:
         """How many leading blocks may be attached now: domain, deadline and ceiling are compared again (T3).
 
@@ -296,7 +296,7 @@ class EnginePort(Authority[ForeignPool]):
     # -- what the engine did ------------------------------------------------------------------------------------------
 
     def attached(
-        self, residency: ForeignResidency, blocks: Sequence[int], *, at_us: int | None = None
+        self, residency: ExternalResidency, blocks: Sequence[int], *, at_us: int | None = None
     ) -> None:
         """The engine took references on these cached or running blocks for the request.
 
@@ -308,7 +308,7 @@ class EnginePort(Authority[ForeignPool]):
             self._begin(residency, now_us)
 
     def handed_out(
-        self, residency: ForeignResidency, blocks: Sequence[int], *, at_us: int | None = None
+        self, residency: ExternalResidency, blocks: Sequence[int], *, at_us: int | None = None
     ) -> None:
         """The engine gave these blocks to the request; what they held is scrubbed before the coming step (T4)."""
         if not blocks:
@@ -322,13 +322,13 @@ class EnginePort(Authority[ForeignPool]):
             self.pool.hand_out(residency, which, residency.domain, now_us)
         self._begin(residency, now_us)
 
-    def handed_out_each(self, residencies: Sequence[ForeignResidency], blocks: Sequence[int]) -> None:
+    def handed_out_each(self, residencies: Sequence[ExternalResidency], blocks: Sequence[int]) -> None:
         """`handed_out` of one block each, to requests that have begun: the growth of a decode step."""
         if blocks:
             self.pool.hand_out_each(residencies, np.array(blocks, dtype=np.int64), self._clock.now_us())
 
     def _hand_out_by_domain(
-        self, residency: ForeignResidency, blocks: Blocks, boundary: int, now_us: int
+        self, residency: ExternalResidency, blocks: Blocks, boundary: int, now_us: int
     ) -> None:
         """Blocks of a declared segment belong to its domain, and are charged to its owner."""
         segment = residency.segment_domain
@@ -340,7 +340,7 @@ class EnginePort(Authority[ForeignPool]):
         if inside < len(blocks):
             self.pool.hand_out(residency, blocks[inside:], residency.domain, now_us)
 
-    def _begin(self, residency: ForeignResidency, now_us: int) -> None:
+    def _begin(self, residency: ExternalResidency, now_us: int) -> None:
         if not residency.is_opened:
             residency.is_opened = True
             residency.began_us = now_us
@@ -350,7 +350,7 @@ class EnginePort(Authority[ForeignPool]):
                 self._active.push(residency.began_us + plan.active_us, residency)
 
     def published(
-        self, residency: ForeignResidency, blocks: Sequence[int], before: int = -1, *, chained: bool = True
+        self, residency: ExternalResidency, blocks: Sequence[int], before: int = -1, *, chained: bool = True
     ) -> None:
         """These blocks are in the engine's index under the request's keys; the first continues block `before`.
 
@@ -375,16 +375,16 @@ class EnginePort(Authority[ForeignPool]):
             which = np.array(blocks, dtype=np.int64)
             self._obey(self.pool.unpublish(which, cause, self._clock.now_us()))
 
-    def let_go(self, residency: ForeignResidency, blocks: Sequence[int]) -> None:
+    def let_go(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
         """A running request gave these blocks back, as a sliding window does."""
         if blocks:
             self._record_starting()
             which = np.array(blocks, dtype=np.int64)
-            self._obey(self.pool.let_go(residency, which, self._clock.now_us()))
+            self._obey(self.pool.release_blocks(residency, which, self._clock.now_us()))
 
     def release(
         self,
-        residency: ForeignResidency,
+        residency: ExternalResidency,
         cause: str = "finished",
         *,
         at_us: int | None = None,
@@ -409,11 +409,11 @@ class EnginePort(Authority[ForeignPool]):
         written = port_evidence.written(residency, self.pool)
         forget = self.pool.release(residency, cause, now_us, fence)
         self._outbox.append(port_evidence.released(residency, written, cause, now_us))
-        forget += self.pool.over_residencies(account, now_us)
+        forget += self.pool.enforce_residency_cap(account, now_us)
         self._obey(forget)
         return True
 
-    def keeps_until(self, residency: ForeignResidency, at_us: int, *, others: int = 0) -> int:
+    def keeps_until(self, residency: ExternalResidency, at_us: int, *, others: int = 0) -> int:
         """Until when its release at that instant, after `others` of its tenant, leaves all its blocks in the index.
 
         On the boot-time clock; 0 where it may take some out.
@@ -429,7 +429,7 @@ class EnginePort(Authority[ForeignPool]):
             return min(at_us + domain.idle_us, residency.ceiling_us, residency.began_us + domain.absolute_us)
         return 0
 
-    def resume(self, residency: ForeignResidency, tokens: Tokens) -> ForeignResidency | AdmissionRefused:
+    def resume(self, residency: ExternalResidency, tokens: Tokens) -> ExternalResidency | AdmissionRefused:
         """A preempted, released request waits to run again: its successor, with every token it has by now.
 
         The identity was verified at arrival; policy, keys and quota are those of the moment of its look-up.
@@ -518,7 +518,7 @@ class EnginePort(Authority[ForeignPool]):
 
     # -- administration -----------------------------------------------------------------------------------------------
 
-    def _account(self, tenant: str) -> tuple[Account, ForeignPool]:
+    def _account(self, tenant: str) -> tuple[Account, ExternalPool]:
         return self._accounts.account(tenant, quotas_of(self.table)), self.pool
 
     def _pools_bound(self) -> Iterable[Bound]:
@@ -597,7 +597,7 @@ class EnginePort(Authority[ForeignPool]):
         return pool_counts(self.pool, self._running.values())
 
     @property
-    def running(self) -> Mapping[object, ForeignResidency]:
+    def running(self) -> Mapping[object, ExternalResidency]:
         """Requests between arrival and release."""
         return self._running
 
@@ -637,7 +637,7 @@ class EnginePort(Authority[ForeignPool]):
             self._outbox.append(port_evidence.opened(residency, self.pool, revision))
             self._count(residency)
 
-    def _count(self, residency: ForeignResidency) -> None:
+    def _count(self, residency: ExternalResidency) -> None:
         tally = self._tally(residency.tenant)
         tally.requests += 1
         if isinstance(residency.keys, KeyChain):

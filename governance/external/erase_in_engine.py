@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.governance.decisions.access_plan import Plan, label_of
@@ -87,11 +87,11 @@ class PortCustodian:
 
     def still_running(self, requests: Sequence[object]) -> list[object]:
         """Those of the residencies that have not ended."""
-        return [one for one in requests if isinstance(one, ForeignResidency) and one.is_running]
+        return [one for one in requests if isinstance(one, ExternalResidency) and one.is_running]
 
     def end(self, requests: Sequence[object]) -> None:
         """End these residencies' requests as erased."""
-        ids = [one.request_id for one in requests if isinstance(one, ForeignResidency)]
+        ids = [one.request_id for one in requests if isinstance(one, ExternalResidency)]
         self._engine.abort(ids, "erased")
 
     def reread(self, units: Sequence[PoolUnits]) -> Reread | None:
@@ -109,7 +109,7 @@ class _Covered:
         ]
         known = {domain.tag for domain in self.domains}
         tags = list(known)
-        self.running: list[ForeignResidency] = []
+        self.running: list[ExternalResidency] = []
         for residency in port.running.values():
             if residency.opened_us > before_us:
                 continue
@@ -135,7 +135,7 @@ class _Covered:
                 self.domains.append(residency.domain)
 
     @staticmethod
-    def _with_ended(pool: ForeignPool, selector: Selector, present: PoolUnits) -> PoolUnits:
+    def _with_ended(pool: ExternalPool, selector: Selector, present: PoolUnits) -> PoolUnits:
         """And what ended before and has no receipt yet; its block may be somebody else's by now (Z4)."""
         blocks, generations = [present.blocks], [present.generations]
         for custody in pool.queue.custodies():
@@ -146,7 +146,7 @@ class _Covered:
         return PoolUnits(pool.number, np.concatenate(blocks)[first], every)
 
 
-def _hide(pool: ForeignPool, finishing: Sequence[ForeignResidency]) -> list[int]:
+def _hide(pool: ExternalPool, finishing: Sequence[ExternalResidency]) -> list[int]:
     """What only these requests use leaves the index; returns what the engine must forget."""
     if not finishing:
         return []
@@ -158,10 +158,10 @@ def _hide(pool: ForeignPool, finishing: Sequence[ForeignResidency]) -> list[int]
     return [int(block) for block in alone]
 
 
-def _live(pool: ForeignPool) -> int:
+def _live(pool: ExternalPool) -> int:
     live: NDArray[np.bool_] = (pool.state == ACTIVE) | (pool.state == CACHED)
     return int(np.count_nonzero(live))
 
 
-def _matches(selector: Selector, residency: ForeignResidency) -> bool:
+def _matches(selector: Selector, residency: ExternalResidency) -> bool:
     return isinstance(residency.facts, Plan) and matches_plan(selector, residency.facts)

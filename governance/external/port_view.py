@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.clock import Clock
 from kvcustody.governance.erasure.erasure_run import ErasureRunner
@@ -15,7 +15,7 @@ from kvcustody.governance.erasure.erasure_run import ErasureRunner
 class PortView(Protocol):
     """`EnginePort` is the real one."""
 
-    pool: ForeignPool
+    pool: ExternalPool
     erasures: ErasureRunner
 
     @property
@@ -23,10 +23,10 @@ class PortView(Protocol):
         """The clock that decides deadlines."""
 
     @property
-    def running(self) -> Mapping[object, ForeignResidency]:
+    def running(self) -> Mapping[object, ExternalResidency]:
         """Requests between arrival and release, by the engine's own id."""
 
-    def release(self, residency: ForeignResidency, cause: str = ...) -> bool:
+    def release(self, residency: ExternalResidency, cause: str = ...) -> bool:
         """End a request; False where it had ended already."""
 
     def reload_plans(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.external.repair import drop_ended, set_holds, set_refs, stale_generations
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
 from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.tier_protocol import CopyStore
@@ -76,7 +76,7 @@ class PortTroubles:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def _lost_finishes(self) -> list[Trouble]:
-        def lost(residency: ForeignResidency) -> Trouble:
+        def lost(residency: ExternalResidency) -> Trouble:
             def release() -> tuple[str, str]:
                 self._port.release(residency, "orphan")
                 return "released", "recovered"
@@ -87,7 +87,7 @@ class PortTroubles:
         return [lost(residency) for residency in self._lost]
 
     def _ended_under_requests(self) -> list[Trouble]:
-        def broken(residency: ForeignResidency) -> Trouble:
+        def broken(residency: ExternalResidency) -> Trouble:
             def abort() -> tuple[str, str]:
                 drop_ended(self._port.pool, residency)
                 self._engine.abort([residency.request_id], "orphan")
@@ -99,7 +99,7 @@ class PortTroubles:
         pool, running = self._port.pool, self._port.running.values()
         return [broken(residency) for residency in running if len(stale_generations(pool, residency))]
 
-    def _request(self, orphan: str, residency: ForeignResidency, cause: str, repair: Repair) -> Trouble:
+    def _request(self, orphan: str, residency: ExternalResidency, cause: str, repair: Repair) -> Trouble:
         return self._found(
             orphan,
             residency.tenant,

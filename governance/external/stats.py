@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.governance.external.custody_events import unreported
 from kvcustody.governance.observability.stats import PoolStats
 
 
-def port_stats(pool: ForeignPool, now_us: int) -> PoolStats:
+def port_stats(pool: ExternalPool, now_us: int) -> PoolStats:
     """The snapshot of one pool; `nodes` counts the domains that have blocks."""
     due_us = pool.hold_table.next_due_us()
     return PoolStats(
@@ -28,7 +28,7 @@ def port_stats(pool: ForeignPool, now_us: int) -> PoolStats:
     )
 
 
-def pool_counts(pool: ForeignPool, running: Iterable[ForeignResidency]) -> PoolCounts:
+def pool_counts(pool: ExternalPool, running: Iterable[ExternalResidency]) -> PoolCounts:
     """Counts at a moment when every event has been handed over and every order answered."""
     states = pool.counts()
     opened = [residency for residency in running if residency.is_opened]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import EndedRun
 from kvcustody.allocator.pool.block_state import NEVER_US
-from kvcustody.allocator.pool.records import Joined, LetGo, Scrubbed
+from kvcustody.allocator.pool.records import AttachedBlocks, ReleasedBlocks, Scrubbed
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.events import (
     BlocksAttached,
@@ -122,7 +122,7 @@ def unlisted(sequence: RunningSequence, manager: BlockManager) -> tuple[NDArray[
     return blocks[new], generations[new]
 
 
-def joined(join: Joined, pool: int) -> BlocksAttached:
+def attached(join: AttachedBlocks, pool: int) -> BlocksAttached:
     """A running request came to refer to what another had published before it could."""
     residency = join.residency
     plan = plan_of(residency)
@@ -130,7 +130,7 @@ def joined(join: Joined, pool: int) -> BlocksAttached:
     return BlocksAttached(join.at_us, residency.id, plan.tenant, runs, residency.trace)
 
 
-def let_go(gone: LetGo, pool: int) -> Iterator[Event]:
+def released_blocks(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
     """A running request stopped using blocks: a tail that it copied, a window that it passed."""
     residency = gone.residency
     plan = plan_of(residency)

@@ -206,7 +206,7 @@ class Governor(Authority[BlockManager]):
             sequence = self._get(request_id)
             manager = _plan(sequence).manager
             manager.commit(sequence, computed, now_us)
-            if manager.pool.joined:
+            if manager.pool.attached:
                 self._record_joins(manager)
 
     def slots(self, request_ids: Sequence[object]) -> NDArray[np.int64]:
@@ -255,7 +255,7 @@ class Governor(Authority[BlockManager]):
         residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
         residency.trace = parent.residency.trace
         child = manager.fork(parent, key, residency, now_us)
-        if manager.pool.joined:
+        if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child
         self._outbox.append(
@@ -286,14 +286,14 @@ class Governor(Authority[BlockManager]):
         manager = plan.manager
         runs = evidence.written(sequence, manager, manager.number)
         manager.release(sequence, now_us, cause)
-        if manager.pool.joined:
+        if manager.pool.attached:
             self._record_joins(manager)
         self._outbox.append(evidence.released(sequence, runs, plan.tenant, cause, now_us))
 
     def _record_joins(self, manager: BlockManager) -> None:
         """A request's joins go after its opening and before its release: what it held then has a reader on record."""
-        joins, manager.pool.joined = manager.pool.joined, []
-        self._outbox += [evidence.joined(join, manager.number) for join in joins]
+        joins, manager.pool.attached = manager.pool.attached, []
+        self._outbox += [evidence.attached(join, manager.number) for join in joins]
 
     def abort(self, request_id: object) -> bool:
         """A client cancelled or disconnected: release now."""
@@ -343,12 +343,12 @@ class Governor(Authority[BlockManager]):
         outbox += self._reuse.take_counts(now_us)
         for number, manager in enumerate(self._pools.managers):
             pool = manager.pool
-            if not (pool.ended or pool.receipts or pool.let_go):
+            if not (pool.ended or pool.receipts or pool.released):
                 continue
-            if pool.let_go:
-                passed, pool.let_go = pool.let_go, []
+            if pool.released:
+                passed, pool.released = pool.released, []
                 for gone in passed:
-                    outbox += evidence.let_go(gone, number)
+                    outbox += evidence.released_blocks(gone, number)
             if pool.ended:
                 custodies, pool.ended = pool.ended, []
                 outbox += [evidence.ended(custody, number, now_us) for custody in custodies]

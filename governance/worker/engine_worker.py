@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
@@ -132,7 +132,7 @@ def open_engine_worker(
             bytes_per_block=plan.bytes_per_block,
             device=plan.device,
         )
-        pool = ForeignPool(
+        pool = ExternalPool(
             plan.blocks,
             shards=plan.shards,
             bytes_per_block=plan.bytes_per_block,

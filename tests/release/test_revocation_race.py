@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from release_world import MODEL, PROMPT, READS, MemoryKeys, policy
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import identify
@@ -37,7 +37,7 @@ class Race:
     def __init__(self, narrow: Callable[[EnginePort], Any], *, valid_us: int | None = None) -> None:
         clock = self.clock = VirtualClock()
         keyring = Keyring(MemoryKeys(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), clock)
-        self.pool = ForeignPool(16, shards=1, bytes_per_block=1, reserved=[0])
+        self.pool = ExternalPool(16, shards=1, bytes_per_block=1, reserved=[0])
         self.port = EnginePort(
             self.pool,
             self,

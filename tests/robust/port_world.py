@@ -17,8 +17,8 @@ from custody_world import BLOCK, MODEL, QUICK, SHARDS, SPEC, Dropping, open_keyr
 from numpy.typing import NDArray
 from sqlalchemy import Engine
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.audit.coverage.conservation import ConservationIdentity, conservation
@@ -67,7 +67,7 @@ eviction: {policy: lru}
 class Request:
     """One request of the toy engine."""
 
-    def __init__(self, residency: ForeignResidency, tenant: str, tokens: list[int], *, most: int) -> None:
+    def __init__(self, residency: ExternalResidency, tenant: str, tokens: list[int], *, most: int) -> None:
         self.residency = residency
         self.tenant = tenant
         self.tokens = tokens
@@ -110,7 +110,7 @@ class PortWorld:
             [WorkerStarted(self.clock.now_us(), worker, blocks - 1, SHARDS, size, "cpu", "test", 1)]
         )
         self.ledger = Dropping(self.writer, chosen or (lambda event: False))
-        self.pool = ForeignPool(blocks, shards=SHARDS, bytes_per_block=size, reserved=[0])
+        self.pool = ExternalPool(blocks, shards=SHARDS, bytes_per_block=size, reserved=[0])
         self.table = compile_policy(load_policy(policy, name="port.yaml"), revision=1)
         self.port = EnginePort(
             self.pool, self, self.table, self.keyring, self.ledger, clock=self.clock, block_tokens=BLOCK
@@ -170,7 +170,7 @@ class PortWorld:
             user = f"{tenant}-user-{self.number % 3}"
             principal = Principal("idp", TenantId(tenant), SubjectId(user), SessionId(f"{user}-chat"))
         answer = self.port.admit(principal, MODEL, tokens, request_id=self.number, max_tokens=most)
-        if not isinstance(answer, ForeignResidency):
+        if not isinstance(answer, ExternalResidency):
             self.seen["refused"] += 1
             return None
         self.requests[self.number] = Request(answer, tenant or "", tokens, most=most)
@@ -215,7 +215,7 @@ class PortWorld:
         request.table += new
         return True
 
-    def take(self, residency: ForeignResidency, count: int) -> list[int] | None:
+    def take(self, residency: ExternalResidency, count: int) -> list[int] | None:
         if len(self.free) + len(self.unused) < count:
             return None
         short = count - len(self.free)
@@ -265,7 +265,7 @@ class PortWorld:
         request = self.requests[number]
         self.give_back(request, "preempted")
         again = self.port.resume(request.residency, request.tokens)
-        assert isinstance(again, ForeignResidency)
+        assert isinstance(again, ExternalResidency)
         fresh = Request(again, request.tenant, request.tokens, most=request.most)
         self.requests[number] = fresh
         self.seen["preempted"] += 1

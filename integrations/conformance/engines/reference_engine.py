@@ -17,8 +17,8 @@ from functools import partial
 
 import numpy as np
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.governance.admission_outcome import AdmissionRefused
@@ -47,7 +47,7 @@ class ReferenceEngine(TieredEngine):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.pool = ForeignPool(
+        self.pool = ExternalPool(
             setup.blocks, shards=setup.shards, bytes_per_block=self.device.memory.bytes_per_block
         )
         self.port = EnginePort(
@@ -75,7 +75,7 @@ class ReferenceEngine(TieredEngine):
     def arrive(self, request: ToyRequest) -> None:
         """Admission; a preempted request's residency is succeeded instead."""
         known = self.standing.get(request)
-        answer: ForeignResidency | AdmissionRefused
+        answer: ExternalResidency | AdmissionRefused
         if known is not None:
             answer = self.port.resume(known.residency, request.tokens)
         else:
@@ -113,7 +113,7 @@ class ReferenceEngine(TieredEngine):
             self.load(request, mine, looked.readable)
         return True
 
-    def find(self, residency: ForeignResidency, keys: Sequence[bytes]) -> list[int]:
+    def find(self, residency: ExternalResidency, keys: Sequence[bytes]) -> list[int]:
         """Leading blocks of the index that the port lets this request attach now."""
         found: list[int] = []
         for key in keys:
@@ -123,7 +123,7 @@ class ReferenceEngine(TieredEngine):
             found.append(block)
         return found[: self.port.attachable(residency, found)]
 
-    def allocate(self, residency: ForeignResidency, request: ToyRequest, count: int) -> list[int]:
+    def allocate(self, residency: ExternalResidency, request: ToyRequest, count: int) -> list[int]:
         """`count` blocks; what must go first is for the policy to say, then for our own order."""
         short = count - len(self.blocks.free)
         if short > 0:

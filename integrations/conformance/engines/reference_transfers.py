@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.integrations.conformance.engine_protocol import RUNNING, Setup, TierObject
@@ -23,7 +23,7 @@ from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, 
 class RequestTransfers:
     """What the engine keeps of one request beside its table: its residency, its keys, how much of it is indexed."""
 
-    def __init__(self, residency: ForeignResidency) -> None:
+    def __init__(self, residency: ExternalResidency) -> None:
         self.residency = residency
         self.keys: list[bytes] = []
         self.published = 0
@@ -50,7 +50,7 @@ class TieredEngine(ToyEngine):
         """What is asked of the tier."""
         return key
 
-    def store(self, request: ToyRequest, residency: ForeignResidency, at: int) -> None:
+    def store(self, request: ToyRequest, residency: ExternalResidency, at: int) -> None:
         """Begin to store a block that was just published."""
         block, key = request.table[at], self.standing[request].keys[at]
         name, domain = self.store_name(request, at, key), residency.domain

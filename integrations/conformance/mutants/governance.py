@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubQueue
 from kvcustody.allocator.pool.block_state import CACHED, NEVER_US
 from kvcustody.governance.decisions import access_plan as plan
@@ -123,7 +123,7 @@ def _attachable(*, domain: bool = True, deadline: bool = True, ceiling: bool = T
     """The re-check at attach, without one of its comparisons."""
 
     def make(original: Any) -> Any:
-        def attachable(self: ForeignPool, blocks: Any, expected: Any, now_us: int) -> int:
+        def attachable(self: ExternalPool, blocks: Any, expected: Any, now_us: int) -> int:
             fine = self.indexed[blocks].copy()
             if domain:
                 fine &= self.tag[blocks] == expected
@@ -140,7 +140,7 @@ def _attachable(*, domain: bool = True, deadline: bool = True, ceiling: bool = T
 
 
 def _same_generation(original: Any) -> Any:
-    def hand_out(self: ForeignPool, residency: Any, blocks: Any, domain: Any, now_us: int) -> None:
+    def hand_out(self: ExternalPool, residency: Any, blocks: Any, domain: Any, now_us: int) -> None:
         original(self, residency, blocks, domain, now_us)
         self.generation[blocks] = np.arange(1, len(blocks) + 1)
         residency.handed[-1] = (blocks, 1)
@@ -149,7 +149,7 @@ def _same_generation(original: Any) -> Any:
 
 
 def _sliding(original: Any) -> Any:
-    def attach(self: ForeignPool, residency: Any, blocks: Any, now_us: int) -> None:
+    def attach(self: ExternalPool, residency: Any, blocks: Any, now_us: int) -> None:
         for block in blocks.tolist():
             absolute_us = self.domains[int(self.tag[block])].absolute_us
             self.ceiling_us[block] = now_us + absolute_us if absolute_us < NEVER_US else NEVER_US
@@ -169,19 +169,19 @@ def _without_tail(original: Any) -> Any:
 PORT = (
     Mutant(
         "scope dropped at look-up",
-        together(unscoped_keys, patch(ForeignPool, "attachable", _attachable(domain=False))),
+        together(unscoped_keys, patch(ExternalPool, "attachable", _attachable(domain=False))),
     ),
-    Mutant("generation not bumped", patch(ForeignPool, "hand_out", _same_generation)),
+    Mutant("generation not bumped", patch(ExternalPool, "hand_out", _same_generation)),
     Mutant("scrub skips the tail", patch(ScrubQueue, "add", _without_tail)),
-    Mutant("late sweep serves the expired", patch(ForeignPool, "attachable", _attachable(deadline=False))),
-    Mutant("ceiling moved by attach", patch(ForeignPool, "attach", _sliding)),
+    Mutant("late sweep serves the expired", patch(ExternalPool, "attachable", _attachable(deadline=False))),
+    Mutant("ceiling moved by attach", patch(ExternalPool, "attach", _sliding)),
     Mutant(
         "running block past its ceiling attached",
-        patch(ForeignPool, "attachable", _attachable(ceiling=False)),
+        patch(ExternalPool, "attachable", _attachable(ceiling=False)),
     ),
     Mutant(
         "hold renewed by foreign reader",
-        patch(ForeignPool, "_holdable", lambda original: lambda self, tags, account: tags >= 0),
+        patch(ExternalPool, "_holdable", lambda original: lambda self, tags, account: tags >= 0),
     ),
     Mutant("erase misses cached", patch(port_erasure._Covered, "__init__", without("holds", "domains"))),
     Mutant("erase misses running", patch(port_erasure._Covered, "__init__", without("running"))),

@@ -26,7 +26,7 @@ from kvcustody.integrations.vllm.scheduler.governed_request import GovernedReque
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-    from kvcustody.allocator.external.residency import ForeignResidency
+    from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.integrations.vllm.scheduler.block_tables import GroupTable
     from kvcustody.integrations.vllm.step_messages import ScrubReply
 
@@ -34,7 +34,7 @@ LATER_US = 1 << 62
 
 
 class _Ended(NamedTuple):
-    residency: ForeignResidency
+    residency: ExternalResidency
     cause: str
     at_us: int
     fence: int
@@ -82,7 +82,7 @@ class Journal:
         self.running[mine.request_id] = mine
         self.placed.append(_Placed(mine, attached, handed, self.port.clock.now_us()))
 
-    def end(self, residency: ForeignResidency, cause: str) -> None:
+    def end(self, residency: ExternalResidency, cause: str) -> None:
         """A request gave all its blocks back; everything that it ever held has been told (J1)."""
         port = self.port
         at_us = port.clock.now_us()
@@ -193,7 +193,7 @@ class Journal:
 
     def _grow(self, growing: Iterable[GovernedRequest]) -> None:
         """What running requests were handed since they were last compared: one block each, in a decode step."""
-        whose: list[ForeignResidency] = []
+        whose: list[ExternalResidency] = []
         blocks: list[int] = []
         groups, simple = self._groups, self._simple
         tables = groups[0].tables

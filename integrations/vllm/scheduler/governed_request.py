@@ -15,7 +15,7 @@ from kvcustody.integrations.vllm.scheduler.block_tables import KnownTable
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from kvcustody.allocator.external.residency import ForeignResidency
+    from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.governance.identity.model_identity import ModelIdentity
     from kvcustody.governance.identity.principal import Principal
     from kvcustody.governance.request import Hints
@@ -76,7 +76,7 @@ class GovernedRequest:
         self.model = model
         self.extras = extras
         self.trace = trace
-        self.residency: ForeignResidency | None = None
+        self.residency: ExternalResidency | None = None
         self.skips_reading = False
         self.waits_for: str | None = None
         self.cause: str | None = None  # why it ended, where governance ended it

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-    from kvcustody.allocator.external.residency import ForeignResidency
+    from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
     from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
@@ -113,7 +113,7 @@ class SchedulerState:
         self.reading = mine
         return True
 
-    def _enter_before(self, residency: ForeignResidency) -> None:
+    def _enter_before(self, residency: ExternalResidency) -> None:
         """What was put off and this look-up may read enters the index first (journal, J5)."""
         if residency.reads_own_alone:
             domain = residency.domain
@@ -230,7 +230,7 @@ class SchedulerState:
         else:
             self.journal.end(residency, cause)
 
-    def _resume(self, mine: GovernedRequest, residency: ForeignResidency) -> ForeignResidency:
+    def _resume(self, mine: GovernedRequest, residency: ExternalResidency) -> ExternalResidency:
         """It will start again, with every token that it has by now."""
         self.port.release(residency, "preempted")
         tokens = mine.request._all_token_ids

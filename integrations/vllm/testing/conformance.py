@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.request import Request, RequestStatus
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.audit.events import Event
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.governance.erasure.selector import Selector
@@ -87,7 +87,7 @@ class VllmEngineUnderTest:
         )
 
     def _open(self, settings: object, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
-        pool = ForeignPool(
+        pool = ExternalPool(
             plan.blocks, shards=plan.shards, bytes_per_block=plan.bytes_per_block, reserved=plan.reserved
         )
         port = EnginePort(

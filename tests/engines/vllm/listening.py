@@ -11,8 +11,8 @@ from typing import Any
 
 from deployment import POLICY, principal
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.clock import SystemClock
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
@@ -80,7 +80,7 @@ class ListeningBooks(SchedulerState):
             # Token ids do not matter where vLLM's hashes stay; request ids come back in its tests, ours do not.
             number = f"{request.request_id}#{next(_numbers)}"
             answer = self.port.admit(mine.principal, MODEL, [0], request_id=number)
-            assert isinstance(answer, ForeignResidency)
+            assert isinstance(answer, ExternalResidency)
             mine.residency = answer
             mine.publishes = self.caching
             setattr(request, ATTRIBUTE, mine)
@@ -105,7 +105,7 @@ def listen(manager: Any, folder: Path) -> ListeningBooks:
     block_tokens = manager.block_pool.hash_block_size
     control = VllmControl()
     control.books = books = ListeningBooks(manager, block_tokens)
-    pool = ForeignPool(len(manager.block_pool.blocks), reserved=[manager.block_pool.null_block.block_id])
+    pool = ExternalPool(len(manager.block_pool.blocks), reserved=[manager.block_pool.null_block.block_id])
     books.port = EnginePort(
         pool, control, table, keyring, NoLedger(), clock=SystemClock(), block_tokens=block_tokens
     )

@@ -32,7 +32,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.clock import VirtualClock
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.governance.identity.principal import Principal
@@ -245,7 +245,7 @@ class Rig:
         return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
     def _open(self, settings: Any, plan: Any, control: Any) -> OpenedCustody:
-        pool = ForeignPool(plan.blocks, bytes_per_block=plan.bytes_per_block, reserved=plan.reserved)
+        pool = ExternalPool(plan.blocks, bytes_per_block=plan.bytes_per_block, reserved=plan.reserved)
         port = EnginePort(
             pool,
             control,

@@ -9,7 +9,7 @@ import pytest
 from scheduler_rig import Rig, prompt
 from vllm.v1.request import RequestStatus
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 
@@ -49,7 +49,7 @@ def test_no_step_writes_over_what_was_not_scrubbed(rig: Callable[..., Rig]) -> N
 def test_and_would_if_it_did_not_look(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control: steps that take every block for CLEAN."""
     one = rig(blocks=12)
-    monkeypatch.setattr(ForeignPool, "are_clean", lambda self, blocks: True)
+    monkeypatch.setattr(ExternalPool, "are_clean", lambda self, blocks: True)
     churn(one)
     assert one.device.residue
 

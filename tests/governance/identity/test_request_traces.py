@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.clock import VirtualClock
@@ -122,7 +122,7 @@ class Port:
     def __init__(self) -> None:
         self.ledger = KeepingLedger()
         clock = VirtualClock()
-        self.pool = ForeignPool(64, bytes_per_block=64)
+        self.pool = ExternalPool(64, bytes_per_block=64)
         self.port = EnginePort(
             self.pool, self, table(POLICY), keyring(clock), self.ledger, clock=clock, block_tokens=BLOCK
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcustody.allocator.external.pool import ForeignPool
+from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, DIRTY, FENCED
 
 BLOCKS, NOW_US, MINE = 32, 1_000, 3
 
 
-def may_attach(pool: ForeignPool, block: int, domain: int) -> bool:
+def may_attach(pool: ExternalPool, block: int, domain: int) -> bool:
     """The rules: its domain, in the index, before its ceiling, and in use or held."""
     held = pool.state[block] == CACHED and pool.hold_until_us[block] > NOW_US
     return bool(
@@ -22,9 +22,9 @@ def may_attach(pool: ForeignPool, block: int, domain: int) -> bool:
     )
 
 
-def held_pool() -> ForeignPool:
+def held_pool() -> ExternalPool:
     """Every block CACHED, indexed, held and of one domain."""
-    pool = ForeignPool(BLOCKS)
+    pool = ExternalPool(BLOCKS)
     pool.state[:], pool.indexed[:], pool.tag[:] = CACHED, True, MINE
     pool.ceiling_us[:] = pool.hold_until_us[:] = NOW_US + 1
     return pool

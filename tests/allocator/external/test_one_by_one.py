@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvcustody.allocator.external.pool import ForeignPool
-from kvcustody.allocator.external.residency import ForeignResidency
+from kvcustody.allocator.external.pool import ExternalPool
+from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain
 
 BLOCKS, NOW_US = 64, 1_000
 COLUMNS = ("state", "generation", "refs", "tag", "ceiling_us", "born_us", "indexed", "parent", "children")
 
 
-def world(count: int) -> tuple[ForeignPool, list[ForeignResidency], list[int]]:
+def world(count: int) -> tuple[ExternalPool, list[ExternalResidency], list[int]]:
     """A pool, `count` residencies of two domains with other ceilings, and a block for each."""
-    pool = ForeignPool(BLOCKS)
+    pool = ExternalPool(BLOCKS)
     domains: list[Domain] = []
     for name, absolute_us in (("a", 500), ("b", 900)):
         owner = pool.account(name)
@@ -27,7 +27,7 @@ def world(count: int) -> tuple[ForeignPool, list[ForeignResidency], list[int]]:
     return pool, residencies, blocks
 
 
-def columns(pool: ForeignPool) -> dict[str, list[int]]:
+def columns(pool: ExternalPool) -> dict[str, list[int]]:
     return {name: getattr(pool, name).tolist() for name in COLUMNS}
 
 
