@@ -163,7 +163,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "scope dropped at event", patch(BatchingBlockEvents, "_stored", _stored(scope=lambda event: _NOBODY))
     ),
     Mutant("unscoped removal", patch(block_events, "removed", _removed_by_nobody)),
-    Mutant("removal not told", patch(PrefixTree, "_collect", _silent)),
+    Mutant("removal not told", patch(PrefixTree, "_gather_end", _silent)),
     Mutant("tokens in events", patch(BatchingBlockEvents, "_stored", _stored(tokens=_tokens))),
 )
 

@@ -115,7 +115,7 @@ def test_positive_control_ends_that_are_not_told_are_seen(monkeypatch: pytest.Mo
         self.changes = kept
 
     collect = PrefixTree._collect
-    monkeypatch.setattr(PrefixTree, "_collect", silent)
+    monkeypatch.setattr(PrefixTree, "_gather_end", silent)
     router = Router()
     with (
         governed(**PRESSED, generate=FORKED, publisher=router, tick_seconds=None) as engine,
