@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 unexport PYTHONDONTWRITEBYTECODE # suites start hundreds of processes; each would compile everything again
 
-.PHONY: setup run test test-system test-engines check bench soak clean
+.PHONY: setup run test test-fast test-system test-engines check docs bench soak clean
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,6 +24,9 @@ run: $(READY) ## replay a multi-tenant workload through the Governor on real ten
 test: $(READY) ## unit, property, simulation and architecture tests
 	$(BIN)/python -m pytest -q -n 2 -m "not soak and not system"
 
+test-fast: $(READY) ## the inner loop: the core on SQLite, under a minute
+	$(BIN)/python -m pytest -q -n 2 -m "fast"
+
 test-system: $(READY) ## whole systems: browsers, wheels, killed processes, full disks, recorded traces
 	$(BIN)/python -m pytest -q -n 2 -m "system and not soak"
 
@@ -34,6 +37,9 @@ check: $(READY) ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(READY) ## the site of docs/, in site/; a link that leads nowhere fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 soak: $(READY) ## the attack and simulation suites at 10^6 operations
 	$(BIN)/python -m pytest -q -n 2 -m soak
