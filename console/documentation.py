@@ -6,6 +6,7 @@ without building: `python -m kvcustody.console.documentation metrics`.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import orjson
 
+import kvcustody
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
 from kvcustody.governance.api.app import create_api
@@ -57,6 +59,15 @@ def _extensions() -> str:
         f"| `{point.group}` | {point.named_by} | {point.given} | `{point.contract.removeprefix('kvcustody.')}` |"
         for point in POINTS
     ]
+    return "\n".join(rows) + "\n"
+
+
+def _public_names() -> str:
+    rows = ["| name | |", "|---|---|"]
+    for name in kvcustody.__all__:
+        first = (inspect.getdoc(getattr(kvcustody, name)) or "").split("\n\n")[0]
+        if name != "__version__":
+            rows.append(f"| `{name}` | {' '.join(first.split())} |")
     return "\n".join(rows) + "\n"
 
 
@@ -112,6 +123,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "roles": _roles,
     "api": _api,
     "extensions": _extensions,
+    "public-names": _public_names,
     **{f"policy-codes {hundred}": _codes(f"KVP{hundred}") for hundred in range(1, 8)},
 }
 
