@@ -1,16 +1,18 @@
-"""What is done with an answer: a job is followed to its end, its files and contents written, the rest printed."""
+"""What is done with an answer of the API: a job is followed to its end, its files and contents are written, a page is
+printed as a table, anything else as names and values.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import orjson
 import typer
 
 from kvcustody.console.api.client import ApiReply, Asker
-from kvcustody.console.api.printing import show
-from kvcustody.console.command import print_json
+from kvcustody.console.command import make_table, print_json, stdout
 from kvcustody.errors import ConfigError
 
 _KEEP = 0.2
@@ -63,3 +65,38 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
+
+
+_COLUMNS_MAX = 8
+
+
+def show(value: Any) -> None:
+    """Print an answer."""
+    if isinstance(value, dict) and isinstance(value.get("items"), list):
+        _page(value["items"])
+        if value.get("next"):
+            print(f"more: --cursor {value['next']}")
+        return
+    for name, item in value.items():
+        print(f"{name}: {_cell(item)}")
+
+
+def _page(items: list[Any]) -> None:
+    if not items:
+        print("nothing")
+        return
+    if not all(isinstance(item, dict) for item in items):
+        for item in items:
+            print(_cell(item))
+        return
+    names = list(items[0])[:_COLUMNS_MAX]
+    table = make_table("", *names, left=len(names))
+    for item in items:
+        table.add_row(*(_cell(item.get(name)) for name in names))
+    stdout().print(table, markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

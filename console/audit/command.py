@@ -11,7 +11,7 @@ from kvcustody.console.audit import fsck as check
 from kvcustody.console.audit import query as find
 from kvcustody.console.audit import retention as keep
 from kvcustody.console.audit import siem as ship
-from kvcustody.console.audit import timestamp as anchor
+from kvcustody.console.audit import signing as anchor
 from kvcustody.console.coverage import command as coverage
 
 app = typer.Typer(

@@ -1,8 +1,9 @@
-"""`kvcustody audit export` and `kvcustody audit verify`."""
+"""`kvcustody audit export` and `verify`: of an export, or of one leaf with its proof (`audit prove --out`)."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +13,13 @@ from kvcustody.audit.exports.export_writer import ExportSelection, pinned_size, 
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
 from kvcustody.audit.tlog.merkle import HASH_BYTES, TreeHead
+from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority
-from kvcustody.audit.tlog.signed_note import NoteError, decode_base64
+from kvcustody.audit.tlog.root_log import check_leaf, parse_leaf_proof
+from kvcustody.audit.tlog.signed_note import NoteError, decode_base64, parse_vkey
 from kvcustody.audit.verify.expected_heads import KeptHead
 from kvcustody.audit.verify.verify_export import ExportVerdict, Progress, verify_export
 from kvcustody.audit.witness.status import newest_witnessed
-from kvcustody.console.audit.leaf_proof import check_leaf_proof, is_leaf_proof
 from kvcustody.console.audit.tiles import check_tiles, is_tiles, show_tiles
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.options_ledger import (
@@ -220,3 +222,47 @@ def _progress(bar: Any) -> Progress:
         bar.update(tasks[log], completed=done)
 
     return show
+
+
+_NOT_SHOWN = (
+    "what else the log holds, and that its head is the newest: this is one leaf",
+    "what a key signed that yours handed over to: give the key of that time, or check an export",
+)
+
+
+def is_leaf_proof(path: Path) -> bool:
+    """True for the proof of a leaf; what else is checked is a folder."""
+    return path.suffix == ".proof" and path.is_file()
+
+
+def check_leaf_proof(
+    path: Path, keys: Sequence[str], witnesses: Sequence[str], threshold: int, *, as_json: bool
+) -> bool:
+    """Check NAME.leaf by NAME.proof and say what they show; whether they are sound."""
+    facts: dict[str, Any] = {"sound": False, "problems": []}
+    try:
+        proof, leaf = parse_leaf_proof(path.read_bytes()), path.with_suffix(".leaf").read_bytes()
+        seals = [parse_vkey(text) for text in witnesses]
+        sealed = check_leaf(
+            proof, leaf, [parse_vkey(text) for text in keys], witnesses=seals, witness_threshold=threshold
+        )
+    except OSError as problem:
+        raise ConfigError(f"`{problem.filename}`: {problem.strerror}") from None
+    except (NoteError, ProofError) as problem:
+        facts["problems"].append(problem.message)
+    else:
+        head = sealed.signed.checkpoint
+        lines = {line.key.name: line.at_seconds for line in sealed.signed.witnesses}
+        facts |= {"sound": True, "log": sealed.name, "idx": proof.index, "size": sealed.head.size}
+        facts |= {"origin": head.origin, "checkpoint": head.size, "witnesses": lines, "not_shown": _NOT_SHOWN}
+    if as_json:
+        print_json(facts)
+    elif facts["sound"]:
+        print(
+            f"sound: leaf {proof.index} of {sealed.name} ({sealed.head.size} leaves), as `{head.origin}` signed it"
+        )
+        for line in _NOT_SHOWN:
+            print(f"not shown: {line}")
+    else:
+        print(f"not sound: {facts['problems'][0]}")
+    return bool(facts["sound"])

@@ -1,4 +1,7 @@
-"""`kvcustody audit rotate-key` and `keys`: which key signs the ledger's checkpoints, and the next one."""
+"""Which key signs the ledger's checkpoints, and who else states when one existed.
+
+`kvcustody audit keys`, `rotate-key` (the next key) and `timestamp` (an RFC 3161 authority).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from typing import Annotated
 import typer
 
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
+from kvcustody.audit.tlog.rfc3161_timestamp import TimestampAuthority, stamp
 from kvcustody.audit.tlog.signed_note import KeyKind, SigningKind, parse_vkey
 from kvcustody.audit.writer.record_operator_act import recorder
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, make_table, print_json, stdout
-from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading, writing
+from kvcustody.console.options_ledger import DEFAULT, Ledger, key_texts, reading, shown, writing
 from kvcustody.errors import ConfigError
 from kvcustody.governance.keys.checkpoint_signing_key import (
     open_signing_key,
@@ -94,3 +98,25 @@ def keys(
         last = "-" if period.last_size is None else str(period.last_size)
         table.add_row(str(period.key), str(period.first_size), last)
     stdout().print(table, markup=False)
+
+
+def timestamp(
+    url: Annotated[str, typer.Option(help="Where the authority answers timestamp queries.")],
+    certificate: Annotated[Path, typer.Option(help="The authority's own certificate (PEM).")],
+    roots: Annotated[Path, typer.Option(help="The roots that it must lead to (PEM).")],
+    name: Annotated[str, typer.Option(help="The authority's name in the ledger.")] = "tsa",
+    ledger: Ledger = DEFAULT,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Have the newest signed checkpoint stamped, check the token, and keep it beside the ledger.
+
+    It shows that the checkpoint existed by then. It is no witness: it does not look for forks.
+    """
+    authority = TimestampAuthority.load(name, url, certificate, roots)
+    with writing(ledger) as engine:
+        size, at_us = stamp(engine, authority)
+    if as_json:
+        print_json({"checkpoint": size, "authority": name, "at_us": at_us})
+    else:
+        print(f"checkpoint {size} existed at {shown(at_us)} UTC, says {name}")

@@ -2,6 +2,7 @@
 
 Q1 The bytes are a function of the page alone: no time, no random id, fonts that every PDF reader has.
 Q2 A section begins a page where little room is left below its heading; what is signed is never parted.
+Q3 A character that these fonts lack is written as its code point, and never dropped.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import io
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
+from xml.sax.saxutils import escape
 
-from kvcustody.console.report.charts import Figure
+from kvcustody.console.report.charts import WIDTH, Figure
 from kvcustody.console.report.page_model import (
     Block,
     Chart,
@@ -25,10 +27,10 @@ from kvcustody.console.report.page_model import (
     Table,
     Tile,
 )
-from kvcustody.console.report.pdf_drawing import BAD, GOOD, INK, LINE, SERIES, SOFT, TINT, draw
-from kvcustody.console.report.pdf_text import plain, safe
 from kvcustody.errors import ConfigError
 
+INK, SOFT, LINE, TINT, GOOD, BAD = "#1c2126", "#59626b", "#c9ced2", "#f3f4f2", "#176b4d", "#b3261e"
+SERIES = {1: "#2a6f97", 2: "#e08e2b", 3: "#8a5a9e", 4: "#b5483a", 5: "#8c979f"}
 _MARKS = {"": INK, "good": GOOD, "bad": BAD, "quiet": SOFT}
 _GAP = "&nbsp;" * 3
 _ROOM = 120  # points that a section wants below its heading; else it begins a page
@@ -289,3 +291,42 @@ def _padding(across: float, along: float) -> list[tuple[Any, ...]]:
     whole = ((0, 0), (-1, -1))
     sides = {"LEFTPADDING": across, "RIGHTPADDING": across, "TOPPADDING": along, "BOTTOMPADDING": along}
     return [(name, *whole, value) for name, value in sides.items()]
+
+
+def draw(figure: Figure, width: float) -> Any:
+    """A figure as reportlab's drawing, `width` points wide."""
+    from reportlab.graphics.shapes import Drawing, Line, Rect, String
+    from reportlab.lib.colors import HexColor
+
+    scale = width / WIDTH
+    drawing = Drawing(width, figure.height * scale + 8)
+    top = figure.height * scale + 4
+    for x1, y1, x2, y2 in figure.lines:
+        line = Line(x1 * scale, top - y1 * scale, x2 * scale, top - y2 * scale)
+        line.strokeColor, line.strokeWidth = HexColor(LINE), 0.5
+        drawing.add(line)
+    for bar in figure.bars:
+        low = top - (bar.y + bar.height) * scale
+        rect = Rect(bar.x * scale, low, bar.width * scale, bar.height * scale)
+        rect.fillColor, rect.strokeColor = HexColor(SERIES[bar.series]), None
+        drawing.add(rect)
+    for word in figure.texts:
+        text = String(word.x * scale, top - word.y * scale, plain(word.text), textAnchor=word.anchor)
+        text.fontName, text.fontSize, text.fillColor = "Helvetica", 6.6, HexColor(SOFT)
+        drawing.add(text)
+    return drawing
+
+
+_REPLACED = {"≤": "<=", "≥": ">=", "−": "-"}  # what the standard fonts lack and we write ourselves
+
+
+def plain(text: str) -> str:
+    """Text in what the standard fonts have (Q3)."""
+    for ours, theirs in _REPLACED.items():
+        text = text.replace(ours, theirs)
+    return text.encode("cp1252", "backslashreplace").decode("cp1252")
+
+
+def safe(text: str) -> str:
+    """The same as reportlab's markup."""
+    return escape(plain(text))

@@ -1,8 +1,9 @@
-"""One request of a page: who asks, with which parameters, and how the page is answered.
+"""One request of a page: who asks, with which parameters, how the page is answered, and which pages its menu names.
 
 V1 Parameters are read through here alone: bounded, without control characters, whole numbers in range.
 V2 A page shows what the caller's roles reach; what is absent and what is somebody else's are one answer.
 V3 Answers are never cached; a page that shows others' data has recorded the read before it is rendered.
+V4 Who may open a page is decided by the table of roles; the menu only leaves out what would be refused.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kvcustody.console.web.navigation import places_of
 from kvcustody.console.web.rendering import render
 from kvcustody.errors import IdentityError
 from kvcustody.governance.api.http.console_mount import csrf_of, record_read
@@ -112,3 +112,37 @@ def _is_name(tenant: str) -> bool:
 
 def _invalid(name: str, what: str) -> ProblemError:
     return ProblemError("invalid", f"`{name}` {what}")
+
+
+class Place(NamedTuple):
+    """A page in the navigation, and the actions of which any opens it."""
+
+    path: str
+    name: str
+    actions: tuple[Permission, ...]
+
+
+_CUSTODY = (Permission.READ_CUSTODY,)
+_POLICY = (Permission.READ_POLICY, Permission.CONSENT)
+PLACES = (
+    Place("/console/", "Overview", ()),
+    Place("/console/policy", "Policy", _POLICY),
+    Place("/console/grants", "Grants", _POLICY),
+    Place("/console/decisions", "Decisions", (Permission.READ_CUSTODY, Permission.WRITE_POLICY)),
+    Place("/console/custody", "Custody", _CUSTODY),
+    Place("/console/erasures", "Erasures", _CUSTODY),
+    Place("/console/deletion", "Deletion", _CUSTODY),
+    Place("/console/audit", "Audit explorer", _CUSTODY),
+    Place("/console/reports", "Reports", _CUSTODY),
+    Place("/console/health", "Health", (Permission.READ_HEALTH,)),
+    Place("/console/principals", "Access", (Permission.MANAGE_KEYS,)),
+)
+
+
+def places_of(caller: Caller) -> tuple[Place, ...]:
+    """The pages that a caller may open."""
+    return tuple(
+        place
+        for place in PLACES
+        if not place.actions or any(caller.reach(action) is not Reach.NONE for action in place.actions)
+    )

@@ -11,23 +11,92 @@ W3  A tenant comes from the salt, by a mapping that the operator gives, or from 
 W4  Memory is bounded by `blocks_max`. What is beyond it, what was missed and what could not be read are gaps: from
     then on the counts are unsure, and say so, until the engine clears or restarts.
 W5  Hashes are kept in memory only; a leaf carries counts. Salts are not kept: their tenant is.
+W6  A residency's counts change only by what the stream said; between two leaves they are added up, so the ledger gets
+    one leaf a residency and kind, however many blocks came and went.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvcustody.audit.events import Event, ObservationGap
+from kvcustody.audit.events import Event, ObservationGap, ObservedOverdue, ObservedRemoved, ObservedStored
 from kvcustody.clock import Clock
 from kvcustody.errors import IdentityError
 from kvcustody.governance.decisions.access_plan import owed_by
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.integrations.events.incoming import Hash, Payload, Removed, StoredBlocks, read
-from kvcustody.integrations.events.observed_residency import ObservedResidency, TenantShare, shares_of
 from kvcustody.integrations.events.sequence_gaps import Arrival, Delivered, Missed
 from kvcustody.policies.table.decision_table import DecisionTable
+
+
+@dataclass(slots=True, eq=False)
+class ObservedResidency:
+    """One chain of blocks. Times are boot-time microseconds of the observer; `…_since` counts since the last leaf."""
+
+    number: int
+    tenant: str | None
+    attribution: str
+    classification: str
+    deadline_us: int
+    idle_us: int
+    used_us: int
+    blocks: int = 0
+    stored_since: int = 0
+    removed_since: dict[str, int] = field(default_factory=dict)
+    late_since: dict[str, int] = field(default_factory=dict)
+
+    def leave(self, blocks: int, cause: str, now_us: int) -> None:
+        """Blocks left, for a cause, in time or late."""
+        self.blocks -= blocks
+        self.removed_since[cause] = self.removed_since.get(cause, 0) + blocks
+        if now_us > self.deadline_us:
+            self.late_since[cause] = self.late_since.get(cause, 0) + blocks
+
+    def changes(self, engine: str, now_us: int) -> list[Event]:
+        """Leaves about what came and went since the last call."""
+        who = (engine, self.tenant, self.number)
+        made: list[Event] = []
+        if self.stored_since:
+            how = (self.classification, self.attribution)
+            made.append(ObservedStored(now_us, *who, *how, self.stored_since, self.deadline_us))
+        for cause, blocks in self.removed_since.items():
+            late = self.late_since.get(cause, 0)
+            made.append(ObservedRemoved(now_us, *who, cause, blocks, late, self.blocks))
+        self.stored_since = 0
+        self.removed_since = {}
+        self.late_since = {}
+        return made
+
+    def overdue(self, engine: str, now_us: int) -> ObservedOverdue:
+        """The leaf that says that the engine holds these blocks past their deadline."""
+        who = (engine, self.tenant, self.number, self.classification)
+        return ObservedOverdue(now_us, *who, self.blocks, self.deadline_us)
+
+
+class TenantShare(NamedTuple):
+    """One tenant's observed blocks; `tenant` is None for what nothing attributes."""
+
+    tenant: str | None
+    residencies: int
+    blocks: int
+    overdue_residencies: int
+    overdue_blocks: int
+
+
+def shares_of(residencies: Iterable[ObservedResidency], now_us: int) -> tuple[TenantShare, ...]:
+    """Blocks by tenant in name order, unattributed ones last."""
+    sums: dict[str | None, list[int]] = {}
+    for residency in residencies:
+        late = residency.deadline_us < now_us
+        row = sums.setdefault(residency.tenant, [0, 0, 0, 0])
+        for at, amount in enumerate((1, residency.blocks, late, late * residency.blocks)):
+            row[at] += amount
+    order = sorted(sums, key=lambda tenant: (tenant is None, tenant or ""))
+    return tuple(TenantShare(tenant, *sums[tenant]) for tenant in order)
+
 
 SALT, SCOPE, NOBODY = "salt", "scope", "none"
 REMOVED, CLEARED, RESTARTED = "removed", "cleared", "engine-restarted"

@@ -24,7 +24,7 @@ ALL=no SUITES=(tests/engines/vllm)
 if [ "${1:-}" = --all ]; then
   ALL=yes
 elif [ "${1:-}" = --core ]; then
-  SUITES=(tests/engines/vllm/test_adapter_*.py)
+  SUITES=(tests/engines/vllm/adapter)
 elif [ $# -gt 0 ]; then
   exec "$VENV/bin/python" -m pytest -q "$@"
 fi

@@ -16,4 +16,4 @@ def show(visit: Visit) -> Response:
     state = release_of(visit)
     tenant = visit.caller.tenant
     found = () if state is None or tenant is None else pending_consents(state, tenant)
-    return visit.page("consents.html", "Consents", waiting=list(found))
+    return visit.page("policy/consents.html", "Consents", waiting=list(found))

@@ -28,7 +28,7 @@ def live(visit: Visit) -> Response:
         found = live_residencies(connection, now_us=now_us, tenant=tenant, limit=_READ_MAX)
     ordered = sorted(found, key=lambda item: (not item.until_us, item.until_us))
     return visit.page(
-        "custody.html",
+        "audit/custody.html",
         "Custody",
         tenant=tenant,
         all_tenants=sees_all(visit),
@@ -52,7 +52,7 @@ def subject(visit: Visit) -> Response:
     with visit.service.reading(tenant) as connection:
         found = subject_page(connection, tenant, pseudonyms, now_us=visit.service.clock.utc_us())
     return visit.page(
-        "subject.html",
+        "erasure/subject.html",
         "One subject",
         tenant=tenant,
         name=name,

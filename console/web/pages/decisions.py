@@ -47,7 +47,7 @@ def show(visit: Visit) -> Response:
         denials = custody_api.denials(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
     policy = active_policy(release_of(visit)) if tests else None
     return visit.page(
-        "decisions.html",
+        "audit/decisions.html",
         "Decisions",
         denials=denials,
         tenant=tenant,
@@ -69,7 +69,7 @@ def rule(visit: Visit) -> Response:
     found = visit.service.policies.state().proposals.get(number)
     line = 0 if found is None else _line_of(found, id_)
     return visit.page(
-        "rule.html",
+        "policy/rule.html",
         f"Rule {id_}",
         id=id_,
         number=number,

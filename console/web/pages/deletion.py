@@ -34,7 +34,7 @@ def show(visit: Visit) -> Response:
     found = custody_api.covered(visit.caller, visit.service, tenant, since_us, until_us)
     everything = visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL
     return visit.page(
-        "deletion.html",
+        "erasure/deletion.html",
         "Deletion",
         tenant=tenant,
         all_tenants=sees_all(visit),

@@ -38,7 +38,7 @@ def listed(visit: Visit) -> Response:
     visit.record("consoleErasures", tenant)
     found = erasures_api.erasures(visit.caller, visit.service, tenant, visit.text("cursor", 1024), _PAGE)
     return visit.page(
-        "erasures.html",
+        "erasure/erasures.html",
         "Erasures",
         found=found,
         tenant=tenant,
@@ -67,7 +67,7 @@ def preview(visit: Visit) -> Response:
     found = erasures_api.previewed(visit.caller, visit.service, what)
     named = {name: value for name, value in what.model_dump().items() if value not in (None, {})}
     return visit.page(
-        "erasure_preview.html",
+        "erasure/erasure_preview.html",
         "What this erasure would cover",
         found=found,
         parts={name: value for name, value in named.items() if name not in ("labels", "deadline_seconds")},
@@ -130,7 +130,7 @@ def show(visit: Visit) -> Response:
     visit.record("consoleErasure")
     found = _status(visit)
     return visit.page(
-        "erasure.html",
+        "erasure/erasure.html",
         f"Erasure {found['erasure'][:12]}",
         found=found,
         certifies=_certifies(visit, found["tenant"]),

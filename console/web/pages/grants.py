@@ -31,7 +31,7 @@ def show(visit: Visit) -> Response:
     owners = sorted({way.owner for way in live})
     readers = sorted({way.reader for way in live})
     return visit.page(
-        "grants.html",
+        "policy/grants.html",
         "Grants",
         revision=0 if state is None else state.active_revision,
         explains=visit.may(Permission.READ_POLICY),

@@ -29,7 +29,7 @@ def show(visit: Visit) -> Response:
         workers.sort(key=lambda worker: (worker.ended_us is not None, worker.worker, -worker.started_us))
         orders = visit.service.scans.orders.listed(limit=_ORDERS_SHOWN)
     return visit.page(
-        "health.html",
+        "operate/health.html",
         "Health",
         health=health_api.health(visit.service),
         witnesses=witnesses(visit),

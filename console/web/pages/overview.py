@@ -25,7 +25,7 @@ def show(visit: Visit) -> Response:
     policy = visit.may(Permission.READ_POLICY)
     state = release_of(visit) if policy else None
     return visit.page(
-        "overview.html",
+        "operate/overview.html",
         "Overview",
         sees_policy=policy,
         releases=state is not None,

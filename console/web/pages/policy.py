@@ -57,7 +57,7 @@ def show(visit: Visit) -> Response:
     state = release_of(visit)
     numbers = [] if state is None else sorted(state.proposals, reverse=True)[:_REVISIONS_SHOWN]
     return visit.page(
-        "policy.html",
+        "policy/policy.html",
         "Policy",
         state=state,
         standing=standing(state),
@@ -75,7 +75,7 @@ def revision(visit: Visit) -> Response:
     review = gates.review(state, found)
     line = visit.number("line") or 0
     return visit.page(
-        "revision.html",
+        "policy/revision.html",
         f"Revision {found.revision}",
         state=state,
         found=found,
@@ -127,7 +127,7 @@ def state_word(state: ReleaseState, number: int) -> str:
 
 def _draft_page(visit: Visit, document: str, checked: Checked | None) -> Response:
     return visit.page(
-        "draft.html",
+        "policy/draft.html",
         "A draft",
         document=document,
         checked=checked,

@@ -23,7 +23,7 @@ def show(visit: Visit) -> Response:
     book, name = visit.service.principals, visit.text("name")
     found = book.listed(after=visit.text("after") or "", limit=_SHOWN + 1)
     return visit.page(
-        "principals.html",
+        "operate/principals.html",
         "Access",
         principals=found[:_SHOWN],
         following=found[_SHOWN - 1].name if len(found) > _SHOWN else None,

@@ -21,7 +21,7 @@ def listed(visit: Visit) -> Response:
     visit.caller.must(Permission.READ_CUSTODY)
     jobs = visit.service.jobs.listed(principal=visit.caller.name, limit=_LISTED)
     return visit.page(
-        "reports.html",
+        "operate/reports.html",
         "Reports",
         jobs=jobs,
         all_tenants=sees_all(visit),
@@ -54,7 +54,7 @@ def show(visit: Visit) -> Response:
     """One job: how far it is, and what it made."""
     visit.caller.must(Permission.READ_CUSTODY)
     job = visit.service.jobs.get(visit.places["job"], principal=visit.caller.name)
-    return visit.page("job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job)
+    return visit.page("operate/job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job)
 
 
 def cancel(visit: Visit) -> Response:

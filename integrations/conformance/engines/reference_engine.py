@@ -4,7 +4,9 @@ It is the example of docs/build/engine-port.md. What it owes governance, in the 
 
 1. Arrival: `admit`. Each attempt to start: `may_start`, `look_up`, `attachable`, then `attached` and `handed_out`.
 2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is indexed.
-3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks pinned.
+3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks pinned:
+   not zeroed, not handed out, until it ends. A store is of a published block, a load of blocks that the port lets the
+   request read, behind the scrub of the blocks that it fills.
 4. Any end: `release`, once or often. A preempted request's residency is succeeded by `resume`.
 
 `ReferenceControl` is what the port may order in return, and the engine's own books that it may look at.
@@ -12,7 +14,7 @@ It is the example of docs/build/engine-port.md. What it owes governance, in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.erasure.selector import Selector
@@ -30,23 +33,40 @@ from kvcustody.integrations.conformance.deployment import keyring, table, toy_mo
 from kvcustody.integrations.conformance.engine_protocol import (
     ABORTED,
     OVER,
+    RUNNING,
     Capabilities,
     Setup,
+    TierObject,
 )
-from kvcustody.integrations.conformance.engines.reference_transfers import RequestTransfers, TieredEngine
+from kvcustody.integrations.conformance.engines.reference_blocks import ReferenceBlocks
+from kvcustody.integrations.conformance.engines.reference_tier import ReferenceTier, TierCopy
 from kvcustody.integrations.conformance.engines.toy_device import Call, Say, ToyScrub, Work, Write
-from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyRequest
+from kvcustody.integrations.conformance.engines.toy_engine import BLOCK_TOKENS, ToyEngine, ToyRequest
 from kvcustody.integrations.events.block_event import BlockEvent, EventScope, removed, scope_of, stored
 
 TIMER_US = 250_000  # an idle engine looks at the clock this often while it has something due
 _MODEL = toy_model(BLOCK_TOKENS)
 
 
-class ReferenceEngine(TieredEngine):
-    """The toy scheduler on its own allocator."""
+class ReferenceRequest:
+    """What the engine keeps of one request beside its table: its residency, its keys, how much of it is indexed."""
+
+    def __init__(self, residency: ExternalResidency) -> None:
+        self.residency = residency
+        self.keys: list[bytes] = []
+        self.published = 0
+        self.loading = 0  # blocks on their way from the tier
+
+
+class ReferenceEngine(ToyEngine):
+    """The toy scheduler on its own allocator, with a tier behind it."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
+        super().__init__(setup, setup.blocks)
+        self.blocks = ReferenceBlocks(setup.blocks)
+        self.far = ReferenceTier()
+        self.admitted: dict[ToyRequest, ReferenceRequest] = {}
+        self.loads: list[Work] = []  # begun in the coming step, behind its scrubs
         self.pool = ExternalPool(
             setup.blocks, shards=setup.shards, bytes_per_block=self.device.memory.bytes_per_block
         )
@@ -74,7 +94,7 @@ class ReferenceEngine(TieredEngine):
 
     def arrive(self, request: ToyRequest) -> None:
         """Admission; a preempted request's residency is succeeded instead."""
-        known = self.standing.get(request)
+        known = self.admitted.get(request)
         answer: ExternalResidency | AdmissionRefused
         if known is not None:
             answer = self.port.resume(known.residency, request.tokens)
@@ -90,11 +110,11 @@ class ReferenceEngine(TieredEngine):
         if isinstance(answer, AdmissionRefused):
             self.refuse(request, answer.reason)
         else:
-            self.standing[request] = RequestTransfers(answer)
+            self.admitted[request] = ReferenceRequest(answer)
 
     def start(self, request: ToyRequest) -> bool:
         """Attach what may be reused, hand out the rest, begin to load what the tier has."""
-        mine = self.standing[request]
+        mine = self.admitted[request]
         if self.port.may_start(mine.residency) is not None:
             return False
         looked = self.port.look_up(mine.residency, self.blocks.find)
@@ -141,7 +161,7 @@ class ReferenceEngine(TieredEngine):
 
     def grow(self, request: ToyRequest) -> bool:
         """A token was accepted: the key of a block that it completes, and a block for the next one."""
-        mine = self.standing[request]
+        mine = self.admitted[request]
         mine.keys += self.port.extend_keys(mine.residency, request.tokens[-1:])
         if len(request.tokens) <= len(request.table) * BLOCK_TOKENS:
             return True
@@ -152,7 +172,7 @@ class ReferenceEngine(TieredEngine):
 
     def computed(self, request: ToyRequest) -> None:
         """Index the whole blocks among what is computed, each behind its parent."""
-        mine = self.standing[request]
+        mine = self.admitted[request]
         while mine.published < min(request.landed // BLOCK_TOKENS, len(mine.keys)):
             at = mine.published
             before = -1 if at == 0 else self.blocks.find(mine.keys[at - 1])
@@ -161,7 +181,7 @@ class ReferenceEngine(TieredEngine):
             self.publish(request, mine, at, before)
             mine.published += 1
 
-    def publish(self, request: ToyRequest, mine: RequestTransfers, at: int, before: int) -> None:
+    def publish(self, request: ToyRequest, mine: ReferenceRequest, at: int, before: int) -> None:
         """Index one block, tell the port and the routers, and begin to store it."""
         residency, block, key = mine.residency, request.table[at], mine.keys[at]
         if not residency.publishes or not self.blocks.remember(key, block):
@@ -188,7 +208,7 @@ class ReferenceEngine(TieredEngine):
 
     def give_back(self, request: ToyRequest, cause: str) -> None:
         """Give up every block. The port first: what it ends it takes out of the index before the blocks are free."""
-        mine = self.standing.get(request)
+        mine = self.admitted.get(request)
         if mine is None:
             return
         mine.loading = 0
@@ -204,6 +224,74 @@ class ReferenceEngine(TieredEngine):
     def identity_of_fork(self, parent: ToyRequest) -> Principal | None:
         """A child is its parent's principal's."""
         return parent.principal
+
+    # -- transfers -----------------------------------------------------------------------------------------------------
+
+    def store_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
+        """What a block is called in the tier when it is stored: its key, which carries its scope."""
+        return key
+
+    def load_name(self, request: ToyRequest, at: int, key: bytes) -> bytes:
+        """What is asked of the tier."""
+        return key
+
+    def store(self, request: ToyRequest, residency: ExternalResidency, at: int) -> None:
+        """Begin to store a block that was just published."""
+        block, key = request.table[at], self.admitted[request].keys[at]
+        name, domain = self.store_name(request, at, key), residency.domain
+        until_us = self.clock.now_us() + min(domain.idle_us, domain.absolute_us)
+        self.far.start(partial(self._stored, name, block, domain, until_us, self.begin_transfer([block])))
+
+    def _stored(self, name: bytes, block: int, domain: Domain, until_us: int, fence: int) -> None:
+        self.far.copies[name] = TierCopy(self.device.get(block), domain, until_us)
+        self.end_transfer([block], fence)
+
+    def load(self, request: ToyRequest, mine: ReferenceRequest, readable: int) -> None:
+        """Begin to load, into blocks that were just handed out, what the tier has of the leading readable ones."""
+        now_us = self.clock.now_us()
+        for at in range(mine.published, readable):
+            name = self.load_name(request, at, mine.keys[at])
+            if not self.far.has(name, now_us):
+                break
+            block = request.table[at]
+            fence = self.begin_transfer([block])
+            loaded = partial(self._loaded, request, request.epoch, block, self.far.copies[name].data, fence)
+            self.loads.append(Call(partial(self.far.start, loaded)))
+            mine.loading += 1
+
+    def _loaded(self, request: ToyRequest, epoch: int, block: int, data: bytes, fence: int) -> None:
+        self.device.put(block, data)
+        self.end_transfer([block], fence)
+        if request.state != RUNNING or request.epoch != epoch:
+            return  # it went while the transfer was on its way
+        mine = self.admitted[request]
+        mine.loading -= 1
+        request.cached_tokens += BLOCK_TOKENS
+        if not mine.loading:
+            request.sent = request.landed = request.cached_tokens
+            self.computed(request)
+
+    def begin_transfer(self, blocks: Iterable[int]) -> int:
+        """Device work outside the compute stream: its blocks stay where they are, and are not zeroed, until it ends."""
+        self.blocks.pin(blocks)
+        return self.port.fence()
+
+    def end_transfer(self, blocks: Iterable[int], fence: int) -> None:
+        """It has ended."""
+        self.port.retire(fence)
+        self.blocks.unpin(blocks)
+
+    def is_loading(self, request: ToyRequest) -> bool:
+        """Whether blocks of it are on their way from the tier."""
+        return self.admitted[request].loading > 0
+
+    def hold_transfers(self, held: bool) -> None:
+        """Hold the copy stream up, or let it go on."""
+        self.far.is_held = held
+
+    def tier(self) -> list[TierObject]:
+        """Everything in the tier."""
+        return [TierObject(name, copy.data) for name, copy in self.far.copies.items()]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

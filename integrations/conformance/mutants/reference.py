@@ -61,7 +61,7 @@ def _silent_forget(original: Any) -> Any:
 
 def _resumed_as_nobody(original: Any) -> Any:
     def arrive(self: ReferenceEngine, request: ToyRequest) -> None:
-        if self.standing.pop(request, None) is not None:
+        if self.admitted.pop(request, None) is not None:
             request.principal = None
         original(self, request)
 
@@ -84,7 +84,7 @@ def _gives_back_again(original: Any) -> Any:
         table = list(request.table) or self.__dict__.setdefault("tables", {}).get(request, [])
         self.__dict__.setdefault("tables", {})[request] = table
         request.table = []
-        self.port.release(self.standing[request].residency, cause)
+        self.port.release(self.admitted[request].residency, cause)
         self.blocks.give_back(table)
 
     return give_back

@@ -8,6 +8,7 @@ B3  Everything here happens in a `turn`: one thread at a time, and on the engine
     copy comes after the last read that was launched and before the first write that will be.
 B4  Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
     Their tokens are still being computed when their blocks are given: such blocks are never published.
+B5  A request that could not even run alone is refused at once: no waiting would change that.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from typing import Any
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
-from kvcustody.integrations.transformers.batching.capacity import most_blocks, too_big
 from kvcustody.integrations.transformers.batching.kv_events import BatchingBlockEvents
-from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestClaims
-from kvcustody.integrations.transformers.batching.request_record import RequestRecord
+from kvcustody.integrations.transformers.batching.request_claims import (
+    RequestClaim,
+    RequestClaims,
+    RequestRecord,
+)
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 
 RETRY_US, RETRY_STEPS = (
@@ -291,3 +295,19 @@ class BatchCustody:
             for manager in self.governor.managers
             for account in manager.accounts.values()
         )
+
+
+TOO_BIG = "prompt and new tokens need"
+
+
+def most_blocks(account: Account) -> int:
+    """The most blocks that one request of this account could ever have."""
+    return min(account.cap_blocks, account.partition.size)
+
+
+def too_big(request_id: object, needed: int, account: Account) -> AdmissionRefused:
+    """The refusal of a request that could not even run alone."""
+    return AdmissionRefused(
+        request_id,
+        f"{TOO_BIG} `{needed}` blocks, the tenant may have `{most_blocks(account)}`; ask for fewer tokens",
+    )

@@ -33,12 +33,12 @@ from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
-from kvcustody.integrations.transformers.batching.check_supported import (
+from kvcustody.integrations.transformers.batching.check_engine import (
     check_cache,
     check_config,
+    check_internals,
     check_ranks,
 )
-from kvcustody.integrations.transformers.batching.check_versions import check_internals
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.integrations.transformers.batching.kv_events import (
     BatchingBlockEvents,

@@ -1,9 +1,12 @@
-"""Who a request id belongs to: stated before the request enters the engine, and consumed once by it.
+"""Who a request id belongs to (`RequestClaims`), and what the adapter remembers of an admitted one (`RequestRecord`).
+
+A claim is stated before the request enters the engine, and consumed once by it.
 
 C1  An id has at most one claim, and a claim serves one request: a second request under the id has none.
 C2  A forked child inherits by being forked; an id that merely looks like a child's inherits nothing.
 C3  A request without a claim is nobody's: it is admitted for the anonymous principal, and its blocks can be found by no
     other request, whatever the policy shares. A policy that admits no such tenant refuses it.
+C4  `told <= room`, and `room` is what its block table holds: a token beyond it waits for a block.
 """
 
 from __future__ import annotations
@@ -13,7 +16,11 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.errors import IdentityError
+from kvcustody.governance.admission_outcome import Admission
+from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.identity.extra_content import PromptEmbeddings, frame
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.request import NO_HINTS, Hints
@@ -72,3 +79,40 @@ class RequestClaims:
         with self._lock:
             claim = self._waiting.pop(request_id, None)
         return self._anonymous.private() if claim is None else claim
+
+
+class RequestRecord:
+    """One admitted request. `told`: tokens that the Governor knows of; `room`: tokens that its blocks can hold."""
+
+    __slots__ = (
+        "account",
+        "claim",
+        "handle",
+        "hit_tokens",
+        "manager",
+        "prompt",
+        "room",
+        "slot",
+        "table",
+        "told",
+    )
+
+    def __init__(
+        self,
+        admission: Admission,
+        claim: RequestClaim,
+        plan: Plan[BlockManager],
+        prompt: int,
+        table: list[int],
+        room: int,
+    ) -> None:
+        self.handle = admission.request_id
+        self.slot = admission.slot
+        self.hit_tokens = admission.hit_tokens
+        self.claim = claim
+        self.account: Account = plan.account
+        self.manager: BlockManager = plan.manager
+        self.prompt = prompt
+        self.told = prompt
+        self.room = room
+        self.table = table

@@ -17,10 +17,11 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler,
 
 from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleError, IdentityError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
-from kvcustody.integrations.transformers.batching.capacity import TOO_BIG, most_blocks
 from kvcustody.integrations.transformers.batching.custody import (
     IN_FLIGHT_STEPS,
+    TOO_BIG,
     BatchCustody,
+    most_blocks,
 )
 
 BASES = {"fifo": FIFOScheduler, "prefill_first": PrefillFirstScheduler}

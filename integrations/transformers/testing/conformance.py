@@ -3,6 +3,8 @@
 `python -m kvcustody.integrations.conformance --engine kvcustody.integrations.transformers.testing.conformance:engine`
 
 H1  Block tables, bytes and outputs are read from the engine; the kit's clock decides every deadline, no thread runs.
+H2  A block is looked at for its first write between preparation and forward: after every scrub that was ordered for
+    it, before any write.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from transformers import ContinuousBatchingConfig, GenerationConfig
+import numpy as np
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event
@@ -41,10 +45,9 @@ from kvcustody.integrations.conformance.engine_protocol import (
     Setup,
 )
 from kvcustody.integrations.events.block_event import BlockEvent, split_keys
+from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
-from kvcustody.integrations.transformers.batching.request_claims import RequestClaim
-from kvcustody.integrations.transformers.testing.first_writes import FirstWrites
-from kvcustody.integrations.transformers.testing.tiny_model import VOCABULARY, tiny_model
+from kvcustody.integrations.transformers.batching.request_claims import RequestClaim, RequestRecord
 
 BLOCK_TOKENS = 8
 TIMER_US = 100_000  # the idle loop's own wake-up
@@ -284,3 +287,63 @@ class TransformersEngineUnderTest:
 def engine(setup: Setup) -> TransformersEngineUnderTest:
     """The factory for the kit."""
     return TransformersEngineUnderTest(setup)
+
+
+class FirstWrites:
+    """Follows the engine's block tables. `cached`: hit tokens of each request at its last start."""
+
+    def __init__(self, custody: BatchCustody) -> None:
+        self._custody = custody
+        self._known: dict[str, tuple[RequestRecord, int]] = {}
+        self._fresh: dict[int, tuple[str, int]] = {}
+        self._hand_outs = 0
+        self.cached: dict[str, int] = {}
+        self.probe: Callable[[FirstWrite], None] | None = None
+
+    def before_forward(self, batch: Sequence[Any]) -> None:
+        """`batch`: what the engine has prepared; positions already count the tokens of this step."""
+        page, first = self._custody.page, self._custody.blocks.first
+        self._take_in(page, first)
+        (memory,) = self._custody.blocks.memories
+        for future in batch:
+            end = future.state.position_offset
+            places = range((end - future.query_length) // page, -(-end // page))
+            table = self._custody.records[future.state.request_id].table
+            for block in (table[at] - first for at in places):
+                fresh = self._fresh.pop(block, None)
+                if fresh is not None and self.probe is not None:
+                    nonzero = memory.nonzero_bytes(np.array([block], dtype=np.int64))
+                    self.probe(FirstWrite(fresh[0], block, nonzero, fresh[1]))
+
+    def _take_in(self, page: int, first: int) -> None:
+        """Blocks that have come into a table since the last step were handed out."""
+        for name, record in self._custody.records.items():
+            self.cached[name] = record.hit_tokens
+            known, count = self._known.get(name, (None, 0))
+            if known is not record:
+                count = record.hit_tokens // page
+            for block in record.table[count:]:
+                self._hand_outs += 1
+                self._fresh[block - first] = (name, self._hand_outs)
+            self._known[name] = (record, len(record.table))
+
+
+VOCABULARY = 256
+
+
+def tiny_model() -> Any:
+    """A random Llama of two layers, the same every time."""
+    torch.manual_seed(11)
+    config: Any = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.4,  # large, so that what is said depends on all that was read
+    )
+    config._attn_implementation = "sdpa"
+    model: Any = LlamaForCausalLM(config)
+    return model.eval()

@@ -168,8 +168,10 @@ MUTANTS: tuple[Mutant, ...] = (
 )
 
 _NO_TOKENS = "identity travels by request id; there is no token to forge, replay or outlive"
-_NO_TIER = "the engine's host memory tier is refused (test_continuous_refusals)"
-_NO_FLIGHT = "no step is in flight on the CPU; the fences are driven without a device in test_continuous_room"
+_NO_TIER = "the engine's host memory tier is refused (batching/test_refusals.py)"
+_NO_FLIGHT = (
+    "no step is in flight on the CPU; the fences are driven without a device in batching/test_capacity.py"
+)
 NOT_APPLICABLE: dict[str, str] = {
     "forged identity accepted": _NO_TOKENS,
     "expired identity accepted": _NO_TOKENS,
@@ -179,11 +181,11 @@ NOT_APPLICABLE: dict[str, str] = {
     "async store of a re-used block": _NO_TIER,
     "tier outlives the deadline": _NO_TIER,
     "erase misses the tier": _NO_TIER,
-    "scope dropped at fork": "the kit cannot ask for a fork while decoding; see test_continuous_room",
+    "scope dropped at fork": "the kit cannot ask for a fork while decoding; see batching/test_capacity.py",
     "free while in flight": _NO_FLIGHT,
     "late answer of a preempted request": _NO_FLIGHT,
     "release not idempotent": "the adapter's records and the Governor both forget a request at its first release",
     "order to forget ignored": "the index is the block manager's own; there is nobody to order",
     "scrub after hand-out": "clean-first: only blocks that are CLEAN are in the ring that is handed out",
-    "scrub of the first shard only": "tensor parallelism is refused (test_continuous_refusals)",
+    "scrub of the first shard only": "tensor parallelism is refused (batching/test_refusals.py)",
 }

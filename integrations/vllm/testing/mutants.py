@@ -173,7 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("tokens in events", patch(block_events, "stored", _with_tokens)),
 )
 
-_NO_TIER = "a connector that keeps blocks elsewhere is refused (test_adapter_scheduler)"
+_NO_TIER = "a connector that keeps blocks elsewhere is refused (tests/engines/vllm/adapter/test_scheduler.py)"
 NOT_APPLICABLE: dict[str, str] = {
     "scope dropped at store": _NO_TIER,
     "scope dropped at prefetch": _NO_TIER,

@@ -7,5 +7,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "batching"), str(HERE / "classic")]
 torch.set_num_threads(1)  # more only wait for each other on a busy machine

@@ -16,7 +16,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["*test_*.py"]
 
 if TYPE_CHECKING:
     from deployment import Deployment

@@ -13,7 +13,7 @@ def test_releasing_a_preempted_residency_again_leaves_its_successor_alone():
     request = rig.submit(person("alpha"), rig.prompt(4), 8)
     rig.until_output(request, 2)
     engine = rig.engine
-    old = engine.standing[engine.requests[request]].residency
+    old = engine.admitted[engine.requests[request]].residency
     engine.preempt(request)
     rig.steps(2)
     assert engine.port.release(old, "again") is False

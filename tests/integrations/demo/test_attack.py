@@ -21,9 +21,9 @@ from kvcustody.console.main import app
 from kvcustody.integrations.demo import run as demonstration
 from kvcustody.integrations.demo.attacks import Attack, AttackOutcome, own_reuse, probe, residual_read
 from kvcustody.integrations.demo.codebook import Codebook
+from kvcustody.integrations.demo.command import print_report
 from kvcustody.integrations.demo.deployment import Deployment
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM
-from kvcustody.integrations.demo.printing import print_report
 from kvcustody.integrations.demo.run import AttackReport
 from kvcustody.integrations.demo.transformers_engine import TransformersDemoEngine
 from kvcustody.integrations.demo.vocabulary import draw_secret, note, token_ids

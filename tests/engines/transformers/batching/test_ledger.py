@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from continuous_world import IDENTITY, PAGE, TENANTS, batching, generation, model, person, policy, prompt
+from continuous_world import IDENTITY, batching, generation, model, person, prompt, settings
 
 from kvcustody.audit.coverage.conservation import conservation
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
-from kvcustody.governance.settings import Settings
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
-
-
-def settings(folder: Path) -> Settings:
-    # Real time, on a machine that may be busy: the deadline is not what is shown here.
-    text = policy(TENANTS).replace("within: 1s", "within: 60s")
-    (folder / "policy.yaml").write_text(text, encoding="utf-8")
-    return Settings(
-        policy_path=folder / "policy.yaml",
-        database_url=f"sqlite:///{folder / 'ledger.db'}",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
-        block_tokens=PAGE,
-    )
 
 
 def test_evidence_is_complete_after_hits_forks_pressure_erasure_and_cancellation(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from kvcustody.clock import VirtualClock
 from kvcustody.integrations.vllm.step_messages import ScrubReply, StepOrder, StepReceipt
 from kvcustody.integrations.vllm.worker.worker_side import WorkerSide
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
 from simulated_streams import SimulatedStreams
 
 BLOCKS = 24

@@ -13,6 +13,7 @@ vllm = pytest.importorskip("vllm")
 
 from kvcustody.integrations.events import incoming, vllm_wire  # noqa: E402
 from kvcustody.integrations.events.block_event import EventScope, cleared, removed, stored  # noqa: E402
+from kvcustody.integrations.events.custody_field import CustodyField  # noqa: E402
 
 KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 GOVERNED = {
@@ -53,7 +54,7 @@ def some(kind: Any, draw: random.Random) -> Any:
 def converted(event: Any) -> Any:
     """The same event as our struct."""
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
-    return getattr(vllm_wire, type(event).__name__)(**fields)
+    return getattr(vllm_wire, f"Vllm{type(event).__name__}")(**fields)
 
 
 def as_plain(event: Any) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def as_plain(event: Any) -> dict[str, Any]:
 @exact
 @pytest.mark.parametrize("kind", KINDS)
 def test_fields_order_defaults_and_tags_are_theirs(kind: str) -> None:
-    their, our = getattr(theirs, kind), getattr(vllm_wire, kind)
+    their, our = getattr(theirs, kind), getattr(vllm_wire, f"Vllm{kind}")
     assert our.__struct_fields__ == their.__struct_fields__
     assert our.__struct_config__.tag == their.__struct_config__.tag == kind
     assert our.__struct_config__.omit_defaults == their.__struct_config__.omit_defaults
@@ -100,7 +101,7 @@ def test_a_difference_in_one_field_would_be_seen() -> None:
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     plain = msgspec.msgpack.encode(theirs.KVEventBatch(1.0, [event], 0))
     assert vllm_wire.encode(vllm_wire.VllmEventBatch(1.0, [converted(event)], 0)) == plain
-    scope = vllm_wire.CustodyField("acme", "tenant", "internal", 1, 1)
+    scope = CustodyField("acme", "tenant", "internal", 1, 1)
     governed = vllm_wire.GovernedRemoved(**fields, kvcustody=scope)
     assert vllm_wire.encode(vllm_wire.VllmEventBatch(1.0, [governed], 0)) != plain
 

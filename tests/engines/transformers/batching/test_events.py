@@ -22,8 +22,8 @@ from continuous_world import (
     person,
     policy,
     prompt,
+    settings,
 )
-from test_continuous_ledger import settings
 
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.governance.erasure.selector import Selector

@@ -34,6 +34,7 @@ from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.root_key_wrapping import open_wrapping
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.ledger_protocol import CountingLedger
+from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 from kvcustody.policies.reading.load_policy import load_policy
@@ -277,3 +278,18 @@ def plain(
     manager = model(kind).init_continuous_batching(generate or generation(), config or batching())
     yield Driver(manager)
     manager.batch_processor = None
+
+
+def settings(folder: Path) -> Settings:
+    """Of a worker whose files lie in `folder`."""
+    # Real time, on a machine that may be busy: the deadline is not what is shown here.
+    text = policy(TENANTS).replace("within: 1s", "within: 60s")
+    (folder / "policy.yaml").write_text(text, encoding="utf-8")
+    return Settings(
+        policy_path=folder / "policy.yaml",
+        database_url=f"sqlite:///{folder / 'ledger.db'}",
+        spill_path=folder / "spill",
+        root_key_path=folder / "root.key",
+        keyring_path=folder / "keys.json",
+        block_tokens=PAGE,
+    )

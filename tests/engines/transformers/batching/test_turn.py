@@ -14,7 +14,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.integrations.transformers.batching.thread_turn import Turn
 from kvcustody.kernels.segment import SegmentTable
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "device"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "device"))
 from simulated_streams import SimulatedStreams
 
 

@@ -13,7 +13,7 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "integrations" / "identity"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "integrations" / "identity"))
 import vllm
 from door_world import Deployment, ask, make_signers
 from pydantic import TypeAdapter

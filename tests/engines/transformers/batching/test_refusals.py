@@ -26,8 +26,8 @@ from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPP
 
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import ConfigError, IsolationError
-from kvcustody.integrations.transformers.batching import check_versions as internals
-from kvcustody.integrations.transformers.batching.check_supported import check_ranks
+from kvcustody.integrations.transformers.batching import check_engine as internals
+from kvcustody.integrations.transformers.batching.check_engine import check_ranks
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
 
 
