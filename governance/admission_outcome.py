@@ -29,3 +29,6 @@ class Deferred(NamedTuple):
 
     request_id: object
     reason: str
+
+
+AdmissionOutcome = Admission | AdmissionRefused | Deferred

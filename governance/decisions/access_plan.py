@@ -82,6 +82,16 @@ def owed_by(table: DecisionTable, tenant: str, level: int) -> Obligations:
     return owed
 
 
+class AdmissionFacts(NamedTuple):
+    """Whom a plan's residencies are on record for: the same in every leaf that opens one."""
+
+    tenant: str
+    subject: str | None
+    session: str | None
+    asserted: bool  # subject or session are the tenant's word
+    model: str
+
+
 def label_of(domain: Domain) -> DomainLabel:
     """The label that the governance gave a domain."""
     assert isinstance(domain.label, DomainLabel)
@@ -111,13 +121,13 @@ class Plan(Generic[PoolT_co]):
         "admitted",
         "classification",
         "decoy",
+        "facts",
         "grants",
         "hits_need_ledger",
         "key",
         "level",
         "manager",
         "matcher",
-        "model",
         "own",
         "own_plan",
         "own_reuse",
@@ -141,7 +151,7 @@ class Plan(Generic[PoolT_co]):
         self.level = level
         self.classification = name
         self.key: PlanKey
-        self.model = ""  # as leaves name it
+        self.facts: AdmissionFacts
         self.own: Chain
         self.own_plan: ReadPlan
         self.own_reuse: AccessRequest
@@ -266,7 +276,13 @@ class PlanBook(Generic[PoolT_co]):
         plan = Plan(principal, account, manager, level, table.policy.classifications[level])
         owed = table.obligations(tenant, level)
         plan.key = key
-        plan.model = model.hex()[:MODEL_DIGITS]
+        plan.facts = AdmissionFacts(
+            tenant,
+            principal.subject,
+            principal.session,
+            principal.subject_asserted or principal.session_asserted,
+            model.hex()[:MODEL_DIGITS],
+        )
         plan.active_us = owed.active_max_us
         plan.waits_for_ledger = owed.on_outage_lifecycle is OnOutage.DENY
         plan.hits_need_ledger = owed.on_outage_own_hits is OnOutage.DENY

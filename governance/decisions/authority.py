@@ -103,11 +103,11 @@ class Authority(ABC, Generic[PoolT_co]):
             return Deferred(request_id, "ledger")
         return plan if plan is not None else AdmissionRefused(request_id, "tenant is not in the policy")
 
-    def _tally(self, tenant: str) -> TenantCounters:
-        tally = self.tallies.get(tenant)
-        if tally is None:
-            tally = self.tallies[tenant] = TenantCounters()
-        return tally
+    def _counters(self, tenant: str) -> TenantCounters:
+        counters = self.tallies.get(tenant)
+        if counters is None:
+            counters = self.tallies[tenant] = TenantCounters()
+        return counters
 
     def _new_book(self, table: DecisionTable) -> PlanBook[PoolT_co]:
         return PlanBook(

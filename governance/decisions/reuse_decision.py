@@ -61,51 +61,51 @@ class Reuse:
         self._counted: dict[tuple[str, str, str, str], int] = {}
 
     def read_plan(
-        self, plan: AnyPlan, prompt: Prompt, tally: TenantCounters, moment: Moment
+        self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment
     ) -> tuple[ReadPlan, tuple[str, ...]]:
         """What may be searched now, and the rules that permit the own scope."""
         if moment.now_us >= self.expires_us:
-            self._deny(tally, plan, EXPIRED, plan.tenant)
+            self._deny(counters, plan, EXPIRED, plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), (EXPIRED,)
         if plan.hits_need_ledger and not self._first_uses.recording:
-            self._deny(tally, plan, UNRECORDED, plan.tenant)
+            self._deny(counters, plan, UNRECORDED, plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), (UNRECORDED,)
         own = self._decide(plan.own_reuse, plan.classification, moment)
         if not own.permitted:
-            self._deny(tally, plan, own.reasons[0], plan.tenant)
+            self._deny(counters, plan, own.reasons[0], plan.tenant)
             return ReadPlan(Chain(plan.own.domain, None)), own.reasons
         if plan.grants or plan.matcher is not None:
-            return self._widened(plan, prompt, tally, moment), own.reasons
+            return self._widened(plan, prompt, counters, moment), own.reasons
         return plan.own_plan, own.reasons
 
-    def _widened(self, plan: AnyPlan, prompt: Prompt, tally: TenantCounters, moment: Moment) -> ReadPlan:
+    def _widened(self, plan: AnyPlan, prompt: Prompt, counters: TenantCounters, moment: Moment) -> ReadPlan:
         segment: Chain | None = None
         blocks = 0
         matched = plan.matcher.match(prompt.data) if plan.matcher is not None else None
         if matched is not None:
             entry = plan.segments[matched.id]
-            if self.may(plan, entry, tally, moment):
+            if self.may(plan, entry, counters, moment):
                 segment, blocks = entry.chain, matched.blocks
         grants = tuple(
-            entry.chain if self.may(plan, entry, tally, moment) else Chain(entry.chain.domain, plan.decoy)
+            entry.chain if self.may(plan, entry, counters, moment) else Chain(entry.chain.domain, plan.decoy)
             for entry in plan.grants
         )
         return ReadPlan(plan.own, segment, blocks, grants)
 
-    def may(self, plan: AnyPlan, entry: OpenedDomain, tally: TenantCounters, moment: Moment) -> bool:
+    def may(self, plan: AnyPlan, entry: OpenedDomain, counters: TenantCounters, moment: Moment) -> bool:
         """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
         if not entry.chain.domain.is_open:
             return False
         if moment.now_us >= self.lease_until_us:
-            self._deny(tally, plan, LAPSED, entry.owner)
+            self._deny(counters, plan, LAPSED, entry.owner)
             return False
         if self._revoked and is_revoked(entry.id, self._revoked):
-            self._deny(tally, plan, f"revoked:{entry.id}", entry.owner)
+            self._deny(counters, plan, f"revoked:{entry.id}", entry.owner)
             return False
         name = self._table.policy.classifications[entry.reuse.level]
         decision = self._decide(entry.reuse, name, moment)
         if not decision.permitted:
-            self._deny(tally, plan, decision.reasons[0], entry.owner)
+            self._deny(counters, plan, decision.reasons[0], entry.owner)
             return False
         if entry.owner == plan.tenant:
             return True
@@ -120,8 +120,8 @@ class Reuse:
             self._shadow.compare(decision, request, classification, moment.utc_us)
         return decision
 
-    def _deny(self, tally: TenantCounters, plan: AnyPlan, rule: str, owner: str) -> None:
-        tally.count(tally.denials, rule)
+    def _deny(self, counters: TenantCounters, plan: AnyPlan, rule: str, owner: str) -> None:
+        counters.count(counters.denials, rule)
         self._count(plan.tenant, owner, "deny", rule)
 
     def crossed(self, plan: AnyPlan, domain: Domain) -> None:

@@ -32,6 +32,7 @@ from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
+from kvcustody.governance.custody_events import residency_released
 from kvcustody.governance.decisions.access_plan import Plan, PlanKey
 from kvcustody.governance.decisions.apply_narrowing import Bound
 from kvcustody.governance.decisions.authority import Authority
@@ -39,13 +40,13 @@ from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.external import custody_events as port_evidence
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
 from kvcustody.governance.external.active_deadlines import ActiveLimits
 from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
 from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.erase_in_engine import PortCustodian
+from kvcustody.governance.external.residency_events import ends, opened, receipts, written
 from kvcustody.governance.external.scan_books import EngineBooks
 from kvcustody.governance.external.stats import pool_counts, port_stats
 from kvcustody.governance.identity.model_identity import ModelIdentity
@@ -182,8 +183,8 @@ class EnginePort(Authority[ExternalPool]):
         if isinstance(plan, AdmissionRefused):
             return plan
         if not plan.admitted.permitted:
-            tally = self._tally(plan.tenant)
-            tally.count(tally.refused, plan.admitted.reasons[0])
+            counters = self._counters(plan.tenant)
+            counters.count(counters.refused, plan.admitted.reasons[0])
             return AdmissionRefused(request_id, f"policy: {plan.admitted.reasons[0]}")
         return plan
 
@@ -207,9 +208,9 @@ class EnginePort(Authority[ExternalPool]):
             self._plan_again(residency, chain)
             plan = residency.facts
             assert isinstance(plan, Plan)
-        tally = self._tally(plan.tenant)
+        counters = self._counters(plan.tenant)
         moment = Moment(now_us, self._clock.utc_us(), residency.trace)
-        read, reasons = self._reuse.read_plan(plan, chain.prompt, tally, moment)
+        read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
         residency.publishes = keys.publishable
@@ -265,8 +266,8 @@ class EnginePort(Authority[ExternalPool]):
             self._obey(self.pool.end_cached(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
-        tally = self._tally(residency.tenant)
-        tally.count(tally.deferred, reason)
+        counters = self._counters(residency.tenant)
+        counters.count(counters.deferred, reason)
         return reason
 
     def attachable(
@@ -406,9 +407,9 @@ class EnginePort(Authority[ExternalPool]):
             return True
         self._record_starting()
         now_us = self._clock.now_us() if at_us is None else at_us
-        written = port_evidence.written(residency, self.pool)
+        runs = written(residency, self.pool)
         forget = self.pool.release(residency, cause, now_us, fence)
-        self._outbox.append(port_evidence.released(residency, written, cause, now_us))
+        self._outbox.append(residency_released(residency, runs, cause, now_us))
         forget += self.pool.enforce_residency_cap(account, now_us)
         self._obey(forget)
         return True
@@ -634,17 +635,17 @@ class EnginePort(Authority[ExternalPool]):
         starting, self._starting = self._starting, []
         revision = self.table.revision
         for residency in starting:
-            self._outbox.append(port_evidence.opened(residency, self.pool, revision))
+            self._outbox.append(opened(residency, self.pool, revision))
             self._count(residency)
 
     def _count(self, residency: ExternalResidency) -> None:
-        tally = self._tally(residency.tenant)
-        tally.requests += 1
+        counters = self._counters(residency.tenant)
+        counters.requests += 1
         if isinstance(residency.keys, KeyChain):
-            tally.prompt_tokens += residency.keys.prompt.tokens
+            counters.prompt_tokens += residency.keys.prompt.tokens
         if len(residency.attached):
-            tally.hit_requests += 1
-            tally.hit_blocks += len(residency.attached)
+            counters.hit_requests += 1
+            counters.hit_blocks += len(residency.attached)
             plan = residency.facts
             if isinstance(plan, Plan) and (plan.grants or plan.segments):
                 for tag in set(self.pool.tag[residency.attached].tolist()) - {residency.domain.tag}:
@@ -654,11 +655,11 @@ class EnginePort(Authority[ExternalPool]):
         self._record_starting()
         outbox, self._outbox = self._outbox, []
         outbox += self._reuse.take_counts(now_us)
-        outbox += port_evidence.ends(self.pool, now_us)
+        outbox += ends(self.pool, now_us)
         launches = self.pool.take_scrubbed()
         if launches:
             self._launch += len(launches)
-            outbox += port_evidence.receipts(launches, self._launch - len(launches), self.pool, now_us)
+            outbox += receipts(launches, self._launch - len(launches), self.pool, now_us)
         if outbox:
             self._ledger.submit(outbox)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.audit.coverage.conservation import PoolCounts
-from kvcustody.governance.external.custody_events import unreported
+from kvcustody.governance.external.residency_events import unreported
 from kvcustody.governance.observability.stats import PoolStats
 
 

@@ -15,7 +15,7 @@ from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import BlockState
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
-from kvcustody.governance.governor.custody_events import unlisted
+from kvcustody.governance.governor.sequence_events import unlisted
 
 
 def pool_counts(

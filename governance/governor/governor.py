@@ -17,15 +17,22 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
-from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.prefix.hash_index import IndexChange
-from kvcustody.allocator.prefix.longest_prefix import PrefixMatch
+from kvcustody.allocator.prefix.longest_prefix import Prompt
+from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
 from kvcustody.errors import HandleError
-from kvcustody.governance.admission_outcome import Admission, AdmissionRefused, Deferred
+from kvcustody.governance.admission_outcome import Admission, AdmissionOutcome, AdmissionRefused, Deferred
+from kvcustody.governance.custody_events import (
+    blocks_passed,
+    custody_ended,
+    residency_released,
+    scrub_receipts,
+)
 from kvcustody.governance.decisions.access_plan import Plan, PlanKey
 from kvcustody.governance.decisions.apply_narrowing import Bound
 from kvcustody.governance.decisions.authority import Authority
@@ -33,12 +40,12 @@ from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.governance.governor import custody_events as evidence
 from kvcustody.governance.governor.conservation_counts import pool_counts
 from kvcustody.governance.governor.erase_in_pools import GovernorCustodian
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.governor.scan_books import GovernorBooks
+from kvcustody.governance.governor.sequence_events import sequence_joined, sequence_opened, written
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.governance.identity.w3c_trace import check_trace
@@ -106,11 +113,11 @@ class Governor(Authority[BlockManager]):
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
         trace: str = "",
-    ) -> Admission | AdmissionRefused | Deferred:
+    ) -> AdmissionOutcome:
         """Decide, look up, attach and allocate for one request.
 
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
-        which it ends (`governance.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
+        which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
         leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         outside int32.
         """
@@ -118,77 +125,87 @@ class Governor(Authority[BlockManager]):
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
-            if isinstance(plan, Deferred):
-                tally = self._tally(str(principal.tenant))
-                tally.count(tally.deferred, plan.reason)
-            return plan
-        tally = self._tally(plan.tenant)
+            return self._without_plan(principal, plan)
+        counters = self._counters(plan.tenant)
         if (
             request_id is None
         ):  # numbered by tenant: one counter for all would tell each of the others' requests
-            tally.numbered += 1
-            request_id = ("request", tally.numbered)
+            counters.numbered += 1
+            request_id = ("request", counters.numbered)
         handle = (plan.tenant, request_id)
-        if handle in self._live:
-            return AdmissionRefused(request_id, "request id is in use")
-        if not len(tokens):
-            return AdmissionRefused(request_id, "prompt is empty")
-        if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
-            tally.count(tally.deferred, "ledger")
-            return Deferred(request_id, "ledger")
-        admitted = plan.admitted
-        if not admitted.permitted:
-            tally.count(tally.refused, admitted.reasons[0])
-            return AdmissionRefused(request_id, f"policy: {admitted.reasons[0]}")
+        kept_out = self._kept_out(plan, handle, tokens, counters)
+        if kept_out is not None:
+            return kept_out
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
-        read, reasons = self._reuse.read_plan(plan, prompt, tally, moment)
-        manager = plan.manager
-        now_us = moment.now_us
-        found = manager.match_prefix(read, prompt, now_us)
-        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
-        residency.trace = moment.trace
-        begun = manager.allocate(
+        read, reasons = self._reuse.read_plan(plan, prompt, counters, moment)
+        found = plan.manager.match_prefix(read, prompt, moment.now_us)
+        begun = plan.manager.allocate(
             handle,
             found,
             prompt,
-            residency,
-            now_us,
+            self._residency(plan, moment.now_us, moment.trace),
+            moment.now_us,
             active_us=plan.active_us,
             lookahead_tokens=lookahead_tokens,
             can_preempt=can_preempt,
         )
         if isinstance(begun, str):
-            tally.count(tally.deferred, begun)
+            counters.count(counters.deferred, begun)
             return Deferred(request_id, begun)
         if plan.priorities:
             self._prioritise(begun, plan)
         self._live[handle] = begun
-        self._record(tally, plan, begun, found, reasons, prompt.tokens, now_us)
+        if found.via is not None and found.via is not plan.own.domain:
+            reasons = (*reasons, *self._crossed(plan, found.via, begun, counters))
+        self._record_opening(plan, begun, reasons, moment.now_us)
+        _count_admission(counters, begun, prompt)
         return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
 
-    def _record(
-        self,
-        tally: TenantCounters,
-        plan: Plan[BlockManager],
-        begun: RunningSequence,
-        found: PrefixMatch,
-        reasons: tuple[str, ...],
-        tokens: int,
-        now_us: int,
+    def _without_plan(
+        self, principal: Principal, outcome: AdmissionRefused | Deferred
+    ) -> AdmissionRefused | Deferred:
+        """The tenant is not admitted, or its first key cannot be recorded now."""
+        if isinstance(outcome, Deferred):
+            counters = self._counters(str(principal.tenant))
+            counters.count(counters.deferred, outcome.reason)
+        return outcome
+
+    def _kept_out(
+        self, plan: Plan[BlockManager], handle: tuple[str, object], tokens: Tokens, counters: TenantCounters
+    ) -> AdmissionRefused | Deferred | None:
+        """Why a request with a plan does not get in whatever room there is; None where it may."""
+        request_id = handle[1]
+        if handle in self._live:
+            return AdmissionRefused(request_id, "request id is in use")
+        if not len(tokens):
+            return AdmissionRefused(request_id, "prompt is empty")
+        if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
+            counters.count(counters.deferred, "ledger")
+            return Deferred(request_id, "ledger")
+        admitted = plan.admitted
+        if not admitted.permitted:
+            counters.count(counters.refused, admitted.reasons[0])
+            return AdmissionRefused(request_id, f"policy: {admitted.reasons[0]}")
+        return None
+
+    def _residency(self, plan: Plan[BlockManager], now_us: int, trace: str) -> PathResidency:
+        residency = plan.manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
+        residency.trace = trace
+        return residency
+
+    def _crossed(
+        self, plan: Plan[BlockManager], domain: Domain, begun: RunningSequence, counters: TenantCounters
+    ) -> tuple[str, ...]:
+        """Blocks came from a grant's or segment's domain: both tenants' logs say so. Returns through which."""
+        counters.granted_hit_blocks += begun.hit_blocks
+        self._reuse.crossed(plan, domain)
+        return via_reasons(plan, domain)
+
+    def _record_opening(
+        self, plan: Plan[BlockManager], begun: RunningSequence, reasons: tuple[str, ...], now_us: int
     ) -> None:
-        if found.via is not None and found.via is not plan.own.domain:
-            reasons = (*reasons, *via_reasons(plan, found.via))
-            tally.granted_hit_blocks += begun.hit_blocks
-            self._reuse.crossed(plan, found.via)
-        manager = plan.manager
-        self._outbox.append(
-            evidence.opened(plan, begun, manager, manager.number, reasons, self.table.revision, now_us)
-        )
-        tally.requests += 1
-        tally.prompt_tokens += tokens
-        if begun.hit_blocks:
-            tally.hit_requests += 1
-            tally.hit_blocks += begun.hit_blocks
+        revision = self.table.revision
+        self._outbox.append(sequence_opened(plan, begun, plan.manager, reasons, revision, now_us))
 
     def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
         size = self.block_tokens
@@ -252,15 +269,12 @@ class Governor(Authority[BlockManager]):
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
-        residency = manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
-        residency.trace = parent.residency.trace
+        residency = self._residency(plan, now_us, parent.residency.trace)
         child = manager.fork(parent, key, residency, now_us)
         if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child
-        self._outbox.append(
-            evidence.opened(plan, child, manager, manager.number, ("fork",), self.table.revision, now_us)
-        )
+        self._record_opening(plan, child, ("fork",), now_us)
         return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
 
     def blocks(self, request_id: object) -> NDArray[np.int64]:
@@ -284,16 +298,16 @@ class Governor(Authority[BlockManager]):
         now_us = self._clock.now_us()
         plan = _plan(sequence)
         manager = plan.manager
-        runs = evidence.written(sequence, manager, manager.number)
+        runs = written(sequence, manager)
         manager.release(sequence, now_us, cause)
         if manager.pool.attached:
             self._record_joins(manager)
-        self._outbox.append(evidence.released(sequence, runs, plan.tenant, cause, now_us))
+        self._outbox.append(residency_released(sequence.residency, runs, cause, now_us))
 
     def _record_joins(self, manager: BlockManager) -> None:
         """A request's joins go after its opening and before its release: what it held then has a reader on record."""
         joins, manager.pool.attached = manager.pool.attached, []
-        self._outbox += [evidence.attached(join, manager.number) for join in joins]
+        self._outbox += [sequence_joined(join, manager.number) for join in joins]
 
     def abort(self, request_id: object) -> bool:
         """A client cancelled or disconnected: release now."""
@@ -348,16 +362,16 @@ class Governor(Authority[BlockManager]):
             if pool.released:
                 passed, pool.released = pool.released, []
                 for gone in passed:
-                    outbox += evidence.released_blocks(gone, number)
+                    outbox += blocks_passed(gone, number)
             if pool.ended:
                 custodies, pool.ended = pool.ended, []
-                outbox += [evidence.ended(custody, number, now_us) for custody in custodies]
+                outbox += [custody_ended(custody, number, now_us) for custody in custodies]
             if pool.receipts:
                 launches, pool.receipts = pool.receipts, []
                 size = pool.memory.bytes_per_block
                 for scrubbed in launches:
                     self._launch += 1
-                    outbox += evidence.receipts(scrubbed, self._launch, number, size, now_us)
+                    outbox += scrub_receipts(scrubbed, self._launch, number, size, now_us)
         if outbox:
             self._ledger.submit(outbox)
 
@@ -466,3 +480,11 @@ def _plan(sequence: RunningSequence) -> Plan[BlockManager]:
     plan = sequence.residency.facts
     assert isinstance(plan, Plan)
     return plan
+
+
+def _count_admission(counters: TenantCounters, begun: RunningSequence, prompt: Prompt) -> None:
+    counters.requests += 1
+    counters.prompt_tokens += prompt.tokens
+    if begun.hit_blocks:
+        counters.hit_requests += 1
+        counters.hit_blocks += begun.hit_blocks

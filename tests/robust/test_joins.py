@@ -18,7 +18,7 @@ from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import BlocksAttached, Event
 from kvcustody.audit.schema.ledger import attachments, events
 from kvcustody.governance.admission_outcome import Admission
-from kvcustody.governance.governor import custody_events as evidence
+from kvcustody.governance.governor import sequence_events as evidence
 from kvcustody.governance.identity.principal import Principal
 from kvcustody.ids import SessionId, SubjectId, TenantId
 

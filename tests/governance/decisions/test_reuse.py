@@ -21,7 +21,7 @@ def read(world, plan):
     prompt = read_prompt(activation.PROMPT, 16, None, keep_last=True)
     governor = world.governor
     moment = Moment(world.clock.now_us(), world.clock.utc_us())
-    read_plan, _ = governor._reuse.read_plan(plan, prompt, governor._tally("reader"), moment)
+    read_plan, _ = governor._reuse.read_plan(plan, prompt, governor._counters("reader"), moment)
     return read_plan, governor.managers[0].match_prefix(read_plan, prompt, moment.now_us)
 
 

@@ -1,36 +1,34 @@
-"""From what happened in an engine's own pool to events for the ledger (governance.evidence, V1–V3)."""
+"""Which blocks a request of an engine's own pool attached and wrote, as events for the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
+from kvcustody.allocator.pool.records import Scrubbed
 from kvcustody.audit.events import (
-    BlocksReleased,
     Event,
     ResidencyOpened,
-    ResidencyReleased,
     Runs,
 )
 from kvcustody.audit.events.block_runs import Run
-from kvcustody.governance.decisions.access_plan import Plan, label_of
+from kvcustody.governance.custody_events import blocks_passed, custody_ended, residency_opened, scrub_receipts
+from kvcustody.governance.decisions.access_plan import AdmissionFacts, Plan
 from kvcustody.governance.decisions.reuse_decision import via_reasons
-from kvcustody.governance.governor import custody_events as evidence
+from kvcustody.governance.external.accounts import ANONYMOUS
 from kvcustody.governance.lazy_runs import FlatRuns
 
-NO_TIME_US = 0
 NO_IDENTITY = ("no-identity",)
+ANONYMOUS_FACTS = AdmissionFacts(ANONYMOUS, None, None, False, "")
 
 
 def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> ResidencyOpened:
     """The residency as it began. Everything it was handed so far is on record with it."""
     plan = residency.facts if isinstance(residency.facts, Plan) else None
     domain = residency.domain
-    label = label_of(domain)
     domains: tuple[int, ...] = (domain.tag,)
     reasons = residency.reasons if plan is not None else NO_IDENTITY
     attached = residency.attached
@@ -42,23 +40,15 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
                 reasons = (*reasons, *via_reasons(plan, pool.domains[tag]))
     residency.recorded = len(residency.handed)
     residency.recorded_until = pool.next_generation
-    principal = plan.principal if plan is not None else None
-    return ResidencyOpened(
+    return residency_opened(
+        plan.facts if plan is not None else ANONYMOUS_FACTS,
+        residency,
         residency.began_us,
-        residency.id,
-        residency.tenant,
-        principal.subject if principal is not None else None,
-        principal.session if principal is not None else None,
-        principal is not None and (principal.subject_asserted or principal.session_asserted),
-        label.classification,
-        domains,
-        FlatRuns(attached, residency.attached_generations, pool.number) if len(attached) else (),
-        reasons,
-        revision,
-        residency.began_us + domain.absolute_us if domain.cacheable else NO_TIME_US,
-        tuple(Run(blocks, first, pool.number) for blocks, first in residency.handed),
-        plan.model if plan is not None else "",
-        residency.trace,
+        domains=domains,
+        attached=FlatRuns(attached, residency.attached_generations, pool.number) if len(attached) else (),
+        written=tuple(Run(blocks, first, pool.number) for blocks, first in residency.handed),
+        reasons=reasons,
+        revision=revision,
     )
 
 
@@ -87,38 +77,20 @@ def unreported(residency: ExternalResidency) -> int:
     return count
 
 
-def released(residency: ExternalResidency, runs: Runs, cause: str, now_us: int) -> ResidencyReleased:
-    """The residency as it left: what it wrote, and until when it holds."""
-    hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
-    return ResidencyReleased(
-        now_us, residency.id, residency.tenant, cause, runs, hold_us, "", residency.trace
-    )
-
-
 def ends(pool: ExternalPool, now_us: int) -> list[Event]:
     """What running requests let go of, then the ends of custody, since the last call."""
     events: list[Event] = []
     if pool.released:
         passed, pool.released = pool.released, []
         for gone in passed:
-            events += _released_blocks(gone, pool.number)
-    events += [evidence.ended(custody, pool.number, now_us) for custody in pool.queue.take_ended()]
+            events += blocks_passed(gone, pool.number)
+    events += [custody_ended(custody, pool.number, now_us) for custody in pool.queue.take_ended()]
     return events
-
-
-def _released_blocks(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
-    residency = gone.residency
-    head = (gone.at_us, residency.id, residency.account.name, "passed")
-    own = gone.generations >= gone.recorded_until
-    for chosen, is_own in ((own, True), (~own, False)):
-        if chosen.any():
-            runs = FlatRuns(gone.blocks[chosen], gone.generations[chosen], pool)
-            yield BlocksReleased(*head, runs, is_own, NO_TIME_US, trace=residency.trace)
 
 
 def receipts(launches: Sequence[Scrubbed], first: int, pool: ExternalPool, now_us: int) -> list[Event]:
     """One receipt per launch and owner; launches are numbered from `first` + 1."""
     events: list[Event] = []
     for number, scrubbed in enumerate(launches, first + 1):
-        events += evidence.receipts(scrubbed, number, pool.number, pool.bytes_per_block, now_us)
+        events += scrub_receipts(scrubbed, number, pool.number, pool.bytes_per_block, now_us)
     return events

@@ -1,0 +1,155 @@
+"""From what an allocator did, ours or an engine's, to events for the ledger.
+
+`governor.sequence_events` and `external.residency_events` say which blocks; what is the same for both is here.
+
+- Every block handed out appears once as written (at admission, or at release for what came after), once as ended, and
+  once per shard in a receipt.
+- Building an event costs a tuple; runs are gathered on the writer's thread.
+- A launch that covers several owners is one receipt per owner, so that each tenant's log is complete by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.pool.accounting import EndedRun
+from kvcustody.allocator.pool.block_state import NEVER_US
+from kvcustody.allocator.pool.records import ReleasedBlocks, Scrubbed
+from kvcustody.allocator.pool.residency import Residency
+from kvcustody.audit.events import (
+    BlocksReleased,
+    CustodyEnded,
+    Event,
+    ReceiptRecorded,
+    ResidencyOpened,
+    ResidencyReleased,
+    Runs,
+)
+from kvcustody.governance.decisions.access_plan import AdmissionFacts, DomainLabel, label_of
+from kvcustody.governance.lazy_runs import FlatRuns
+
+NO_TIME_US = 0
+
+
+def residency_opened(
+    facts: AdmissionFacts,
+    residency: Residency,
+    began_us: int,
+    *,
+    domains: tuple[int, ...],
+    attached: Runs,
+    written: Runs,
+    reasons: tuple[str, ...],
+    revision: int,
+) -> ResidencyOpened:
+    """The residency as it began: who, under which decision, which blocks it attached and which it was handed."""
+    domain = residency.domain
+    return ResidencyOpened(
+        at_us=began_us,
+        residency=residency.id,
+        tenant=facts.tenant,
+        subject=facts.subject,
+        session=facts.session,
+        asserted=facts.asserted,
+        classification=label_of(domain).classification,
+        domains=domains,
+        attached=attached,
+        reasons=reasons,
+        revision=revision,
+        absolute_us=began_us + domain.absolute_us if domain.cacheable else NO_TIME_US,
+        written=written,
+        model=facts.model,
+        trace=residency.trace,
+    )
+
+
+def blocks_passed(gone: ReleasedBlocks, pool: int) -> Iterator[Event]:
+    """A running request stopped using blocks: a tail that it copied, a window that it passed."""
+    residency = gone.residency
+    head = (gone.at_us, residency.id, residency.account.name, "passed")
+    own = gone.generations >= gone.recorded_until
+    for chosen, is_own in ((own, True), (~own, False)):
+        if chosen.any():
+            runs = FlatRuns(gone.blocks[chosen], gone.generations[chosen], pool)
+            yield BlocksReleased(*head, runs, is_own, NO_TIME_US, trace=residency.trace)
+
+
+def residency_released(residency: Residency, written: Runs, cause: str, now_us: int) -> ResidencyReleased:
+    """The residency as it left: what it wrote, and until when it holds."""
+    hold_us = residency.deadline_us if residency.is_held else NO_TIME_US
+    return ResidencyReleased(
+        now_us, residency.id, residency.account.name, cause, written, hold_us, "", residency.trace
+    )
+
+
+def custody_ended(custody: EndedRun, pool: int, now_us: int) -> CustodyEnded:
+    """The end of one run's custody."""
+    domain = custody.domain
+    assert domain is not None
+    label = label_of(domain)
+    return CustodyEnded(
+        now_us,
+        label.tenant,
+        label.classification,
+        FlatRuns(custody.blocks, custody.generations, pool),
+        custody.cause,
+        custody.due_us,
+        custody.ended_us,
+        custody.retired_us,
+        domain.scrub_within_us,
+        custody.ceiling_us if custody.ceiling_us < NEVER_US else NO_TIME_US,
+    )
+
+
+def scrub_receipts(
+    scrubbed: Scrubbed, launch: int, pool: int, bytes_per_block: int, now_us: int
+) -> Iterator[Event]:
+    """One receipt per owner of the launch, and one more for what failed to verify."""
+    result = scrubbed.result
+    failed = result.failed
+    by_owner: dict[str | None, list[EndedRun]] = {}
+    for custody in scrubbed.custodies:
+        label = custody.domain.label if custody.domain is not None else None
+        by_owner.setdefault(label.tenant if isinstance(label, DomainLabel) else None, []).append(custody)
+    for tenant, custodies in by_owner.items():
+        blocks = _concatenated([custody.blocks for custody in custodies])
+        generations = _concatenated([custody.generations for custody in custodies])
+        bad = np.isin(blocks, failed) if len(failed) else None
+        for outcome, chosen in (("ok", None if bad is None else ~bad), ("failed", bad)):
+            if outcome == "failed" and (bad is None or not bad.any()):
+                continue
+            part = blocks if chosen is None else blocks[chosen]
+            if not len(part):
+                continue
+            numbers = generations if chosen is None else generations[chosen]
+            yield ReceiptRecorded(
+                at_us=now_us,
+                launch=launch,
+                shard=scrubbed.shard,
+                tenant=tenant,
+                method=result.method,
+                device=result.device,
+                bytes=bytes_per_block * len(part) if result.bytes else 0,
+                started_us=result.started_us,
+                ended_us=result.ended_us,
+                level=result.level,
+                share=scrubbed.share,
+                verified=_verified(scrubbed, len(part)),
+                result=outcome,
+                runs=FlatRuns(part, numbers, pool),
+            )
+
+
+def _verified(scrubbed: Scrubbed, blocks: int) -> int:
+    """How many of these blocks were read back: all, none, or what the launch counted (it has one owner if sampled)."""
+    level = scrubbed.result.level
+    if level == "full":
+        return blocks
+    return min(blocks, scrubbed.result.verified) if level == "sampled" else 0
+
+
+def _concatenated(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

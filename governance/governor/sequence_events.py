@@ -1,0 +1,104 @@
+"""Which blocks a sequence of our own pools attached, joined and wrote, as events for the ledger."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcustody.allocator.manager.block_manager import BlockManager
+from kvcustody.allocator.pool.records import AttachedBlocks
+from kvcustody.allocator.prefix.sequence import RunningSequence
+from kvcustody.audit.events import (
+    BlocksAttached,
+    ResidencyOpened,
+    Runs,
+)
+from kvcustody.audit.events.block_runs import Run
+from kvcustody.governance.custody_events import residency_opened
+from kvcustody.governance.decisions.access_plan import AnyPlan
+from kvcustody.governance.lazy_runs import FlatRuns
+
+
+def sequence_opened(
+    plan: AnyPlan,
+    sequence: RunningSequence,
+    manager: BlockManager,
+    reasons: tuple[str, ...],
+    revision: int,
+    now_us: int,
+) -> ResidencyOpened:
+    """The sequence as it began: which blocks it attached and which it was handed."""
+    residency, pool = sequence.residency, manager.number
+    attached = _attached(sequence)
+    domains: tuple[int, ...] = (residency.domain.tag,)
+    leaf = sequence.leaf
+    if leaf is not None and leaf.domain is not residency.domain:
+        domains = (residency.domain.tag, leaf.domain.tag)
+    return residency_opened(
+        plan.facts,
+        residency,
+        now_us,
+        domains=domains,
+        attached=FlatRuns(attached, manager.pool.generation[attached], pool) if len(attached) else (),
+        written=_handed_out(sequence, pool),
+        reasons=reasons,
+        revision=revision,
+    )
+
+
+def _attached(sequence: RunningSequence) -> NDArray[np.int64]:
+    """The blocks of the path it found, in every layer group; to be taken before it publishes its own."""
+    blocks = sequence.table[: sequence.hit_blocks]
+    if not (sequence.windows and sequence.hit_blocks):
+        return blocks
+    windows: list[NDArray[np.int64]] = []
+    node = sequence.leaf
+    while node is not None:
+        windows += node.windows
+        node = node.parent
+    return np.concatenate((blocks, *windows))
+
+
+def _handed_out(sequence: RunningSequence, pool: int) -> Runs:
+    """The blocks of the admission itself: one hand-out a layer group, so one run, without a look at any block."""
+    first = sequence.hit_blocks
+    if first == sequence.block_count:
+        return ()
+    own = Run(sequence.table[first : sequence.block_count], sequence.first_generation, pool)
+    if not sequence.extra_written:
+        return (own,)
+    return (
+        own,
+        *(Run(blocks, int(numbers[0]), pool) for blocks, numbers in sequence.extra_written if len(blocks)),
+    )
+
+
+def written(sequence: RunningSequence, manager: BlockManager) -> Runs:
+    """Every block the sequence was handed after its admission: growth, copies, windows.
+
+    To be taken before its release, while the generations stand.
+    """
+    if sequence.block_count == sequence.admitted_blocks:
+        return ()
+    blocks, generations = unlisted(sequence, manager)
+    return FlatRuns(blocks, generations, manager.number)
+
+
+def unlisted(sequence: RunningSequence, manager: BlockManager) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Blocks and generations the sequence was handed since its admission: generations only rise (L3)."""
+    blocks = sequence.table[sequence.hit_blocks : sequence.block_count]
+    generations = manager.pool.generation[blocks]
+    if sequence.extra_written:
+        blocks = np.concatenate([blocks, *(more for more, _ in sequence.extra_written)])
+        generations = np.concatenate([generations, *(numbers for _, numbers in sequence.extra_written)])
+    new = generations >= sequence.recorded_until
+    if sequence.passed:
+        new &= ~np.isin(generations, np.concatenate(sequence.passed))
+    return blocks[new], generations[new]
+
+
+def sequence_joined(join: AttachedBlocks, pool: int) -> BlocksAttached:
+    """A running request came to refer to what another had published before it could."""
+    residency = join.residency
+    runs = FlatRuns(join.blocks, join.generations, pool)
+    return BlocksAttached(join.at_us, residency.id, residency.account.name, runs, residency.trace)
