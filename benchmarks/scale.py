@@ -95,7 +95,7 @@ class Stock:
             "index_entries": len(manager.tree.index),
             "largest_stripe": max(map(len, manager.tree.index.stripes)),
             "residencies": len(manager.hold_table),
-            "roots": sum(1 for _ in manager.tree.roots.values()),
+            "roots": sum(1 for _ in manager.tree.roots),
         }
 
 
