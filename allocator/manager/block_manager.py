@@ -32,7 +32,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.manager.make_room import POOL_FULL, Space
+from kvcustody.allocator.manager.reclaim import POOL_FULL, Reclaimer
 from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, DomainLimits, PoolPartition
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
 from kvcustody.allocator.pool.hold_table import HoldList
@@ -43,7 +43,7 @@ from kvcustody.allocator.prefix.copy_on_write import Forks
 from kvcustody.allocator.prefix.decode_table import DecodeTable
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, Lru
 from kvcustody.allocator.prefix.key_chain import keys_of
-from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan, find
+from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadPlan, find_longest_prefix
 from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.sequence import RunningSequence
@@ -77,14 +77,7 @@ class BlockManager:
         self.pool = Pool(memory, blocks, list(self._partitions.values()))
         self.tree = PrefixTree(self.pool, policy)
         self.hold_table = self.tree.hold_table
-        self.space = Space(
-            self.pool,
-            self.tree,
-            options.evict_ahead,
-            options.refill_batch,
-            options.scrub_batch,
-            options.fence_bound_us,
-        )
+        self.reclaimer = Reclaimer(self.pool, self.tree, options)
         self.decode = DecodeTable(options.block_tokens)
         self.publication = Publication(self.pool, self.tree)
         self.forks = Forks(self.pool, self.tree, self.decode)
@@ -97,7 +90,7 @@ class BlockManager:
     def boot(self) -> int:
         """Zero every block; nothing is handed out before. Returns the number of blocks that became CLEAN."""
         cleaned = sum(self.pool.scrub(partition, partition.size) for partition in self.pool.partitions)
-        return cleaned + self.pool.settle()
+        return cleaned + self.pool.synchronize()
 
     def account(
         self,
@@ -150,9 +143,9 @@ class BlockManager:
         partition = self._partitions[name] = PoolPartition(
             first, size, *reserve_of(size, self.pool.blocks, self.options)
         )
-        self.pool.enter(partition)
+        self.pool.add_partition(partition)
         self.pool.scrub(partition, size)
-        self.pool.settle()
+        self.pool.synchronize()
         return partition
 
     def live_blocks(self) -> int:
@@ -163,7 +156,7 @@ class BlockManager:
 
     def match_prefix(self, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
         """The longest prefix that `plan` lets this prompt reuse; changes nothing."""
-        return find(self.tree, plan, prompt, now_us)
+        return find_longest_prefix(self.tree, plan, prompt, now_us)
 
     def allocate(
         self,
@@ -228,9 +221,9 @@ class BlockManager:
             ]
         groups = 1 + len(self.options.windows)
         if len(wanted) == 1:
-            refused = self.space.ensure(wanted[0][0], wanted[0][1] * groups, now_us, can_preempt)
+            refused = self.reclaimer.ensure(wanted[0][0], wanted[0][1] * groups, now_us, can_preempt)
         else:
-            refused = self.space.ensure_all(wanted, groups, now_us, can_preempt)
+            refused = self.reclaimer.ensure_all(wanted, groups, now_us, can_preempt)
         if refused is not None:
             return refused
         parts.reverse()
@@ -367,12 +360,12 @@ class BlockManager:
                 continue
             tail, account = sequence.shared_tail, sequence.domain.owner
             if tail.refs > 1:
-                if self.space.ensure(account, tail.length, now_us) is not None:
+                if self.reclaimer.ensure(account, tail.length, now_us) is not None:
                     stalled.append(sequence)
                     continue
-                self.forks.own_tail(sequence, self._hand_out(account, tail.length), now_us)
+                self.forks.unshare_tail(sequence, self._hand_out(account, tail.length), now_us)
             else:
-                self.forks.own_tail(sequence, None, now_us)
+                self.forks.unshare_tail(sequence, None, now_us)
             self._forked -= 1
         return stalled
 
@@ -386,7 +379,7 @@ class BlockManager:
                 by_account.setdefault(sequence.domain.owner, []).append(sequence)
         groups = 1 + len(self.options.windows)
         for account, wanting in by_account.items():
-            while wanting and self.space.ensure(account, len(wanting) * groups, now_us) is not None:
+            while wanting and self.reclaimer.ensure(account, len(wanting) * groups, now_us) is not None:
                 stalled.append(wanting.pop())
             if not wanting:
                 continue
@@ -467,7 +460,7 @@ class BlockManager:
         """Expiry, reclaim, scrub and reserve; returns sequences that have been ACTIVE longer than allowed."""
         self.sweep(now_us)
         for partition in self.pool.partitions:
-            self.space.keep_reserve(partition, now_us)
+            self.reclaimer.keep_reserve(partition, now_us)
         return self.decode.overrunning(now_us)
 
     def teardown(self, now_us: int) -> None:
@@ -481,7 +474,7 @@ class BlockManager:
         for partition in self.pool.partitions:
             self.pool.reclaim(partition, now_us, self.options.fence_bound_us)
             self.pool.scrub(partition, partition.dirty_blocks)
-        self.pool.settle()
+        self.pool.synchronize()
 
     # -- limits ------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import BlockState
-from kvcustody.allocator.prefix.hash_index import entered_positions
+from kvcustody.allocator.prefix.hash_index import indexed_positions
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
 
@@ -79,7 +79,7 @@ def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
             problems.append(f"E1: node with refs {node.refs} is queued: {node.older is not None}")
         keys = node.keys
         if keys:
-            for at in entered_positions(node.start, 0, node.length):
+            for at in indexed_positions(node.start, 0, node.length):
                 entries += 1
                 key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
                 if stripes[hash(key) & mask].get(key) is not node:

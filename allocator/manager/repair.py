@@ -13,7 +13,7 @@ import numpy as np
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
-from kvcustody.allocator.prefix.hash_index import entered_positions
+from kvcustody.allocator.prefix.hash_index import indexed_positions
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.allocator.prefix.tree import PrefixTree
@@ -49,10 +49,10 @@ def drop_entries(tree: PrefixTree, node: Node) -> int:
     return dropped
 
 
-def unreach(tree: PrefixTree, node: Node, now_us: int) -> None:
+def remove_from_index(tree: PrefixTree, node: Node, now_us: int) -> None:
     """A node whose keys are not all in the index: none of them is, and without references it ends."""
     stripes, mask = tree.index.stripes, tree.index.mask
-    for at in entered_positions(node.start, 0, node.length):
+    for at in indexed_positions(node.start, 0, node.length):
         key = node.keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
         if stripes[hash(key) & mask].get(key) is node:
             del stripes[hash(key) & mask][key]

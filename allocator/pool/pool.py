@@ -62,9 +62,9 @@ class Pool:
         self.flight = ScrubsInFlight(memory) if isinstance(memory, StreamMemory) else None
         self.partitions: list[PoolPartition] = []
         for partition in partitions:
-            self.enter(partition)
+            self.add_partition(partition)
 
-    def enter(self, partition: PoolPartition) -> None:
+    def add_partition(self, partition: PoolPartition) -> None:
         """Take a new partition in; its blocks are DIRTY until they are scrubbed (P2)."""
         every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
         boot = EndedRun(every, self.generation[every], None, None, "boot", 0, 0, 0)
@@ -133,7 +133,7 @@ class Pool:
         fences = self.fences
         oldest = fences.oldest_open
         if partition.stuck:
-            self._recover(partition, oldest, now_us)
+            self._recover_stuck(partition, oldest, now_us)
         if not partition.fenced:
             return
         stuck_before = fences.stuck_before(bound_us, now_us) if len(fences) else 0
@@ -150,7 +150,7 @@ class Pool:
                 waiting.append(custody)
         partition.fenced = waiting
 
-    def _recover(self, partition: PoolPartition, oldest: int, now_us: int) -> None:
+    def _recover_stuck(self, partition: PoolPartition, oldest: int, now_us: int) -> None:
         still = []
         for custody in partition.stuck:
             if custody.fence < oldest:
@@ -208,7 +208,7 @@ class Pool:
         failed: list[Blocks] = []
         for shard in range(self.memory.shards):
             result = self.memory.scrub(shard, blocks, share)
-            self.receive(shard, result, share, custodies)
+            self._record_receipt(shard, result, share, custodies)
             if len(result.failed):
                 failed.append(result.failed)
         for custody in batch:
@@ -251,7 +251,7 @@ class Pool:
         """Every shard has answered: receipts, and the blocks that were read back become CLEAN or QUARANTINED."""
         results = scrub.results()
         for shard, result in enumerate(results):
-            self.receive(shard, result, scrub.share, scrub.batch)
+            self._record_receipt(shard, result, scrub.share, scrub.batch)
         for run in scrub.batch:
             if run.account is not None:
                 run.account.charge(-int(np.count_nonzero(np.isin(run.blocks, scrub.held))))
@@ -265,11 +265,13 @@ class Pool:
         self.move(blocks, DIRTY, CLEAN)
         self.push_clean(partition, blocks)
 
-    def receive(self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]) -> None:
+    def _record_receipt(
+        self, shard: int, result: ScrubResult, share: float, custodies: tuple[EndedRun, ...]
+    ) -> None:
         """One shard's memory has been overwritten: evidence for governance to write."""
         self.receipts.append(Scrubbed(shard, result, share, custodies))
 
-    def settle(self) -> int:
+    def synchronize(self) -> int:
         """Wait for every scrub in flight; returns how many blocks became CLEAN by it. Nothing where none flies."""
         return self.collect(wait=True)
 

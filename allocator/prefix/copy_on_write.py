@@ -66,7 +66,7 @@ class Forks:
             if last > whole:
                 parent.shared_tail = parent.leaf
 
-    def own_tail(self, sequence: RunningSequence, fresh: Blocks | None, now_us: int) -> None:
+    def unshare_tail(self, sequence: RunningSequence, fresh: Blocks | None, now_us: int) -> None:
         """Before the next write: take the shared tail back, or copy it into `fresh`, one block per tail block (V2)."""
         tail = sequence.shared_tail
         assert tail is not None

@@ -214,9 +214,9 @@ class EvictionQueue:
             node.demote_at_us = node.demote_us = 0
             self._waiting -= 1
             node.priority = DEFAULT_PRIORITY
-            self.settle(node)
+            self.lower(node)
 
-    def settle(self, node: Node) -> None:
+    def lower(self, node: Node) -> None:
         """Let a queued node sink to its own level: it was demoted, or has lost the child that kept it up."""
         wanted = self.policy.level(node)
         if wanted < node.level:

@@ -41,7 +41,7 @@ class PrefixIndex:
         """The node that holds the block of `key`, if it is entered."""
         return self.stripes[hash(key) & self.mask].get(key)
 
-    def enter(self, node: Node, first: int = 0) -> None:
+    def insert(self, node: Node, first: int = 0) -> None:
         """Enter `node` from its block `first` on: that block's key (only when it is block 0) and the coarse ones."""
         stripes, mask, keys = self.stripes, self.mask, node.keys
         if first == 0:
@@ -51,7 +51,7 @@ class PrefixIndex:
             key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
             stripes[hash(key) & mask][key] = node
 
-    def enter_first(self, node: Node) -> None:
+    def insert_first(self, node: Node) -> None:
         """Enter `node` under its first key alone."""
         key = node.keys[:KEY_BYTES]
         self.stripes[hash(key) & self.mask][key] = node
@@ -97,6 +97,6 @@ def coarse_positions(start: int, first: int, length: int) -> range:
     return range((start + (first or 1) + step) // step * step - start - 1, length, step)
 
 
-def entered_positions(start: int, first: int, length: int) -> list[int]:
+def indexed_positions(start: int, first: int, length: int) -> list[int]:
     """Every position of a run, from `first` on, whose key is entered."""
     return [*([0] if first == 0 and length else []), *coarse_positions(start, first, length)]

@@ -61,7 +61,7 @@ class Prompt(NamedTuple):
     extras: Extras
 
 
-def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
+def find_longest_prefix(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> PrefixMatch:
     """Look the prompt up under `plan`. Costs one digest per 16 matched blocks and domain; changes nothing."""
     own, state = plan.own
     if state is None:
@@ -73,7 +73,7 @@ def find(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us: int) -> Prefi
     match = _match(tree, own, state.copy(), prompt, 0, now_us, state)
     best = _found(None, 0, match)
     for chain in plan.grants:
-        best = _longer(tree, best, plan, chain, prompt, 0, b"", None, now_us)
+        best = _match_through_grant(tree, best, plan, chain, prompt, 0, b"", None, now_us)
     return best
 
 
@@ -148,11 +148,11 @@ def _find_from_segment(tree: PrefixTree, plan: ReadPlan, prompt: Prompt, now_us:
     if own.node is None:
         best.position, best.via = match.position, domain
     for chain in plan.grants:
-        best = _longer(tree, best, plan, chain, prompt, blocks, seed, match.node, now_us)
+        best = _match_through_grant(tree, best, plan, chain, prompt, blocks, seed, match.node, now_us)
     return best
 
 
-def _longer(
+def _match_through_grant(
     tree: PrefixTree,
     best: PrefixMatch,
     plan: ReadPlan,
@@ -175,7 +175,7 @@ def _longer(
     match = _match(tree, chain.domain, state, prompt, first, now_us, fresh)
     if match.node is None or (before is not None and match.node.parent is None):
         return best
-    if first + match.blocks <= best.hit_blocks or not _lends(owner, match.node):
+    if first + match.blocks <= best.hit_blocks or not _may_lend(owner, match.node):
         return best
     own_state = plan.own.state.copy()
     own_state.update(key_at(match.node, match.position))
@@ -188,7 +188,7 @@ def _longer(
     return found
 
 
-def _lends(owner: Account, leaf: Node) -> bool:
+def _may_lend(owner: Account, leaf: Node) -> bool:
     """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee (Q3)."""
     revived = 0
     node: Node | None = leaf

@@ -86,7 +86,7 @@ class Node:
         self.newer: Node | None = None
         self.hold_here: PathResidency | None = None  # the newest hold whose leaf is this node
 
-    def adopt(self, child: Node) -> None:
+    def add_child(self, child: Node) -> None:
         """Make `child` the first of this node's children."""
         head = self.first_child
         child.parent = self
@@ -96,7 +96,7 @@ class Node:
             head.previous_sibling = child
         self.first_child = child
 
-    def leave(self) -> None:
+    def remove_from_parent(self) -> None:
         """Take this node out of its parent's children."""
         before, after = self.previous_sibling, self.next_sibling
         if before is not None:
@@ -107,7 +107,7 @@ class Node:
             after.previous_sibling = before
         self.previous_sibling = self.next_sibling = None
 
-    def recount(self) -> None:
+    def update_block_count(self) -> None:
         """Set `block_count` after the runs or windows have changed."""
         count = len(self.blocks)
         for window in self.windows:

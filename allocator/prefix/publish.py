@@ -52,7 +52,9 @@ class Publication:
         joined, whole = 0, True
         canonical = tree.index.get(keys[:KEY_BYTES])
         while canonical is not None:
-            shared = self._join(sequence, span.domain, canonical, keys[KEY_BYTES * joined :], now_us)
+            shared = self._attach_canonical(
+                sequence, span.domain, canonical, keys[KEY_BYTES * joined :], now_us
+            )
             if shared < 0:
                 whole, count = False, joined
                 break
@@ -63,7 +65,7 @@ class Publication:
             at = KEY_BYTES * joined
             canonical = tree.index.get(keys[at : at + KEY_BYTES]) if joined < count else None
         if joined and sequence.windows:
-            self._spare_windows(sequence, span.domain, span.first + joined)
+            self._keep_duplicate_windows(sequence, span.domain, span.first + joined)
         if joined < count:
             run = blocks[joined:].copy()
             node = tree.publish(
@@ -74,7 +76,7 @@ class Publication:
                 before = node.parent.keys[-KEY_BYTES:] if node.parent is not None else b""
                 tree.changes.append(IndexChange(span.domain, node.keys, before, sequence.residency.id, ""))
             if sequence.windows:
-                self._hand_windows(sequence, node, span.first + joined)
+                self._publish_windows(sequence, node, span.first + joined)
             if sequence.priorities:
                 self._prioritise(sequence, node, now_us)
         span.keys = span.keys[KEY_BYTES * count :]
@@ -83,7 +85,9 @@ class Publication:
         sequence.published += count
         return whole
 
-    def _join(self, sequence: RunningSequence, domain: Domain, node: Node, keys: bytes, now_us: int) -> int:
+    def _attach_canonical(
+        self, sequence: RunningSequence, domain: Domain, node: Node, keys: bytes, now_us: int
+    ) -> int:
         """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares (U2).
 
         0: the node was past its time and has ended, so the keys are free. -1: it cannot be attached nor ended now.
@@ -180,7 +184,7 @@ class Publication:
             sequence.windows[group] = np.append(sequence.windows[group], blocks[group])
 
     @staticmethod
-    def _spare_windows(sequence: RunningSequence, domain: Domain, until: int) -> None:
+    def _keep_duplicate_windows(sequence: RunningSequence, domain: Domain, until: int) -> None:
         """Own window blocks of a joined part serve this sequence until release, as its other copies do (U2)."""
         for group, own in enumerate(sequence.windows):
             spare = until - sequence.window_first[group]
@@ -188,7 +192,7 @@ class Publication:
             sequence.windows[group] = own[spare:]
             sequence.window_first[group] = until
 
-    def _hand_windows(self, sequence: RunningSequence, node: Node, first: int) -> None:
+    def _publish_windows(self, sequence: RunningSequence, node: Node, first: int) -> None:
         """Give the node the last window of its run; what slid out of the sequence's window ends (W3)."""
         windows: list[Blocks] = []
         ending: list[Ending] = []
@@ -204,8 +208,8 @@ class Publication:
             sequence.windows[group] = own[end - at :]
             sequence.window_first[group] = end
         node.windows = tuple(windows)
-        node.recount()
-        self._slide(node, ending, fence)
+        node.update_block_count()
+        self._trim_windows(node, ending, fence)
         if ending:
             blocks = np.concatenate([entry[0] for entry in ending])
             generations = self.pool.generation[blocks]
@@ -216,7 +220,7 @@ class Publication:
         self._end(ending, node.born_us)
 
     @staticmethod
-    def _slide(node: Node, ending: list[Ending], fence: int) -> None:
+    def _trim_windows(node: Node, ending: list[Ending], fence: int) -> None:
         """Earlier runs that only this sequence ever used keep no more of a window than it still needs (W3)."""
         needed = [window - node.length for window in node.domain.windows]
         at = node.parent
@@ -228,7 +232,7 @@ class Publication:
                     passed = window[: len(window) - len(keep)]
                     ending.append((passed, at.domain, "window-passed", node.born_us, fence, NEVER_US))
             at.windows = kept
-            at.recount()
+            at.update_block_count()
             needed = [n - at.length for n in needed]
             at = at.parent
 

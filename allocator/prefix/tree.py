@@ -133,13 +133,13 @@ class PrefixTree:
         ceiling = now_us + domain.absolute_us if domain.absolute_us < NEVER_US else NEVER_US
         if parent is not None:
             ceiling = min(ceiling, parent.ceiling_us)
-            parent.adopt(node)
+            parent.add_child(node)
         else:
             self.roots.add(node)
         node.ceiling_us = ceiling
         if keys:
             node.keys = keys
-            self.index.enter(node)
+            self.index.insert(node)
         self.node_count += 1
         return node
 
@@ -157,20 +157,20 @@ class PrefixTree:
         parent = node.parent
         self._unlink(node)
         if parent is not None:
-            parent.adopt(head)
+            parent.add_child(head)
         else:
             self.roots.add(head)
         node.blocks, node.keys = node.blocks[position:], node.keys[KEY_BYTES * position :]
         node.windows = tail_windows
-        node.recount()
-        head.recount()
+        node.update_block_count()
+        head.update_block_count()
         node.start += position
         node.depth += position
         node.length -= position
-        head.adopt(node)
+        head.add_child(node)
         if node.keys:  # the coarse entries of the tail stand already
-            self.index.enter(head)
-            self.index.enter_first(node)
+            self.index.insert(head)
+            self.index.insert_first(node)
         if node.older is not None:
             self.queues[node.domain.owner].insert_after(head, node)
         self.node_count += 1
@@ -186,7 +186,7 @@ class PrefixTree:
         if node.parent is None:
             self.roots.remove(node)
         else:
-            node.leave()
+            node.remove_from_parent()
 
     # -- release -----------------------------------------------------------------------------------------------
 
@@ -391,7 +391,7 @@ class PrefixTree:
             and parent.first_child is None
             and parent.older is not None
         ):
-            self.queues[parent.domain.owner].settle(parent)
+            self.queues[parent.domain.owner].lower(parent)
 
     def _end_released(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
         while node.first_child is not None:
@@ -478,7 +478,7 @@ class Roots:
         """Take `node` out."""
         if self.first is node:
             self.first = node.next_sibling
-        node.leave()
+        node.remove_from_parent()
 
     def __iter__(self) -> Iterator[Node]:
         """Every root."""

@@ -442,7 +442,7 @@ class Governor(Authority[BlockManager]):
         Scrubs in flight are waited for: what the device has counted is compared with what was recorded.
         """
         for manager in self._pools.managers:
-            manager.pool.settle()
+            manager.pool.synchronize()
         self._drain(self._clock.now_us())
         running = ((_plan(sequence).manager, sequence) for sequence in self._live.values())
         return pool_counts(self._pools.managers, running)

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from kvcustody.allocator.manager.repair import drop_entries, unreach
+from kvcustody.allocator.manager.repair import drop_entries, remove_from_index
 from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS
 from kvcustody.allocator.prefix.node import Node
 from kvcustody.governance.orphans.finding import FindingBuilder, Trouble
@@ -30,7 +30,7 @@ def index_troubles(census: Census, found: FindingBuilder) -> list[Trouble]:
     def part(node: Node) -> Trouble:
         def end() -> tuple[str, str]:
             if node.length:
-                unreach(tree, node, now_us)
+                remove_from_index(tree, node, now_us)
             return "ended" if node.length == 0 else "left to its requests", "recovered"
 
         tenant, cause = node.domain.owner.name, "in the tree but not indexed"

@@ -103,7 +103,7 @@ class Garden:
     def leaked_blocks(self) -> Planted:
         account = self.random.choice(list(self.manager.accounts.values()))
         now_us = self.world.clock.now_us()
-        if self.manager.space.ensure(account, 2, now_us) is not None:
+        if self.manager.reclaimer.ensure(account, 2, now_us) is not None:
             return Counter()
         self.manager._hand_out(account, 2)
         return Counter({"reference without sequence": 1})

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.manager.make_room import Space
+from kvcustody.allocator.manager.reclaim import Reclaimer
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.pool import Pool
@@ -127,11 +127,17 @@ MUTANTS = [
         '(blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates',
         "",
     ),
-    Mutant("canonical block not referred to", Publication, "_join", "tree.incref(node, now_us)", "pass"),
+    Mutant(
+        "canonical block not referred to",
+        Publication,
+        "_attach_canonical",
+        "tree.incref(node, now_us)",
+        "pass",
+    ),
     Mutant(
         "expired canonical node joined",
         Publication,
-        "_join",
+        "_attach_canonical",
         "if not tree.attachable(node, domain, now_us):",
         "if False:",
     ),
@@ -139,12 +145,12 @@ MUTANTS = [
         "child on its parent's table", Forks, "fork", "np.concatenate(path[::-1])", "parent.blocks.copy()"
     ),
     Mutant("shared tail written in place", BlockManager, "_copy_on_write", "if tail.refs > 1:", "if False:"),
-    Mutant("copied tail keeps its reference", Forks, "own_tail", "self.tree.decref_shared(tail)", "pass"),
+    Mutant("copied tail keeps its reference", Forks, "unshare_tail", "self.tree.decref_shared(tail)", "pass"),
     Mutant(
         "evicts a node with children", EvictionQueue, "_below", "while child is not None:", "while False:"
     ),
     Mutant("the cap is no limit", Account, "limit_blocks", "return self.cap_blocks", "return 1 << 30"),
-    Mutant("Q3 not asked", Space, "_may_activate", "return after <= 0 or", "return True or"),
+    Mutant("Q3 not asked", Reclaimer, "_may_activate", "return after <= 0 or", "return True or"),
     Mutant("tokens outlive their slot", DecodeTable, "remove", "self.pending[slot].fill(0)", "pass"),
 ]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcustody.allocator.manager.make_room import OVER_QUOTA, POOL_FULL
+from kvcustody.allocator.manager.reclaim import OVER_QUOTA, POOL_FULL
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from world import MINUTE, SECOND, World, run

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS, PrefixIndex, entered_positions
+from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS, PrefixIndex, indexed_positions
 from kvcustody.allocator.prefix.key_chain import keys_of
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from world import SIZE, World, run, state_of
 
 
-def test_entered_positions_are_the_first_block_and_the_coarse_ends():
+def test_indexed_positions_are_the_first_block_and_the_coarse_ends():
     """Exhaustive: position p of a run from s is entered when it is 0, or when s + p + 1 is a coarse step."""
     for start in range(2 * COARSE_BLOCKS + 1):
         for length in range(3 * COARSE_BLOCKS):
@@ -27,7 +27,7 @@ def test_entered_positions_are_the_first_block_and_the_coarse_ends():
                 expected = [
                     at for at in range(first, length) if at == 0 or (start + at + 1) % COARSE_BLOCKS == 0
                 ]
-                assert list(entered_positions(start, first, length)) == expected, (start, first, length)
+                assert list(indexed_positions(start, first, length)) == expected, (start, first, length)
 
 
 def node_of(count: int, start: int = 0) -> Node:
@@ -40,13 +40,13 @@ def test_entering_in_two_parts_is_entering_once_and_removal_leaves_nothing():
     for cut in range(41):
         index, node = PrefixIndex(1000), node_of(40)
         whole, node.length = node.length, cut
-        index.enter(node)
+        index.insert(node)
         node.length = whole
-        index.enter(node, cut)
+        index.insert(node, cut)
         assert len(index) == 3
         assert {entry for _, entry in index.items()} == {node}
         index.remove(node, cut)
-        assert len(index) == len(list(entered_positions(0, 0, cut)))
+        assert len(index) == len(list(indexed_positions(0, 0, cut)))
         index.remove(node)
         assert len(index) == 0
 
@@ -58,7 +58,7 @@ def test_stripes_stay_small_at_the_fullest_the_pool_allows():
     for at in range(blocks):
         node = Node(None, None, 0, 0, np.arange(1), 1)  # type: ignore[arg-type]
         node.keys = hashlib.blake2b(at.to_bytes(4, "little"), digest_size=KEY_BYTES).digest()
-        index.enter(node)
+        index.insert(node)
     sizes = [len(stripe) for stripe in index.stripes]
     assert len(index) == blocks
     assert max(sizes) < 2 * statistics.mean(sizes) <= 2 * 64 * COARSE_BLOCKS
@@ -220,13 +220,13 @@ def test_a_run_that_can_be_joined_only_in_part_keeps_its_books(monkeypatch):
     for computed in (16, 33):
         world.m.commit(first, computed, world.now)
     publication = world.m.publication
-    inner, calls = publication._join, []
+    inner, calls = publication._attach_canonical, []
 
     def refusing(*arguments):
         calls.append(arguments)
         return inner(*arguments) if len(calls) == 1 else -1
 
-    monkeypatch.setattr(publication, "_join", refusing)
+    monkeypatch.setattr(publication, "_attach_canonical", refusing)
     world.m.commit(second, 33, world.now)
     assert len(calls) == 2
     world.ok()

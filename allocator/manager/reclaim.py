@@ -8,6 +8,7 @@ M3  A request over its quota is refused alone; nobody else is stalled, preempted
 from __future__ import annotations
 
 from kvcustody.allocator.pool.accounting import Account, PoolPartition
+from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.prefix.tree import PrefixTree
 
@@ -15,24 +16,16 @@ OVER_QUOTA = "over-quota"
 POOL_FULL = "pool-full"
 
 
-class Space:
+class Reclaimer:
     """Finds blocks for an account. Counts are blocks."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        tree: PrefixTree,
-        evict_ahead: int,
-        refill_batch: int,
-        scrub_batch: int,
-        fence_bound_us: int,
-    ) -> None:
+    def __init__(self, pool: Pool, tree: PrefixTree, options: PoolOptions) -> None:
         self.pool = pool
         self.tree = tree
-        self.evict_ahead = evict_ahead
-        self.refill_batch = refill_batch
-        self.scrub_batch = scrub_batch
-        self.fence_bound_us = fence_bound_us
+        self.evict_ahead = options.evict_ahead
+        self.refill_batch = options.refill_batch
+        self.scrub_batch = options.scrub_batch
+        self.fence_bound_us = options.fence_bound_us
 
     def ensure(self, account: Account, count: int, now_us: int, can_preempt: bool = False) -> str | None:
         """Make `count` CLEAN blocks available to `account`; returns the reason where that cannot be."""
@@ -41,13 +34,13 @@ class Space:
         if excess > 0:
             if excess > account.cached_blocks + self._waiting(account, partition):
                 return OVER_QUOTA
-            self._recycle(partition, now_us)
+            self._scrub_ended(partition, now_us)
             excess = account.used_blocks + count - account.limit_blocks
             if excess > 0:
                 self.tree.evict(account, excess, now_us, "quota")
-                self._recycle(partition, now_us)
+                self._scrub_ended(partition, now_us)
             if account.used_blocks + count > account.limit_blocks and self.pool.flight:
-                self.pool.settle()  # its own blocks wait for their read-backs
+                self.pool.synchronize()  # its own blocks wait for their read-backs
             if account.used_blocks + count > account.limit_blocks:
                 return OVER_QUOTA
         if not account.borrow and not self._within_common(account, partition, count, now_us):
@@ -95,13 +88,13 @@ class Space:
         """
         excess = _common_excess(account, partition, count)
         if excess > 0:
-            self._recycle(partition, now_us)
+            self._scrub_ended(partition, now_us)
             excess = _common_excess(account, partition, count)
         if excess > 0:
             self._evict_from(account, partition, excess, now_us)
-            self._recycle(partition, now_us)
+            self._scrub_ended(partition, now_us)
         if self.pool.flight and _common_excess(account, partition, count) > 0:
-            self.pool.settle()
+            self.pool.synchronize()
         return _common_excess(account, partition, count) <= 0
 
     @staticmethod
@@ -117,17 +110,17 @@ class Space:
 
     def _make_clean(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> None:
         if partition.dirty_blocks or partition.fenced:
-            self._recycle(partition, now_us)
+            self._scrub_ended(partition, now_us)
         needed = count - partition.clean_count
         if needed <= 0:
             return
         needed = max(needed, min(self.evict_ahead, partition.size // 8))
         self._evict_from(account, partition, needed, now_us)
-        self._recycle(partition, now_us)
+        self._scrub_ended(partition, now_us)
         if (
             self.pool.flight and partition.clean_count < count
         ):  # nothing else is left but to wait for read-backs
-            self.pool.settle()
+            self.pool.synchronize()
 
     def _evict_from(self, account: Account | None, partition: PoolPartition, count: int, now_us: int) -> None:
         """Take from whoever is furthest over its guarantee, the asking account last in a tie (M1)."""
@@ -144,7 +137,7 @@ class Space:
                 return
             count -= given
 
-    def _recycle(self, partition: PoolPartition, now_us: int) -> None:
+    def _scrub_ended(self, partition: PoolPartition, now_us: int) -> None:
         self.pool.reclaim(partition, now_us, self.fence_bound_us)
         if partition.dirty_blocks:
             self.pool.scrub(partition, partition.dirty_blocks)
