@@ -23,6 +23,8 @@ from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
 import hardware
 from arena import Arena, Factory, freeze_heap
 from report import markdown

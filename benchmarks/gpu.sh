@@ -36,21 +36,21 @@ part gpu-tests $PYTEST -m gpu tests/kernels/test_gpu.py
 part gpu-kernels env KVCUSTODY_TEST_DEVICE=cuda $PYTEST tests/kernels/test_kernels.py
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-        part "gpu-$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$PYTHON" benchmarks/sanitize.py
+        part "gpu-$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 "$PYTHON" benchmarks/device/sanitize.py
     done
 else
     echo "== compute-sanitizer is not installed: memcheck and racecheck left out"
 fi
-part gpu-scrub "$PYTHON" benchmarks/scrub.py --device cuda --mib 1024 --full --json "$RESULTS/scrub-cuda.json"
-part gpu-residue "$PYTHON" benchmarks/residue.py --device cuda --mib 2048 --json "$RESULTS/residue-cuda.json"
+part gpu-scrub "$PYTHON" benchmarks/device/scrub.py --device cuda --mib 1024 --full --json "$RESULTS/scrub-cuda.json"
+part gpu-residue "$PYTHON" benchmarks/device/residue.py --device cuda --mib 2048 --json "$RESULTS/residue-cuda.json"
 if has transformers; then
-    part gpu-serving "$PYTHON" benchmarks/serving_cost.py --device cuda --shape llama-8b \
+    part gpu-serving "$PYTHON" benchmarks/engines/serving_cost.py --device cuda --shape llama-8b \
         --json "$RESULTS/serving-cuda.json"
 else
     echo "== transformers is not installed: the cost to serving left out"
 fi
 if has transformers && has sqlalchemy && has cryptography; then
-    part gpu-transformers "$PYTHON" benchmarks/transformers_cost.py --device cuda --shape llama-8b --pairs 15 \
+    part gpu-transformers "$PYTHON" benchmarks/engines/transformers_cost.py --device cuda --shape llama-8b --pairs 15 \
         --json "$RESULTS/transformers-cuda.json"
 else
     echo "== the governed engine needs kvcustody's own dependencies: tokens/s governed / plain left out"

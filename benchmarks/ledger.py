@@ -21,19 +21,13 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frozen import frozen
-from hardware import facts
-from ledger_cost import compared, prompts
-from ledger_stores import fresh_store, postgres
-from ledger_workload import BATCH, workload
-from many_writers import four_to_one
-from plain_driver import Cost, plain, rows_of
 from sqlalchemy import Engine
 
 from kvcustody.audit.coverage.summary import coverage
@@ -44,6 +38,17 @@ from kvcustody.audit.tlog.merkle import leaf_hashes
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "evidence"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+from frozen import frozen
+from hardware import facts
+from ledger_cost import compared, prompts
+from ledger_stores import fresh_store, postgres
+from ledger_workload import BATCH, workload
+from many_writers import four_to_one
+from plain_driver import Cost, plain, rows_of
 
 
 def through_the_writer(engine: Engine, folder: Path, events: list[Event]) -> Cost:

@@ -13,14 +13,12 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import hardware
-from decide import HEAD, NOW, requests, sized
 
 from kvcustody.policies import library
 from kvcustody.policies.document.model import Grant, Policy
@@ -29,6 +27,11 @@ from kvcustody.policies.table.compile import compile_policy
 from kvcustody.policies.table.model import AccessRequest
 from kvcustody.policies.workbench.lint.lint import lint
 from kvcustody.policies.workbench.prove.prove import prove
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+import hardware
+from decide import HEAD, NOW, requests, sized
 
 RULES, TENANTS, TURNS, CALLS = 1_000, 200, 301, 2_000
 DAY_US = 86_400_000_000

@@ -22,12 +22,8 @@ from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-import hardware
 import numpy as np
-from governed import MODEL, READER, RESERVE_HIGH, Shelf, govern, policy_table, principal, serve
 from numpy.typing import NDArray
-from report import table
-from workload import BLOCK_TOKENS, VOCABULARY
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.block_state import BlockState
@@ -36,6 +32,13 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.policies.document.model import Action, Scope, Via
 from kvcustody.policies.table.model import AccessRequest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+import hardware
+from governed import MODEL, READER, RESERVE_HIGH, Shelf, govern, policy_table, principal, serve
+from report import table
+from workload import BLOCK_TOKENS, VOCABULARY
 
 Tokens = NDArray[np.int32]
 SMALL_BLOCKS, LARGE_BLOCKS = 40_000, 4_000_000

@@ -20,15 +20,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hardware
 import numpy as np
-from governed import ISSUER, MODEL, govern, serve
 from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.block_state import BlockState
@@ -42,6 +41,11 @@ from kvcustody.governance.orphans.ledger_join import WriterJoin
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.slices import Budget
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+import hardware
+from governed import ISSUER, MODEL, govern, serve
 
 TURNS = 4
 BLOCKS_EACH = 4

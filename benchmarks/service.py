@@ -35,15 +35,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import hardware
 import numpy as np
 import orjson
-from frozen import frozen
-from ledger_stores import fresh_store, restart_postgres
-from ledger_workload import workload
-from plain_driver import plain, rows_of
-from plain_http import Answer, PlainClient
-from service_restart import measure
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Context, ResidencyOpened, WorkerStarted
@@ -58,6 +51,16 @@ from kvcustody.governance.service.ingest.check_leaves import write_batch
 from kvcustody.governance.service.service import open_service
 from kvcustody.governance.service.settings import ServiceSettings
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "harness"))
+
+import hardware
+from frozen import frozen
+from ledger_stores import fresh_store, restart_postgres
+from ledger_workload import workload
+from plain_driver import plain, rows_of
+from plain_http import Answer, PlainClient
+from service_restart import measure
 
 TENANTS = 50
 LIMIT = 50

@@ -56,7 +56,7 @@ Database = Annotated[
 ]
 Rate = Annotated[
     Path | None,
-    typer.Option("--scrub-rate", help="What `benchmarks/scrub.py --json` measured on the device."),
+    typer.Option("--scrub-rate", help="What `benchmarks/device/scrub.py --json` measured on the device."),
 ]
 Pool = Annotated[str | None, typer.Option("--pool", help="The bytes of the device's pool, such as 64GiB.")]
 Strict = Annotated[bool, typer.Option("--fail", help="Exit 1 when there is a finding.")]
@@ -160,6 +160,6 @@ def _rate(measured: Path | None, pool: str | None) -> ScrubRate | None:
         overwrite = min(float(point["scrub_gbps"]) for point in points) * 1e9
         read_back = min(float(point["verify_gbps"]) for point in points) * 1e9
     except (KeyError, TypeError, ValueError) as error:
-        message = f"file `{measured}` is not what `benchmarks/scrub.py --json` writes: {type(error).__name__}"
+        message = f"file `{measured}` is not what `benchmarks/device/scrub.py --json` writes: {type(error).__name__}"
         raise ConfigError(message, path=measured) from error
     return ScrubRate(overwrite, read_back, int(size[1]) * _UNITS[size[2] or ""])

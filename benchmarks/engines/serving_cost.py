@@ -1,6 +1,6 @@
 """What zeroization costs a serving engine: transformers' continuous batching with scrubs off, on free, and read back.
 
-    python benchmarks/serving_cost.py --device cuda --shape llama-8b --json benchmarks/results/serving-cuda.json
+    python benchmarks/engines/serving_cost.py --device cuda --shape llama-8b --json benchmarks/results/serving-cuda.json
 
 1. One engine a mode, on one model with the same pool, prompts and seed; the modes take turns, round by round, and the
    order turns too. All modes must produce the same tokens, or the run fails.
@@ -16,23 +16,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import hardware
 import numpy as np
 import torch
-from spread import ratio, spread
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
-from transformers_cost import MARGIN, SHAPES, WARM, build_model
 
 from kvcustody.kernels.ordered import OrderedScrub
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.tuning import tune
 from kvcustody.kernels.verify import verify
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
+from spread import ratio, spread
+from transformers_cost import MARGIN, SHAPES, WARM, build_model
 
 MODES = ("off", "free", "verify")
 GOAL = 0.99

@@ -1,6 +1,6 @@
 """Scrub, verify and copy bandwidth, as a ratio of `torch.Tensor.zero_()` over the same bytes in the same run.
 
-    python benchmarks/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 15] [--full] [--json FILE]
+    python benchmarks/device/scrub.py [--device cuda] [--mib 1024] [--layers 4] [--repeats 15] [--full] [--json FILE]
 
 Each point scrubs `--mib` of a pool twice that size: the listed blocks adjacent, or drawn at random. The
 measures take turns, and the best of `--repeats` counts, since anything else on the machine only adds time;
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hardware
 import numpy as np
 import torch
 
@@ -30,6 +30,10 @@ from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import SegmentTable
 from kvcustody.kernels.strategy import strategy_of
 from kvcustody.kernels.verify import verify
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
 
 PIECES = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
 FULL_PIECES = (8 << 10, 16 << 10, 32 << 10, 128 << 10, 1 << 20, 4 << 20)

@@ -6,7 +6,7 @@ requests a step: 0 is a loop that does nothing but bookkeeping, the worst that c
 model's. While it waits, the interpreter is free, as in an engine that waits for its device. The ledger is a SQLite file
 with synchronous=FULL; its thread may still be writing when the last request ends: `behind_at_the_end` says how much.
 Rounds alternate; the loss is the median over pairs of rounds, and each figure has its pairs beside it.
-Run: `python benchmarks/ledger_cost.py [--pairs 9] [--conversations 150] [--out FILE]`.
+Run: `python benchmarks/evidence/ledger_cost.py [--pairs 9] [--conversations 150] [--out FILE]`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import gc
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from governed import govern, principal, serve
-from hardware import facts
 from numpy.typing import NDArray
 
 from kvcustody.audit.database.engine import open_store
@@ -33,6 +32,11 @@ from kvcustody.console.replay.traces.token_ids import expand
 from kvcustody.console.replay.workload.generator import WorkloadSpec, generate
 from kvcustody.governance.ledger_protocol import CountingLedger, Ledger
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from governed import govern, principal, serve
+from hardware import facts
 
 BLOCK_TOKENS = 16
 POOL_BLOCKS = 1 << 14

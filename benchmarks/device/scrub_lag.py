@@ -1,6 +1,6 @@
 """From the end of custody to zeroed, under the two recorded traces, against the policy's deadlines.
 
-    python benchmarks/scrub_lag.py --traces FOLDER [--limit 4000] [--json benchmarks/results/scrub-lag-cpu.json]
+    python benchmarks/device/scrub_lag.py --traces FOLDER [--limit 4000] [--json benchmarks/results/scrub-lag-cpu.json]
 
 Each trace is replayed whole through the Governor with real tensors under `regulated-saas`, one after the other; with
 `--limit` only its first requests, and the output says so. The lag of every block is the replay's own figure: its
@@ -18,9 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import hardware
-
 from kvcustody.console.replay.summary import LAG_EDGES_US
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
 
 TRACES = {"mooncake": "mooncake_conv_dev40.jsonl.gz", "agentic": "agentic_v6_dev.jsonl.gz"}
 

@@ -1,6 +1,6 @@
 """What governance costs a vLLM engine: EngineCore's CPU time governed over plain, and output tokens per second.
 
-    .venv-vllm/bin/python benchmarks/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
+    .venv-vllm/bin/python benchmarks/engines/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
 
 C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs
    at a time. The figure is CPU time of the engine's thread on the way of a step: from one answer of the workers to the
@@ -33,11 +33,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import hardware
 import numpy as np
-from spread import paired, spread
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "engines" / "vllm"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engines" / "vllm"))
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
+from spread import paired, spread
 
 TENANTS = 8
 CHURN_POOL_BLOCKS, DECODE_POOL_BLOCKS = 8192, 32768

@@ -1,6 +1,6 @@
 """What freed memory still holds: bytes that a later allocation of the same process, or of another, finds.
 
-    python benchmarks/residue.py [--device cuda] [--mib 512] [--json FILE]
+    python benchmarks/device/residue.py [--device cuda] [--mib 512] [--json FILE]
 
 A pool is filled with a pattern and freed, once as it is and once after its teardown scrub; then as much memory is
 allocated again without being written, by torch's caching allocator in the same process, after `empty_cache` (on CUDA:
@@ -15,11 +15,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hardware
 import torch
 
 from kvcustody.kernels.scrub import scrub
 from kvcustody.kernels.segment import SegmentTable
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
 
 PATTERN = 0xA7
 BLOCK = 1 << 20

@@ -1,7 +1,7 @@
 """What the ledger's trees cost: hashing, appending, proving among ten million leaves, verifying an export of a million.
 
 Processor time of the thread is given beside wall time: the first is a property of the code, the second also of what
-else the machine does. Run: `python benchmarks/proofs.py [--leaves 10000000] [--export 1000000]`.
+else the machine does. Run: `python benchmarks/evidence/proofs.py [--leaves 10000000] [--export 1000000]`.
 """
 
 from __future__ import annotations

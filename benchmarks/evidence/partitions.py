@@ -4,7 +4,7 @@ Three tables get the same rows by binary COPY, in batches of 1,000, one after th
 months without the trigger that keeps places, months with it. The rest is asked of the first and the last of them; each
 question is another tenant's or another place's each time. `server_us` is the processor time of the server's own
 process, for a leaf or a question: the steadier figure on a busy machine.
-Run: `python benchmarks/partitions.py [--leaves 200000] [--rounds 3] [--out benchmarks/results/partitions-cpu.json]`.
+Run: `python benchmarks/evidence/partitions.py [--leaves 200000] [--rounds 3] [--out FILE]`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hardware import facts
-from ledger_stores import postgres
-from plain_driver import plain_copy
 from sqlalchemy import Connection, Engine, insert
 
 from kvcustody.audit.database.append_only_triggers import triggers_lifted
@@ -30,6 +28,12 @@ from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.database.monthly_partitions import REST, create_partitions, partitions
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from hardware import facts
+from ledger_stores import postgres
+from plain_driver import plain_copy
 
 MONTHS = 24
 TENANTS = 32

@@ -26,10 +26,8 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns, thread_time_ns
 from typing import Any, NamedTuple
 
-import hardware
 import numpy as np
 import torch
-from spread import ratio, spread
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
@@ -37,6 +35,11 @@ from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.settings import Settings
 from kvcustody.integrations.transformers.batching.governed_batching import GovernedBatching
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
+from spread import ratio, spread
 
 GOAL = 0.99
 MARGIN = 0.5  # so that the plain engine evicts in time, where it would otherwise wait

@@ -8,7 +8,7 @@ Before the first question, what was filled is on disk; PostgreSQL has 4 GB of sh
 then the machine rests.
 Every question is asked of another tenant or leaf each time, on a connection that has answered none of them; what the
 operating system's cache holds, it holds. Every proof is checked up to its signed checkpoint.
-Run: `python benchmarks/ledger_scale.py [--leaves 10000000] [--database sqlite|postgresql|both] [--out FILE]`.
+Run: `python benchmarks/evidence/ledger_scale.py [--leaves 10000000] [--database sqlite|postgresql|both] [--out FILE]`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hardware import facts
-from ledger_stores import fresh_store, postgres
 from sqlalchemy import Connection, Engine, func, select
 
 from kvcustody.audit.database.engine import WRITE
@@ -44,6 +42,11 @@ from kvcustody.audit.tlog.root_log import check_leaf
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.append_leaves import Appender, register
 from kvcustody.clock import SystemClock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from hardware import facts
+from ledger_stores import fresh_store, postgres
 
 TOGETHER = 20_000
 OTHERS = 100

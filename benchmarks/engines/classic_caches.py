@@ -1,6 +1,6 @@
 """Tokens per CPU second of transformers' classic caches, governed over plain, in interleaved pairs.
 
-    python benchmarks/classic_caches.py [--pairs 15] [--prompt 512] [--new 64] [--json FILE]
+    python benchmarks/engines/classic_caches.py [--pairs 15] [--prompt 512] [--new 64] [--json FILE]
 
 1. One process, one random-weight model, the same prompt. Each pair generates once with the plain class and once with
    the governed one, in turns which goes first; greedy outputs are checked to be equal.
@@ -17,16 +17,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any
 
-import hardware
 import torch
-from report import table
-from spread import ratio
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, QuantizedCache, StaticCache
 
 from kvcustody.governance.identity.model_identity import ModelIdentity
@@ -36,6 +34,12 @@ from kvcustody.governance.worker.worker import open_worker
 from kvcustody.integrations.transformers.classic.custodian import Custodian
 from kvcustody.integrations.transformers.classic.governed_cache import governed_cache
 from kvcustody.integrations.transformers.classic.slab_memory import SlabMemory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
+from report import table
+from spread import ratio
 
 KINDS = ("dynamic", "static", "quantized", "offloaded")
 PERSON = identify(issuer="idp", tenant="org", verified={"subject": "ada"})

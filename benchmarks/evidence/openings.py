@@ -5,7 +5,7 @@ spans (`by_subject`, B2), and one with the index that was before (tenant, subjec
 1,000 openings, each of another worker; who opens is drawn at random. By tenths of the run: processor and elapsed time
 for a leaf in each, and the first to the second. At the end, the bytes that the system writes for a leaf, copies of the
 write-ahead log included, and the time of one look-up.
-Run: `python benchmarks/openings.py [--leaves 840000] [--json benchmarks/results/openings-cpu.json]`.
+Run: `python benchmarks/evidence/openings.py [--leaves 840000] [--json benchmarks/results/openings-cpu.json]`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import tempfile
 import time
 import uuid
@@ -20,10 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hardware
 import numpy as np
 import orjson
-from frozen import frozen
 from sqlalchemy import Engine, select
 
 from kvcustody.audit.database.engine import open_store
@@ -36,6 +35,11 @@ from kvcustody.audit.subjects.pseudonym_directory import SubjectDirectory
 from kvcustody.audit.subjects.subject_filter import of_subjects
 from kvcustody.audit.writer.committer import Committer
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+import hardware
+from frozen import frozen
 
 TENANTS, SUBJECTS = 50, 20_000
 WORKERS, TOGETHER, BATCH = 24, 7, 1000

@@ -1,4 +1,4 @@
-"""How long an export and its two verifications take: `python benchmarks/exports.py [LEAVES]`."""
+"""How long an export and its two verifications take: `python benchmarks/evidence/exports.py [LEAVES]`."""
 
 from __future__ import annotations
 

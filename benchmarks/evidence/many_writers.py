@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from ledger_stores import fresh_store
-from ledger_workload import BATCH, workload
 from sqlalchemy import func, select
 
 from kvcustody.audit.database.engine import open_store
@@ -21,6 +20,11 @@ from kvcustody.audit.schema.ledger import events as events_table
 from kvcustody.audit.schema.ledger import logs
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
 from kvcustody.clock import SystemClock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from ledger_stores import fresh_store
+from ledger_workload import BATCH, workload
 
 
 def one_of_many(place: str, uri: str, name: str, events: list[Event], start: Any, ended: Any) -> None:

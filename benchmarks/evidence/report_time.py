@@ -1,6 +1,6 @@
 """How long a report of a period takes: 1M events, every section, both implementations of coverage, every format.
 
-    python benchmarks/report_time.py [--events N] [--db FILE] [--out FILE]
+    python benchmarks/evidence/report_time.py [--events N] [--db FILE] [--out FILE]
 
 `cpu_s` is of this process, `beside_cpu_s` of the one that recounts; side by side they take the longer of the two where
 there are two cores. `memory_mib` is the most that each has had.
@@ -12,14 +12,13 @@ import argparse
 import json
 import os
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from hardware import facts
-from ledger_workload import BATCH
 
 from kvcustody.audit.database.engine import WRITE, open_store
 from kvcustody.audit.events import (
@@ -41,6 +40,11 @@ from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.append_leaves import Appender
 from kvcustody.clock import SystemClock
 from kvcustody.migrations.upgrade import upgrade
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "harness"))
+
+from hardware import facts
+from ledger_workload import BATCH
 
 OFFSET_US = 1_760_000_000_000_000
 SECOND_US = 1_000_000

@@ -1,0 +1,84 @@
+"""The house names itself: small folders, a sentence for every package and module, no name and no rule code used twice."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from module_graph import ROOT, sources
+
+FILES_MAX = 15
+GROWS = {"migrations/versions": "one revision a file, for ever"}
+CODE = re.compile(r"^([A-Z]{1,6}\d{1,2})[ .]")
+
+
+def tracked(pattern: str) -> list[Path]:
+    done = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", pattern],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / name for name in done.stdout.split() if (ROOT / name).exists()]
+
+
+def too_large(paths: list[Path]) -> dict[str, int]:
+    sizes = collections.Counter(
+        str(path.parent.relative_to(ROOT)) for path in paths if path.name != "__init__.py"
+    )
+    return {name: count for name, count in sizes.items() if count > FILES_MAX and name not in GROWS}
+
+
+def docstring_codes(text: str) -> list[str]:
+    """The rule codes that a module's docstring defines: at the beginning of a line."""
+    return [found[1] for line in text.splitlines() if (found := CODE.match(line.strip()))]
+
+
+def test_no_folder_is_larger_than_a_reader_can_hold() -> None:
+    paths = tracked("*.py")
+    assert len(paths) > 900
+    assert too_large(paths) == {}
+    assert too_large([*paths, *(ROOT / "audit" / f"more_{number}.py" for number in range(16))]) == {"audit": 16}
+
+
+@pytest.mark.parametrize("kind", ["*.html", "*.md", "*.sh", "*.yaml", "*.json"])
+def test_nor_is_one_of_other_files(kind: str) -> None:
+    paths = [path for path in tracked(kind) if path.relative_to(ROOT).parts[0] != "changelog.d"]
+    assert {name: size for name, size in too_large(paths).items() if not name.endswith("results")} == {}
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = []
+    for name, path in sources().items():
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if len(text.split()) < 4 or not re.search(r"[.:?)`]", text):
+            silent.append(f"{name}: {text!r}")
+    assert silent == []
+
+
+def test_no_class_name_means_two_things() -> None:
+    homes = collections.defaultdict(list)
+    for name, path in sources().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+    assert len(homes) > 800
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_rule_code_means_two_things() -> None:
+    homes = collections.defaultdict(list)
+    for name, path in sources().items():
+        for code in docstring_codes(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""):
+            homes[code].append(name)
+    assert {code: where for code, where in homes.items() if len(where) > 1} == {}
+    assert docstring_codes("Opens.\n\nW1 Nothing is admitted.\n    W2  Neither.\nNot W3.") == ["W1", "W2"]
