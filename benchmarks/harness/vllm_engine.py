@@ -67,7 +67,7 @@ def work(pipe: Connection, blocks: int) -> None:
         receipt, scrubbed, start = None, 0, thread_time_ns()
         if worker is not None:
             order = scheduled.kv_connector_metadata
-            worker.obey(order)
+            worker.execute(order)
             receipt = worker.receipt()
             scrubbed = order.order.blocks if order.order is not None else 0
         pipe.send((receipt, scrubbed, thread_time_ns() - start))

@@ -46,7 +46,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache_config = kv_cache_config
         self.scheduler_side: SchedulerSide | None = None
         self.worker_side: WorkerSide | None = None
-        self._owed = 0  # orders that a device has not answered yet
+        self._pending_orders = 0  # orders that a device has not answered yet
         if role is KVConnectorRole.SCHEDULER:
             _require_plugin()
             self.scheduler_side = SchedulerSide(vllm_config, kv_cache_config, settings)
@@ -86,7 +86,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Nothing external; `None` for a request that must wait."""
-        return (None, False) if self._scheduler.waits(request) else (0, False)
+        return (None, False) if self._scheduler.must_wait(request) else (0, False)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -96,21 +96,21 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             raise IsolationError(
                 f"`{num_external_tokens}` tokens of another connector reached a governed pool"
             )
-        self._scheduler.placed(request)
+        self._scheduler.after_allocation(request)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepOrder:
         """See the interface."""
-        order = self._scheduler.build(scheduler_output)
+        order = self._scheduler.build_step_order(scheduler_output)
         order.is_idle = not scheduler_output.total_num_scheduled_tokens
         return order
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """See the interface."""
         receipt = connector_output.kv_connector_worker_meta
-        told = receipt if isinstance(receipt, StepReceipt) else None
-        if told is not None:
-            self._owed = told.owed
-        self._scheduler.receive(told)
+        ours = receipt if isinstance(receipt, StepReceipt) else None
+        if ours is not None:
+            self._pending_orders = ours.pending_orders
+        self._scheduler.receive(ours)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks are freed at once; the manager tells governance when they are."""
@@ -124,7 +124,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def has_pending_push_work(self) -> bool:
         """See the interface. While a device owes answers, one more step without requests fetches them."""
-        return self._scheduler.has_work() or self._owed > 0
+        return self._scheduler.has_work() or self._pending_orders > 0
 
     def reset_cache(self) -> bool:
         """See the interface."""
@@ -143,7 +143,7 @@ class GovernedConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """First in every step: the scrubs."""
         assert isinstance(kv_connector_metadata, StepOrder)
-        self._worker.obey(kv_connector_metadata)
+        self._worker.execute(kv_connector_metadata)
 
     def build_connector_worker_meta(self) -> StepReceipt:
         """See the interface."""

@@ -4,7 +4,7 @@ N1 An engine with a queue (every served one) is woken by a message in it; its ow
 N2 An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a
    lock that every entry of the engine takes.
 N4 When a step has left for the workers, the engine's thread would wait for them: what governance can do then, it does
-   then (`SchedulerSide.attend`).
+   then (`SchedulerSide.run_deferred_work`).
 N3 Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in
    `UTILITIES`.
 """
@@ -42,7 +42,9 @@ class EngineHandle:
         self._step: Callable[[], Any] = core.step_fn
         self._queue: Any = getattr(core, "input_queue", None)
         core.step_fn = self.step
-        core.model_executor.execute_model = _then(core.model_executor.execute_model, side.attend)
+        core.model_executor.execute_model = _after_call(
+            core.model_executor.execute_model, side.run_deferred_work
+        )
         if self._queue is None:
             self._lock = threading.RLock()
             for name in ("step_fn", "add_request", "abort_requests"):
@@ -104,7 +106,7 @@ class EngineHandle:
         self.side.close()
 
 
-def _then(call: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:
+def _after_call(call: Callable[..., Any], act: Callable[[], None]) -> Callable[..., Any]:
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
         act()
@@ -126,7 +128,7 @@ def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., An
 
 def _side(core: Any) -> SchedulerSide:
     handle: EngineHandle = core.kvcustody
-    handle.side.books.journal.sync()
+    handle.side.state.deferred.flush_unchecked()
     return handle.side
 
 

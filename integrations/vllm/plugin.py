@@ -44,13 +44,13 @@ def _patch() -> None:
     from kvcustody.integrations.vllm.engine_patch import UTILITIES
 
     core.get_request_block_hasher = _instead_of_hashes(core.get_request_block_hasher)
-    Scheduler.__init__ = _then(Scheduler.__init__, _govern_scheduler)
+    Scheduler.__init__ = _after_call(Scheduler.__init__, _govern_scheduler)
     # A served engine loads plugins inside its constructor, so it is taken over when its loop begins; one in its
     # caller's process has no loop, and has loaded them before.
-    core.EngineCore.__init__ = _then(core.EngineCore.__init__, _govern_engine)
+    core.EngineCore.__init__ = _after_call(core.EngineCore.__init__, _govern_engine)
     for served in (core.EngineCoreProc, core.DPEngineCoreProc):
-        served.run_busy_loop = _first(served.run_busy_loop, _govern_engine)
-    core.EngineCore.shutdown = _first(core.EngineCore.shutdown, _close)
+        served.run_busy_loop = _before_call(served.run_busy_loop, _govern_engine)
+    core.EngineCore.shutdown = _before_call(core.EngineCore.shutdown, _close)
     for utility in UTILITIES:
         setattr(core.EngineCore, utility.__name__, utility)
 
@@ -65,7 +65,7 @@ def _instead_of_hashes(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_request_block_hasher
 
 
-def _then(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
+def _after_call(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -75,7 +75,7 @@ def _then(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[
     return patched
 
 
-def _first(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
+def _before_call(original: Callable[..., Any], act: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(original)
     def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         act(self)

@@ -60,14 +60,18 @@ class ScrubReply:
 class StepReceipt(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What a worker did in one step; those of all workers are put together before the scheduler sees them.
 
-    owed: orders that are on a device still; their answers come with a later step's receipt.
+    pending_orders: orders that are on a device still; their answers come with a later step's receipt.
     """
 
     step: int
     answers: list[ScrubReply] = field(default_factory=list)
-    owed: int = 0
+    pending_orders: int = 0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReceipt:
         """Both workers' answers. A step has retired when the slower one says so."""
         assert isinstance(other, StepReceipt)
-        return StepReceipt(min(self.step, other.step), self.answers + other.answers, self.owed + other.owed)
+        return StepReceipt(
+            min(self.step, other.step),
+            self.answers + other.answers,
+            self.pending_orders + other.pending_orders,
+        )

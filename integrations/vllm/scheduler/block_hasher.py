@@ -32,22 +32,24 @@ def governed_block_hasher(*_args: Any, **_kwargs: Any) -> Callable[[Request], li
     return no_block_hashes
 
 
-def new_keys(mine: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], end: int) -> list[bytes]:
+def new_keys(
+    governed: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], end: int
+) -> list[bytes]:
     """The keys, not made before, of the whole blocks that end at token `end` or earlier."""
-    if end <= mine.keyed_tokens:
+    if end <= governed.keyed_tokens:
         return _NOTHING
-    start = mine.told_tokens
-    mine.told_tokens = mine.keyed_tokens = end
-    return extend(mine.residency, mine.request._all_token_ids[start:end])
+    start = governed.reported_tokens
+    governed.reported_tokens = governed.keyed_tokens = end
+    return extend(governed.residency, governed.request._all_token_ids[start:end])
 
 
 def running_hasher(
-    mine: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
+    governed: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
 ) -> Callable[[Request], list[bytes]]:
     """The hasher of an admitted request, called by vLLM for every accepted token (H3)."""
-    tokens = mine.request._all_token_ids
+    tokens = governed.request._all_token_ids
 
     def keys(_request: Request) -> list[bytes]:
-        return new_keys(mine, extend, len(tokens) // block_tokens * block_tokens)
+        return new_keys(governed, extend, len(tokens) // block_tokens * block_tokens)
 
     return keys

@@ -1,4 +1,4 @@
-"""vLLM's block pool under governance: the same pool, with what it does told, and three doors shut.
+"""vLLM's block pool under governance: the same pool; what it does is recorded, and three of its ways are closed.
 
 P1 `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody`
    every method is the original's.
@@ -29,23 +29,23 @@ from kvcustody.integrations.vllm.versions import check_type, swap_class
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from kvcustody.integrations.vllm.scheduler.deferred_calls import Journal
+    from kvcustody.integrations.vllm.scheduler.deferred_calls import DeferredCalls
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
     from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
 
 class PoolCustody(Protocol):
-    """What the pool reads of the adapter's state, and whom it tells (`SchedulerState`)."""
+    """What the pool reads of the adapter's state, and what it reports to (`SchedulerState`)."""
 
     caching: bool
     is_releasing: bool
-    enters_late: bool
+    defers_inserts: bool
     withheld: set[int]
-    journal: Journal
+    deferred: DeferredCalls
     events: SchedulerBlockEvents | None
     make_room: Callable[[int], None]
 
-    def complete_keys(self, mine: GovernedRequest, tokens: int, /) -> None:
+    def complete_keys(self, governed: GovernedRequest, tokens: int, /) -> None:
         """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
 
     def forgotten(self, blocks: Sequence[int], cause: str, /) -> None:
@@ -59,7 +59,7 @@ class PoolCustody(Protocol):
 
 
 class GovernedBlockPool(BlockPool):  # type: ignore[misc]
-    """vLLM's `BlockPool`, telling `custody` what it does."""
+    """vLLM's `BlockPool`, reporting to `custody` what it does."""
 
     custody: PoolCustody | None = None
     free_block_queue: GovernedFreeQueue
@@ -83,18 +83,18 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             blocks: list[KVCacheBlock] = super().get_new_blocks(num_blocks)
         finally:
             self.enable_caching = caching
-        custody.journal.allocated_blocks += num_blocks
+        custody.deferred.allocated_blocks += num_blocks
         return blocks
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Give references back. Outside a request's release, note whose they may be: `Journal.settle` finds out."""
+        """Give references back. Whose they were outside of a release, `DeferredCalls.flush` finds out."""
         custody = self.custody
         if custody is None or custody.is_releasing:
             super().free_blocks(ordered_blocks)
             return
         blocks = list(ordered_blocks)
         if blocks:
-            custody.journal.loose = True
+            custody.deferred.freed_outside_release = True
             super().free_blocks(blocks)
 
     def cache_full_blocks(
@@ -120,19 +120,25 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
                 block_mask,
             )
             return
-        mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
-        if mine is None or not mine.publishes:
+        governed: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
+        if governed is None or not governed.publishes:
             return
-        if custody.enters_late and block_mask is None:
-            custody.journal.late.append((mine, blocks, num_cached_blocks, num_full_blocks))
+        if custody.defers_inserts and block_mask is None:
+            custody.deferred.pending_inserts.append((governed, blocks, num_cached_blocks, num_full_blocks))
         else:
             self.publish(
-                mine, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, block_mask
+                governed,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
             )
 
     def publish(
         self,
-        mine: GovernedRequest,
+        governed: GovernedRequest,
         blocks: list[KVCacheBlock],
         first: int,
         last: int,
@@ -143,8 +149,8 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         """Entries [first, last) of a request's table enter the index, as far as they have keys (P2)."""
         custody = self.custody
         assert custody is not None
-        request = mine.request
-        custody.complete_keys(mine, last * block_size)
+        request = governed.request
+        custody.complete_keys(governed, last * block_size)
         keys = request.block_hashes
         keyed_blocks = len(keys) * self.hash_block_size // block_size
         if last > keyed_blocks:  # nothing enters the index without a key of its own
@@ -152,17 +158,17 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             last = keyed_blocks
         if first >= last:
             return
-        if mine.fills_one_by_one and last == first + 1 and mask is None:
-            custody.journal.filled.append((mine, first))
+        if governed.fills_one_by_one and last == first + 1 and mask is None:
+            custody.deferred.filled_blocks.append((governed, first))
             key = make_block_hash_with_group_id(keys[first], group)
             self._insert_block_hash(key, blocks[first], last * block_size)
         else:
-            if not mine.notes:
-                custody.journal.noted.append(mine)
-            mine.notes.append(PublishedRange(group, first, last, mask))
+            if not governed.unreported_ranges:
+                custody.deferred.to_publish.append(governed)
+            governed.unreported_ranges.append(PublishedRange(group, first, last, mask))
             super().cache_full_blocks(request, blocks, first, last, block_size, group, mask)
         if custody.events is not None:
-            custody.events.entered(mine, group, blocks[first:last], first, block_size)
+            custody.events.after_insert(governed, group, blocks[first:last], first, block_size)
 
     def cache_partial_block(
         self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
@@ -175,12 +181,12 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         return None
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Somebody else's wish: told, so that custody ends with the key."""
+        """On somebody else's request: reported, so that custody ends with the key."""
         custody = self.custody
         if custody is None:
             super().evict_blocks(block_ids)
             return
-        custody.journal.enter()
+        custody.deferred.insert_pending()
         with custody.caused("evicted by the engine"):
             super().evict_blocks(block_ids)
         custody.forgotten(sorted(block_ids), "evicted by the engine")
@@ -190,7 +196,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         custody = self.custody
         if custody is None:
             return bool(super().reset_prefix_cache())
-        custody.journal.settle()
+        custody.deferred.flush()
         self.num_gpu_blocks -= len(custody.withheld)
         try:
             done = bool(super().reset_prefix_cache())
@@ -213,7 +219,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     # -- for EngineControl --------------------------------------------------------------------------------------------
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        """Drop keys, without telling custody, and put the unreferenced blocks where they are used first (P4)."""
+        """Drop keys, without reporting to custody, and put the unreferenced blocks where they are used first (P4)."""
         first: list[KVCacheBlock] = []
         queue = self.free_block_queue
         for block_id in block_ids:
@@ -226,11 +232,11 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             self._maybe_evict_cached_block(block)
         queue.prepend_n(first)
 
-    def strip_oldest(self, needed: int, ahead: int) -> list[int]:
-        """Drop the keys of the longest unused blocks, without telling custody: what the next `needed` hand-outs would
-        evict, and up to `ahead` blocks in all. They stand at the head of the queue already; returns them.
+    def strip_oldest(self, needed: int, look_ahead: int) -> list[int]:
+        """Drop the keys of the longest unused blocks, unreported: what the next `needed` hand-outs would evict, and
+        up to `look_ahead` blocks in all. They stand at the head of the queue already; returns them.
         """
-        blocks = self.free_block_queue.walk(needed, ahead)
+        blocks = self.free_block_queue.walk(needed, look_ahead)
         for block in blocks:
             self._maybe_evict_cached_block(block)
         return [block.block_id for block in blocks]

@@ -1,4 +1,4 @@
-"""vLLM's cache manager under governance: look-up asks the port, and releases tell it.
+"""vLLM's cache manager under governance: look-up asks the port, and releases are reported to it.
 
 M1 `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
    `find_hit`, whatever kinds of layer groups there are.
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-from kvcustody.integrations.vllm.scheduler.governed_request import governed
+from kvcustody.integrations.vllm.scheduler.governed_request import governed_request
 from kvcustody.integrations.vllm.versions import check_type, swap_class
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+    from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 
 
 class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
@@ -45,8 +45,8 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
         """Whether a look-up counts in vLLM's statistics: as the request asked (M3)."""
         if self.custody is None:
             return bool(super().prefix_cache_lookup_enabled(request))
-        mine = governed(request)
-        return bool(self.enable_caching) and mine is not None and not mine.skips_reading
+        governed = governed_request(request)
+        return bool(self.enable_caching) and governed is not None and not governed.skips_reading
 
     def free(self, request: Request) -> None:
         """The request ended or was preempted."""
@@ -88,19 +88,19 @@ def governed_manager(manager: KVCacheManager, custody: SchedulerState) -> Govern
 def _finder(original: Callable[..., Any], manager: KVCacheManager) -> Callable[..., Any]:
     def find_hit(block_hashes: list[bytes], max_cache_hit_length: int) -> Any:
         custody = manager.custody
-        mine = custody.reading if custody is not None else None
-        if mine is None:
+        governed = custody.reading if custody is not None else None
+        if governed is None:
             return original(block_hashes, max_cache_hit_length)
-        limit = min(max_cache_hit_length, mine.readable_tokens)
+        limit = min(max_cache_hit_length, governed.readable_tokens)
         while True:
             found = original(block_hashes, limit)
             hit_tokens = found[1]
             if not hit_tokens:
-                mine.hit_blocks = (0,) * len(mine.tables)
+                governed.hit_blocks = (0,) * len(governed.tables)
                 return found
-            attachable = custody.attachable_tokens(mine, found[0], hit_tokens)
+            attachable = custody.attachable_tokens(governed, found[0], hit_tokens)
             if attachable >= hit_tokens:
-                mine.hit_blocks = tuple(map(len, found[0]))
+                governed.hit_blocks = tuple(map(len, found[0]))
                 return found
             limit = attachable
 

@@ -1,17 +1,28 @@
-"""What vLLM did and the port has yet to hear: noted on the way of a step, told while the workers compute.
+"""Calls to the engine port that are recorded in a step and made later, in one go, while the workers compute.
 
-Noting costs a list entry; telling is done in one go, out of the way of the next step (`SchedulerSide.attend`). Whatever
-asks the port to decide or to end something has everything told first: the port itself calls back (`tell_late`).
+Recording costs a list entry on the path of a decode step. `flush` makes every call that is due; it runs from
+`SchedulerSide.run_deferred_work` when a step has left, and whenever something asks the port to decide or to end
+(the port itself calls back through `tell_late`). What a block goes through, and what each arrow calls:
 
-J1 The order of telling is the order of what happened: workers' answers and ends, what running requests let go, what
-   was handed out, what entered the index. An end is noted only when everything of its request before it has been told.
-J2 `allocated_blocks` counts hand-outs where vLLM makes them, `told_blocks` those that the port was told. They are equal
-   after each step, whatever happened: a hand-out that nobody attributes is an error, not a gap.
+    vLLM allocates -----------> recorded ---------------------> reported to the port
+      get_new_blocks              allocated_blocks                handed_out
+      after_allocation            allocations                     attached, handed_out
+      cache_full_blocks           pending_inserts -> in vLLM's index -> to_publish, filled_blocks -> published
+      free_blocks                 freed_outside_release           let_go
+      release                     _ended                          release
+      workers' receipts           _scrub_replies                  scrubbed
+                                                     (flush)
+
+J1 The order of a flush is the order of what happened: scrub replies and ends, what running requests dropped, what was
+   handed out, what entered the index. An end is recorded only when everything of its request before it was reported.
+J2 `allocated_blocks` counts hand-outs where vLLM makes them, `reported_blocks` those that the port heard of. They are
+   equal after each step, whatever happened: a hand-out that nobody attributes is an error, not a gap. Inside an
+   allocation some blocks are in no table yet: `flush_unchecked` reports what it can.
 J3 An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that may
-   have taken indexed blocks with them: those are told first (`keeps_until_us`).
-J4 Every fact keeps the instant and the fence of its happening; that it was told later moves no deadline.
+   have taken indexed blocks with them: those are reported first (`keeps_until_us`).
+J4 Every call carries the instant and the fence of its happening; that it was made later moves no deadline.
 J5 Blocks that a step fills enter vLLM's index when it has left, under keys made then, or before anybody could miss them
-   there: before a look-up in their domain, before their request gives them back, before anything that is told.
+   there: before a look-up in their domain, before their request gives them back, before anything that is reported.
 """
 
 from __future__ import annotations
@@ -40,50 +51,57 @@ class _Ended(NamedTuple):
     fence: int
 
 
-class _Placed(NamedTuple):
-    mine: GovernedRequest
+class _Allocation(NamedTuple):
+    governed: GovernedRequest
     attached: list[int]
     handed: list[int]
     at_us: int
 
 
-Late: TypeAlias = "tuple[GovernedRequest, list[KVCacheBlock], int, int]"
+PendingInsert: TypeAlias = "tuple[GovernedRequest, list[KVCacheBlock], int, int]"
 """Entries [first, last) of a request's table that may enter the index, and have not yet (J5)."""
 
 
-class Journal:
-    """The facts of one cache manager, on their way to the port. enter: publishes what was put off, in vLLM's index."""
+class DeferredCalls:
+    """The calls of one cache manager to its port. insert: enters a pending block in vLLM's index."""
 
     def __init__(
-        self, groups: Sequence[GroupTable], null: int, enter: Callable[[Late], None], *, simple: bool
+        self,
+        groups: Sequence[GroupTable],
+        null: int,
+        insert: Callable[[PendingInsert], None],
+        *,
+        simple: bool,
     ) -> None:
-        self.late: list[Late] = []
+        self.pending_inserts: list[PendingInsert] = []
         self.running: dict[str, GovernedRequest] = {}  # those that hold blocks
-        self.placed: list[_Placed] = []
-        self.noted: list[GovernedRequest] = []
-        self.filled: list[tuple[GovernedRequest, int]] = []  # requests and the place of one more full block
-        self.loose = False  # blocks were freed outside a release
-        self.allocated_blocks = self.told_blocks = 0
-        self.scrub_within_us = LATER_US  # the shortest deadline among what has ended and was not told
-        self.keeps_until_us = LATER_US  # from then on, telling the ends may take blocks out of the index
+        self.allocations: list[_Allocation] = []
+        self.to_publish: list[GovernedRequest] = []
+        self.filled_blocks: list[
+            tuple[GovernedRequest, int]
+        ] = []  # requests and the place of one more full block
+        self.freed_outside_release = False  # blocks were freed outside a release
+        self.allocated_blocks = self.reported_blocks = 0
+        self.scrub_within_us = LATER_US  # the shortest deadline among the ends not reported
+        self.keeps_until_us = LATER_US  # from then on, reporting the ends may take blocks out of the index
         self.port: EnginePort
-        self._enter = enter
+        self._insert = insert
         self._groups = groups
         self._simple = simple
         self._null = null
         self._ended: list[_Ended] = []
-        self._answers: list[ScrubReply] = []
-        self._is_telling = False
+        self._scrub_replies: list[ScrubReply] = []
+        self._is_flushing = False
 
-    # -- noting -------------------------------------------------------------------------------------------------------
+    # -- recording ----------------------------------------------------------------------------------------------------
 
-    def place(self, mine: GovernedRequest, attached: list[int], handed: list[int]) -> None:
+    def record_allocation(self, governed: GovernedRequest, attached: list[int], handed: list[int]) -> None:
         """A request got its first blocks: it attached some, others are new."""
-        self.running[mine.request_id] = mine
-        self.placed.append(_Placed(mine, attached, handed, self.port.clock.now_us()))
+        self.running[governed.request_id] = governed
+        self.allocations.append(_Allocation(governed, attached, handed, self.port.clock.now_us()))
 
-    def end(self, residency: ExternalResidency, cause: str) -> None:
-        """A request gave all its blocks back; everything that it ever held has been told (J1)."""
+    def record_end(self, residency: ExternalResidency, cause: str) -> None:
+        """A request gave all its blocks back; everything that it ever held was reported (J1)."""
         port = self.port
         at_us = port.clock.now_us()
         self.scrub_within_us = min(self.scrub_within_us, residency.domain.scrub_within_us)
@@ -91,117 +109,121 @@ class Journal:
         self.keeps_until_us = min(self.keeps_until_us, keeps_until_us)
         self._ended.append(_Ended(residency, cause, at_us, port.pool.fences.newest_open))
 
-    def answer(self, answers: Sequence[ScrubReply]) -> None:
-        """Workers did scrubs. What failed is told at once: those blocks may be handed out no more."""
-        self._answers += answers
-        if any(len(result.failed) for answer in answers for result in answer.results):
-            self.settle()
+    def record_scrub_replies(self, replies: Sequence[ScrubReply]) -> None:
+        """Workers did scrubs. What failed is reported at once: those blocks may be handed out no more."""
+        self._scrub_replies += replies
+        if any(len(result.failed) for reply in replies for result in reply.results):
+            self.flush()
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    # -- reporting ----------------------------------------------------------------------------------------------------
 
     @property
-    def is_behind(self) -> bool:
+    def has_unreported_changes(self) -> bool:
         """Requests that run hold something of which the port has not heard, or have given it back."""
-        return bool(self.placed or self.late or self.noted or self.filled) or self.loose or self._has_grown
+        return (
+            bool(self.allocations or self.pending_inserts or self.to_publish or self.filled_blocks)
+            or self.freed_outside_release
+            or self._has_unreported_blocks
+        )
 
     @property
-    def has_ends(self) -> bool:
+    def has_unreported_ends(self) -> bool:
         """Requests have ended of which the port has not heard."""
         return bool(self._ended)
 
     @property
     def is_empty(self) -> bool:
         """The port has heard of everything."""
-        return not (self._ended or self._answers or self.is_behind)
+        return not (self._ended or self._scrub_replies or self.has_unreported_changes)
 
     @property
-    def _has_grown(self) -> bool:
-        return self.allocated_blocks != self.told_blocks
+    def _has_unreported_blocks(self) -> bool:
+        return self.allocated_blocks != self.reported_blocks
 
-    def sync(self) -> None:
-        """Tell everything that can be told now: inside an allocation some blocks are in no table yet."""
+    def flush_unchecked(self) -> None:
+        """Report what can be reported now, without the check of J2."""
         if not self.is_empty:
-            self.settle(strict=False)
+            self.flush(strict=False)
 
-    def enter(self) -> None:
-        """What was put off enters vLLM's index now (J5)."""
-        late, self.late = self.late, []
-        for one in late:
-            self._enter(one)
+    def insert_pending(self) -> None:
+        """Blocks whose entry was deferred enter vLLM's index now (J5)."""
+        pending, self.pending_inserts = self.pending_inserts, []
+        for one in pending:
+            self._insert(one)
 
-    def settle(self, grown: Sequence[str] | None = None, *, strict: bool = True) -> None:
-        """Tell the port everything that it has not heard (J1), and see that this is all (`strict`, J2).
+    def flush(self, grown: Sequence[str] | None = None, *, strict: bool = True) -> None:
+        """Make every recorded call (J1), and check that no hand-out is left over (`strict`, J2).
 
         grown: the requests that were handed blocks, where the caller knows; else all that run are compared.
         """
-        if self._is_telling:
+        if self._is_flushing:
             return
-        self._is_telling = True
+        self._is_flushing = True
         try:
-            self._tell(grown, strict)
+            self._report(grown, strict)
         finally:
-            self._is_telling = False
+            self._is_flushing = False
 
-    def _tell(self, grown: Sequence[str] | None, strict: bool) -> None:
-        if self.late:
-            self.enter()
-        if self._answers:
-            answers, self._answers = self._answers, []
-            for one in answers:
+    def _report(self, grown: Sequence[str] | None, strict: bool) -> None:
+        if self.pending_inserts:
+            self.insert_pending()
+        if self._scrub_replies:
+            replies, self._scrub_replies = self._scrub_replies, []
+            for one in replies:
                 self.port.scrubbed(one.order, one.shard, one.results, one.device_blocks)
         if self._ended:
             ended, self._ended = self._ended, []
             self.scrub_within_us = self.keeps_until_us = LATER_US
             for end in ended:
                 self.port.release(end.residency, end.cause, at_us=end.at_us, fence=end.fence)
-        if self.loose:
-            self.loose = False
-            for mine in self.running.values():
-                self._let_go(mine)
-        if self.placed:
-            self._tell_placed()
-        if self._has_grown:
-            self._tell_growth(grown)
-            if strict and self._has_grown:
+        if self.freed_outside_release:
+            self.freed_outside_release = False
+            for governed in self.running.values():
+                self._report_dropped(governed)
+        if self.allocations:
+            self._report_allocations()
+        if self._has_unreported_blocks:
+            self._report_growth(grown)
+            if strict and self._has_unreported_blocks:
                 self._refuse_unattributed()
-        if self.noted or self.filled:
-            self._tell_published()
+        if self.to_publish or self.filled_blocks:
+            self._report_published()
 
-    def _tell_placed(self) -> None:
-        placed, self.placed = self.placed, []
-        for mine, attached, handed, at_us in placed:
-            residency = mine.residency
-            assert residency is not None, "a request is released only when its placement was told"
+    def _report_allocations(self) -> None:
+        allocations, self.allocations = self.allocations, []
+        for governed, attached, handed, at_us in allocations:
+            residency = governed.residency
+            assert residency is not None, "a request is released only when its allocation was reported"
             if attached:
                 self.port.attached(residency, attached, at_us=at_us)
             if handed:
                 self.port.handed_out(residency, handed, at_us=at_us)
-                self.told_blocks += len(handed)
+                self.reported_blocks += len(handed)
 
-    def _tell_growth(self, grown: Sequence[str] | None) -> None:
+    def _report_growth(self, grown: Sequence[str] | None) -> None:
         running = self.running
         known = running.values() if grown is None else [running[one] for one in grown if one in running]
-        self._grow(known)
-        if self._has_grown and grown is not None:
-            self._grow(running.values())
+        self._report_new_blocks(known)
+        if self._has_unreported_blocks and grown is not None:
+            self._report_new_blocks(running.values())
 
     def _refuse_unattributed(self) -> None:
         raise IsolationError(
-            f"vllm handed out `{self.allocated_blocks}` blocks, requests account for `{self.told_blocks}`: "
+            f"vllm handed out `{self.allocated_blocks}` blocks, requests account for `{self.reported_blocks}`: "
             "something else allocates from the pool; remove it or kvcustody"
         )
 
-    def _grow(self, growing: Iterable[GovernedRequest]) -> None:
+    def _report_new_blocks(self, growing: Iterable[GovernedRequest]) -> None:
         """What running requests were handed since they were last compared: one block each, in a decode step."""
         whose: list[ExternalResidency] = []
         blocks: list[int] = []
         groups, simple = self._groups, self._simple
         tables = groups[0].tables
-        for mine in growing:
-            residency = mine.residency
+        for governed in growing:
+            residency = governed.residency
             assert residency is not None
             if simple:
-                known, table = mine.tables[0], tables[mine.request_id]
+                known, table = governed.tables[0], tables[governed.request_id]
                 if len(table) == len(known) + 1 and not residency.segment_blocks:
                     block = table[-1].block_id
                     known.append(block)
@@ -209,48 +231,48 @@ class Journal:
                     blocks.append(block)
                     continue
             new: list[int] = []
-            for group, known in zip(groups, mine.tables, strict=True):
-                new += group.take_new(mine.request_id, known)
+            for group, known in zip(groups, governed.tables, strict=True):
+                new += group.take_new(governed.request_id, known)
             if new:
                 self.port.handed_out(residency, new)
-                self.told_blocks += len(new)
+                self.reported_blocks += len(new)
         if blocks:
             self.port.handed_out_each(whose, blocks)
-            self.told_blocks += len(blocks)
+            self.reported_blocks += len(blocks)
 
-    def _let_go(self, mine: GovernedRequest) -> None:
+    def _report_dropped(self, governed: GovernedRequest) -> None:
         gone: list[int] = []
-        for group, known in zip(self._groups, mine.tables, strict=True):
+        for group, known in zip(self._groups, governed.tables, strict=True):
             if group.drops:
-                gone += group.take_gone(mine.request_id, known)
-        if gone and mine.residency is not None:
-            self.port.let_go(mine.residency, gone)
+                gone += group.take_gone(governed.request_id, known)
+        if gone and governed.residency is not None:
+            self.port.let_go(governed.residency, gone)
 
-    def _tell_published(self) -> None:
-        """What running requests filled. Others tell when they are placed."""
-        if self.noted:
-            noted, self.noted = self.noted, []
-            for mine in noted:
-                if mine.request_id in self.running:
-                    self._publish(mine)
-                elif mine.notes:
-                    self.noted.append(mine)
-        if self.filled:
-            filled, self.filled = self.filled, []
+    def _report_published(self) -> None:
+        """What running requests filled. Others report when they have their blocks."""
+        if self.to_publish:
+            pending, self.to_publish = self.to_publish, []
+            for governed in pending:
+                if governed.request_id in self.running:
+                    self._report_range(governed)
+                elif governed.unreported_ranges:
+                    self.to_publish.append(governed)
+        if self.filled_blocks:
+            filled, self.filled_blocks = self.filled_blocks, []
             blocks, before = [], []
-            for mine, at in filled:
-                table = mine.tables[0]
+            for governed, at in filled:
+                table = governed.tables[0]
                 blocks.append(table[at])
                 before.append(table[at - 1] if at else -1)
             self.port.published_each(blocks, before)
 
-    def _publish(self, mine: GovernedRequest) -> None:
+    def _report_range(self, governed: GovernedRequest) -> None:
         """Runs of full blocks that entered the index; a group with gaps has no chain of parents."""
-        notes, mine.notes = mine.notes, []
-        null, residency = self._null, mine.residency
+        ranges, governed.unreported_ranges = governed.unreported_ranges, []
+        null, residency = self._null, governed.residency
         assert residency is not None
-        for number, first, last, mask in notes:
-            table = mine.tables[number]
+        for number, first, last, mask in ranges:
+            table = governed.tables[number]
             group = self._groups[number]
             blocks = table[first:last]
             if mask is not None:

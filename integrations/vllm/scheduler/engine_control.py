@@ -1,4 +1,4 @@
-"""What the port may ask of vLLM: forget keys, end requests, withhold blocks, wake up, show the books.
+"""What the port may ask of vLLM: forget keys, end requests, withhold blocks, wake up, show its own state of the pool.
 
 E1 Requests end between steps, never inside the building of one: vLLM's scheduler has already listed them. Those of the
    step that is being built end right after it, all others at once.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from kvcustody.allocator.external.scrub_queue import ScrubOrder
-    from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+    from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 
 _log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class VllmControl:
     """`EngineControl` over vLLM's scheduler and pool."""
 
     def __init__(self) -> None:
-        self.books: SchedulerState
+        self.state: SchedulerState
         self.scheduler: Scheduler | None = None
         self.engine: EngineProcess | None = None
         self.building: Container[str] = ()  # requests of the step that is being built
@@ -50,7 +50,7 @@ class VllmControl:
 
     def evict(self, blocks: Sequence[int]) -> None:
         """See `EngineControl`."""
-        self.books.forget(blocks)
+        self.state.forget(blocks)
 
     def abort(self, request_ids: Sequence[object], cause: str) -> None:
         """See `EngineControl`; requests of the step that is being built end right after it (E1)."""
@@ -58,7 +58,7 @@ class VllmControl:
 
     def withhold(self, blocks: Sequence[int]) -> None:
         """See `EngineControl`."""
-        self.books.withhold(blocks)
+        self.state.withhold(blocks)
 
     def wake(self) -> None:
         """See `EngineControl`."""
@@ -67,7 +67,7 @@ class VllmControl:
 
     def view(self) -> EngineView:
         """See `EngineControl`."""
-        return self.books.view()
+        return self.state.view()
 
     # -- for the adapter ----------------------------------------------------------------------------------------------
 
@@ -112,12 +112,12 @@ class VllmControl:
         request: Any = scheduler.requests.get(request_id) if scheduler is not None else None
         if scheduler is None or request is None or request.is_finished():
             return
-        self.books.name_cause(request_id, cause)
-        self.books.is_ending = True
+        self.state.name_cause(request_id, cause)
+        self.state.is_ending = True
         try:
             scheduler.finish_requests(request_id, status)
         finally:
-            self.books.is_ending = False
+            self.state.is_ending = False
         reason = FinishReason.ERROR if status is RequestStatus.FINISHED_ERROR else FinishReason.ABORT
         output = EngineCoreOutput(
             request_id,

@@ -1,7 +1,9 @@
-"""Room in vLLM's pool: custody that ends before vLLM would evict, in our order or, without one, in vLLM's.
+"""Which custody ends before vLLM would evict: in the policy's order or, without one, in vLLM's.
 
-E1 vLLM never evicts a cached block by itself: `make` has ended its custody before vLLM comes to it. So between two
-   settlements the port and vLLM's index differ only in blocks that are new.
+The pool calls `make_room` when it would have to evict, `SchedulerSide` calls `evict_ahead` while the workers compute.
+
+E1 vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between two
+   flushes the port and vLLM's index differ only in blocks that are new.
 E2 Blocks end in batches, and ahead of their use: they are zero when they are handed out, so that a step need not wait
    for their scrub. At most two batches are ended before somebody asks for them.
 """
@@ -16,33 +18,33 @@ import numpy as np
 
 if TYPE_CHECKING:
     from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
-    from kvcustody.integrations.vllm.scheduler.deferred_calls import Journal
+    from kvcustody.integrations.vllm.scheduler.deferred_calls import DeferredCalls
 
 EVICT_BLOCKS_MAX, EVICT_SHARE = 256, 1 / 64  # of the pool, that one batch ends ahead of their use
 
 
-class Room:
+class Evictor:
     """Decides what ends so that the next hand-outs evict nothing."""
 
     def __init__(
         self,
         pool: GovernedBlockPool,
-        journal: Journal,
+        deferred: DeferredCalls,
         caused: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         self._pool = pool
-        self._journal = journal
+        self._deferred = deferred
         self._caused = caused
         self._batch = min(EVICT_BLOCKS_MAX, int(pool.num_gpu_blocks * EVICT_SHARE))
 
-    def ahead(self) -> None:
+    def evict_ahead(self) -> None:
         """Out of the way of a step: enough room for what the next ones are likely to ask (E2)."""
         if self._pool.spare_blocks < self._batch:
-            self.make(self._batch)
+            self.make_room(self._batch)
 
-    def make(self, blocks: int) -> None:
+    def make_room(self, blocks: int) -> None:
         """Before vLLM would evict to hand out `blocks`: end some custody now (E1)."""
-        pool, port = self._pool, self._journal.port
+        pool, port = self._pool, self._deferred.port
         if pool.has_spare(blocks):
             return
         with self._caused("evicted"):
@@ -56,9 +58,9 @@ class Room:
 
     def _end_over_guarantee(self, count: int) -> None:
         """Those that are over their guarantee go first."""
-        pool, port = self._pool, self._journal.port
+        pool, port = self._pool, self._deferred.port
         blocks = pool.blocks
-        self._journal.sync()
+        self._deferred.flush_unchecked()
         wanted = [one for one in port.pool.victims(count) if blocks[one].ref_cnt == 0]
         if wanted:
             victims = np.array(wanted, dtype=np.int64)

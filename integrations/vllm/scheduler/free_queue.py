@@ -84,15 +84,15 @@ class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
     def _keep_spare(self, count: int, last: KVCacheBlock) -> None:
         self.spare_blocks, self._last_spare = (count, last) if count else (0, None)
 
-    def walk(self, needed: int, ahead: int) -> list[KVCacheBlock]:
-        """Blocks with a key from the head on: all among the first `needed` blocks, and up to `ahead` of them in all.
+    def walk(self, needed: int, look_ahead: int) -> list[KVCacheBlock]:
+        """Blocks with a key from the head on: all among the first `needed` blocks, up to `look_ahead` in all.
 
         The caller takes their keys, so everything that was walked is spare afterwards.
         """
         keyed: list[KVCacheBlock] = []
         last = self.fake_free_list_head
         walked = 0
-        while walked < self.num_free_blocks and (walked < needed or len(keyed) < ahead):
+        while walked < self.num_free_blocks and (walked < needed or len(keyed) < look_ahead):
             last = last.next_free_block
             if last._block_hash is not None:
                 keyed.append(last)

@@ -1,9 +1,9 @@
-"""One vLLM request under governance: whose it is, its residency, and how much of its block tables is on record.
+"""One vLLM request under governance: whose it is, its residency, and how much of its block tables is reported.
 
-R1 Governance hears of blocks in the order in which the engine moved them: what was let go before what was handed out,
+R1 The port hears of blocks in the order in which the engine moved them: what was dropped before what was handed out,
    what was handed out before what was published.
-R2 `tables` is what governance was last told, group by group; the difference to the engine's own tables is what it has
-   yet to hear. Nothing is recorded twice and nothing is skipped, whatever the engine did in between.
+R2 `tables` is what the port was last told, group by group; the difference to the engine's own tables is what has yet to
+   be reported. Nothing is reported twice and nothing is skipped, whatever the engine did in between.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ class GovernedRequest:
 
     __slots__ = (
         "cause",
+        "extends_keys",
         "extras",
         "fills_one_by_one",
-        "goes_on",
         "hints",
         "hit_blocks",
         "keyed_tokens",
         "model",
-        "notes",
         "principal",
         "publishes",
         "readable_tokens",
+        "reported_tokens",
         "request",
         "request_id",
         "residency",
         "skips_reading",
         "tables",
-        "told_tokens",
         "trace",
+        "unreported_ranges",
         "waits_for",
     )
 
@@ -84,19 +84,19 @@ class GovernedRequest:
         self.fills_one_by_one = (
             False  # it runs, alone in its domain and layer group: the common case of a decode step
         )
-        self.goes_on = False  # blocks that it fills get keys
+        self.extends_keys = False  # blocks that it fills get keys
         self.readable_tokens = 0
         self.keyed_tokens = 0  # whole blocks of which have keys
-        self.told_tokens = request.num_tokens  # that the port has been told
+        self.reported_tokens = request.num_tokens  # that the port has been told
         self.hit_blocks: tuple[int, ...] = (0,) * groups
         self.tables: list[KnownTable] = [KnownTable() for _ in range(groups)]
-        self.notes: list[PublishedRange] = []
+        self.unreported_ranges: list[PublishedRange] = []
 
     def end(self) -> None:
         """Its blocks were given back: nothing more is told of it."""
         self.residency = None
-        self.publishes = self.fills_one_by_one = self.goes_on = False
-        self.notes = []
+        self.publishes = self.fills_one_by_one = self.extends_keys = False
+        self.unreported_ranges = []
 
     def forget_tables(self) -> None:
         """It was preempted, and starts again from nothing."""
@@ -105,7 +105,7 @@ class GovernedRequest:
         self.tables = [KnownTable() for _ in self.tables]
 
 
-def governed(request: Request) -> GovernedRequest | None:
+def governed_request(request: Request) -> GovernedRequest | None:
     """The adapter's side of a request; None for one that it never admitted."""
-    mine: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
-    return mine
+    governed: GovernedRequest | None = request.__dict__.get(ATTRIBUTE)
+    return governed

@@ -1,7 +1,9 @@
-"""What routers are told of a governed vLLM: one batch of block events a step, nothing where nobody listens.
+"""Block events of a governed vLLM for routers: one batch a step, nothing where no publisher is set.
 
-E1 vLLM's own index is watched, not the callers of it: a key is told when the first block with it enters, and again
-   when the last one leaves, in whatever way. Stored minus removed is the index, each time that something was told.
+The pool calls `after_insert`, the scheduler's side `publish_pending` once a step and `close` at the end.
+
+E1 vLLM's own index is watched, not the callers of it: a key is stored when the first block with it enters, and removed
+   when the last one leaves, in whatever way. Stored minus removed is the index after each `publish_pending`.
 E2 Every event has the scope of its blocks' domain; a key that entered without a request of ours is refused.
 E3 Token ids are read only where the setting publishes them. Callers' salts are not known here.
 E4 Without a publisher none of this exists, and vLLM's index is its own.
@@ -46,27 +48,27 @@ class StepPublisher(Protocol):
 class WatchedIndex(BlockHashToBlockMap):  # type: ignore[misc]
     """vLLM's index, saying which keys enter it and leave it."""
 
-    def __init__(self, left: Callable[[bytes], None]) -> None:
+    def __init__(self, on_removed: Callable[[bytes], None]) -> None:
         super().__init__()
-        self.entered: set[bytes] = set()  # in the call of vLLM's that runs now
-        self._left = left
+        self.inserted: set[bytes] = set()  # in the call of vLLM's that runs now
+        self._on_removed = on_removed
 
     def insert(self, key: Any, block: KVCacheBlock) -> None:
         """See vLLM's."""
         if self.get_one_block(key) is None:
-            self.entered.add(key)
+            self.inserted.add(key)
         super().insert(key, block)
 
     def pop(self, key: Any, block_id: int) -> KVCacheBlock | None:
         """See vLLM's."""
         block: KVCacheBlock | None = super().pop(key, block_id)
         if block is not None and self.get_one_block(key) is None:
-            self._left(key)
+            self._on_removed(key)
         return block
 
 
-class _Told(NamedTuple):
-    """Whose a key is that was told as stored."""
+class _StoredKey(NamedTuple):
+    """Whose a key is that was published as stored."""
 
     scope: EventScope
     residency: int
@@ -92,10 +94,10 @@ class SchedulerBlockEvents:
         self._with_tokens = with_tokens
         self._groups = groups
         self._close = close  # where the publisher is ours
-        self._told: dict[bytes, _Told] = {}
+        self._stored_keys: dict[bytes, _StoredKey] = {}
         self._scopes: dict[tuple[int, int], EventScope] = {}
         self._events: list[BlockEvent] = []
-        self._gone: list[tuple[EventScope, int, str, int, bytes]] = []
+        self._removals: list[tuple[EventScope, int, str, int, bytes]] = []
         self.index: WatchedIndex
         self._watch()
 
@@ -104,18 +106,23 @@ class SchedulerBlockEvents:
             raise IsolationError(
                 "block events begin with an empty index; attach the publisher before any request"
             )
-        self.index = self._pool.cached_block_hash_to_block = WatchedIndex(self._left)
+        self.index = self._pool.cached_block_hash_to_block = WatchedIndex(self._on_removed)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def entered(
-        self, mine: GovernedRequest, group: int, blocks: Sequence[KVCacheBlock], first: int, block_tokens: int
+    def after_insert(
+        self,
+        governed: GovernedRequest,
+        group: int,
+        blocks: Sequence[KVCacheBlock],
+        first: int,
+        block_tokens: int,
     ) -> None:
         """`blocks`, from place `first` of the request's table on, are in the index under its keys."""
-        new, self.index.entered = self.index.entered, set()
+        new, self.index.inserted = self.index.inserted, set()
         if not new:
             return
-        self._tell_removals()
+        self._append_removals()
         per_block = block_tokens // self._pool.hash_block_size
         run: list[int] = []
         for place, block in enumerate(blocks, first):
@@ -123,15 +130,15 @@ class SchedulerBlockEvents:
             if key in new and (not run or run[-1] == place - 1):
                 run.append(place)
                 continue
-            self._stored(mine, group, run, block_tokens, per_block)
+            self._stored(governed, group, run, block_tokens, per_block)
             run = [place] if key in new else []
-        self._stored(mine, group, run, block_tokens, per_block)
+        self._stored(governed, group, run, block_tokens, per_block)
 
     def _stored(
-        self, mine: GovernedRequest, group: int, run: list[int], block_tokens: int, per_block: int
+        self, governed: GovernedRequest, group: int, run: list[int], block_tokens: int, per_block: int
     ) -> None:
         """One event for the run's part in a segment, and one for the rest."""
-        residency = mine.residency
+        residency = governed.residency
         assert residency is not None
         boundary = residency.segment_blocks
         for domain, places in (
@@ -142,14 +149,14 @@ class SchedulerBlockEvents:
                 continue
             assert domain is not None
             scope = self._scope(domain)
-            hashes = mine.request.block_hashes
+            hashes = governed.request.block_hashes
             keys = [hashes[(place + 1) * per_block - 1] for place in places]
-            told = _Told(scope, residency.id)
+            stored_key = _StoredKey(scope, residency.id)
             number = group.to_bytes(_GROUP_BYTES, "big")
             for key in keys:
-                self._told[key + number] = told
+                self._stored_keys[key + number] = stored_key
             begin, end = places[0] * block_tokens, (places[-1] + 1) * block_tokens
-            adapter = mine.request.lora_request
+            adapter = governed.request.lora_request
             self._events.append(
                 stored(
                     scope,
@@ -157,51 +164,53 @@ class SchedulerBlockEvents:
                     residency=residency.id,
                     parent=hashes[places[0] * per_block - 1] if places[0] else b"",
                     block_tokens=block_tokens,
-                    tokens=mine.request._all_token_ids[begin:end] if self._with_tokens else (),
+                    tokens=governed.request._all_token_ids[begin:end] if self._with_tokens else (),
                     group=group if self._groups > 1 else None,
                     lora_name=adapter.lora_name if adapter is not None else None,
                 )
             )
 
-    def _left(self, key: bytes) -> None:
-        told = self._told.pop(key, None)
-        if told is None:
-            self.index.entered.discard(key)
+    def _on_removed(self, key: bytes) -> None:
+        known = self._stored_keys.pop(key, None)
+        if known is None:
+            self.index.inserted.discard(key)
             return
         group = int.from_bytes(key[-_GROUP_BYTES:], "big")
-        self._gone.append((told.scope, told.residency, self.cause, group, key[:-_GROUP_BYTES]))
+        self._removals.append((known.scope, known.residency, self.cause, group, key[:-_GROUP_BYTES]))
 
     def cleared(self, cause: str) -> None:
         """vLLM has dropped its whole index and begun another."""
-        self._tell_removals()
-        self._told.clear()
+        self._append_removals()
+        self._stored_keys.clear()
         self._events.append(cleared(self._port.table.revision, cause))
         self._watch()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def tell(self) -> None:
+    def publish_pending(self) -> None:
         """Publish what has happened since the last call."""
-        self._tell_removals()
-        if self.index.entered:
-            raise IsolationError(f"`{len(self.index.entered)}` keys entered vllm's index, whose is not known")
+        self._append_removals()
+        if self.index.inserted:
+            raise IsolationError(
+                f"`{len(self.index.inserted)}` keys entered vllm's index, whose is not known"
+            )
         if self._events:
             events, self._events = self._events, []
             self._publisher.publish(events)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Custody has ended: everything that was stored is gone."""
         self._events.append(cleared(self._port.table.revision, "shutdown"))
-        self.tell()
+        self.publish_pending()
         if self._close is not None:
             self._close()
 
-    def _tell_removals(self) -> None:
+    def _append_removals(self) -> None:
         """What left since, in its place among the stores: one event for each run of one scope and cause."""
-        if not self._gone:
+        if not self._removals:
             return
-        gone, self._gone = self._gone, []
-        for (scope, residency, cause, group), run in groupby(gone, key=lambda one: one[:4]):
+        removals, self._removals = self._removals, []
+        for (scope, residency, cause, group), run in groupby(removals, key=lambda one: one[:4]):
             self._events.append(
                 removed(
                     scope,

@@ -1,20 +1,28 @@
 """The scheduler's half of the connector: admission, deferral, orders to the workers, receipts.
 
+One step, in the order of vLLM's calls:
+
+    on_new_request*  ->  must_wait / after_allocation*  ->  build_step_order  ->  (step leaves)  ->  run_deferred_work
+                                                                                       |
+    receive (the step has retired: replies of scrubs)  <-------------------------------+
+
+
 S1 A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
    sees it. Without a valid one the request runs, reads nothing and publishes nothing.
 S2 A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
    where it would stall or preempt others.
-S3 A step's order leaves with the step, after everything that the step moved was told to the port.
+S3 A step's order leaves with the step, after everything that the step moved was reported to the port.
 S4 An idle engine is stepped while something is due, and woken for what comes due later.
 S5 A step waits for nothing that can be done while the workers compute: only for the scrub of a block that it hands out
-   before it is zero, and for one whose deadline is near. Where nobody calls `attend`, the next step does it all first.
+   before it is zero, and for one whose deadline is near. Where nobody calls `run_deferred_work`, the next step does it
+   all first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 from vllm.v1.request import RequestStatus
@@ -23,15 +31,19 @@ from kvcustody.errors import ConfigError, IdentityError, IsolationError
 from kvcustody.governance.admission_outcome import AdmissionRefused
 from kvcustody.governance.identity.w3c_trace import is_trace, trace_in
 from kvcustody.governance.request import NO_HINTS
-from kvcustody.governance.tokens.scope_token import VerifiedToken
+from kvcustody.governance.tokens.scope_token import Rejected, VerifiedToken
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm.model_identity import Models
 from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
 from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
 from kvcustody.integrations.vllm.scheduler.engine_control import EngineProcess, VllmControl
 from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
-from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, GovernedRequest, governed
-from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+from kvcustody.integrations.vllm.scheduler.governed_request import (
+    ATTRIBUTE,
+    GovernedRequest,
+    governed_request,
+)
+from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.wake_timer import WakeTimer
 from kvcustody.integrations.vllm.step_messages import StepOrder, StepReceipt
 
@@ -65,13 +77,13 @@ class SchedulerSide:
         opening.refuse_ungoverned(config, settings)
         self.control = VllmControl()
         self.port: EnginePort
-        self.books: SchedulerState
+        self.state: SchedulerState
         self.timer: WakeTimer
         self._opened: opening.OpenedCustody | None = None
         self._models: Models
         self._order: ScrubOrder | None = None  # leaves with the next step
-        self._grown: CachedRequestData | None = None  # what the last step handed to requests that run
-        self._is_attended = False
+        self._last_cached: CachedRequestData | None = None  # what the last step handed to requests that run
+        self._deferred_work_done = False
         self._built_us = 0
         self._max_model_tokens = int(config.model_config.max_model_len)
 
@@ -83,14 +95,14 @@ class SchedulerSide:
             return
         block_tokens = int(manager.block_pool.hash_block_size)
         plan = opening.plan_of(self._config, self._cache, manager, block_tokens)
-        books = SchedulerState(manager, block_tokens)
-        self.control.books = self.books = books
+        state = SchedulerState(manager, block_tokens)
+        self.control.state = self.state = state
         opened = self._opened = opening.open_custody(self.settings, plan, self.control)
-        self.port = books.port = opened.port
+        self.port = state.port = opened.port
         self._models = Models(self._config, block_tokens)
         self.timer = WakeTimer(opened.clock, self.control.wake)
-        governed_pool(manager.block_pool, books)
-        governed_manager(manager, books)
+        governed_pool(manager.block_pool, state)
+        governed_manager(manager, state)
         if self.settings.kv_events_endpoint:
             self._open_publisher(opened)
 
@@ -114,13 +126,13 @@ class SchedulerSide:
         """
         from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
 
-        books = self.books
-        books.events = SchedulerBlockEvents(
-            books.pool,
+        state = self.state
+        state.events = SchedulerBlockEvents(
+            state.pool,
             self.port,
             publisher,
             with_tokens=self.settings.kv_events_tokens == "published",
-            groups=len(books.groups),
+            groups=len(state.groups),
             close=close,
         )
 
@@ -132,8 +144,8 @@ class SchedulerSide:
         """
         opening.refuse_foreign_connectors(scheduler.vllm_config, self.settings.vllm_connectors_allowed)
         self.bind(scheduler.kv_cache_manager)
-        self.books.keys_early = opening.has_foreign_connectors(scheduler.vllm_config)
-        if not self.books.keys_early:
+        self.state.keys_early = opening.has_foreign_connectors(scheduler.vllm_config)
+        if not self.state.keys_early:
             self.port.pool.only_steps = True
             scheduler._connector_finished = _nothing_to_hand_off
         self.control.scheduler = scheduler
@@ -148,22 +160,23 @@ class SchedulerSide:
     def on_new_request(self, request: Request) -> None:
         """Who a request is from (S1), and what it may ever do."""
         verified, trace = self._verify(request), self._trace(request)
-        valid = isinstance(verified, VerifiedToken)
-        principal, hints = (verified.principal, verified.hints) if valid else (None, NO_HINTS)
-        if not valid:
+        if isinstance(verified, VerifiedToken):
+            principal, hints = verified.principal, verified.hints
+        else:
+            principal, hints = None, NO_HINTS
             _log.warning("no identity", request=request.request_id, reason=verified.reason)
-        extras = extras_of(request, self.books.block_tokens)
+        extras = extras_of(request, self.state.block_tokens)
         if extras.unkeyed is not None:
             _log.info("not reusable", request=request.request_id, reason=extras.unkeyed)
         model = self._models.of(request.lora_request)
-        mine = GovernedRequest(request, principal, hints, model, extras, len(self.books.groups), trace)
-        setattr(request, ATTRIBUTE, mine)
+        governed = GovernedRequest(request, principal, hints, model, extras, len(self.state.groups), trace)
+        setattr(request, ATTRIBUTE, governed)
         request.block_hashes = []
         request._block_hasher = None
-        mine.skips_reading = bool(request.skip_reading_prefix_cache)
+        governed.skips_reading = bool(request.skip_reading_prefix_cache)
         request.skip_reading_prefix_cache = False  # vLLM would not let such a request be deferred
-        self.books.requests[request.request_id] = mine
-        self._admit(mine)
+        self.state.requests[request.request_id] = governed
+        self._admit(governed)
 
     def _trace(self, request: Request) -> str:
         """The trace that the door saw, or vLLM, which hands its headers on where it sends spans itself; else empty."""
@@ -177,7 +190,7 @@ class SchedulerSide:
         headers = getattr(request, "trace_headers", None)
         return trace_in(headers) if headers else ""
 
-    def _verify(self, request: Request) -> Any:
+    def _verify(self, request: Request) -> VerifiedToken | Rejected:
         salt, request.cache_salt = request.cache_salt, None
         transfer = None
         if isinstance(request.kv_transfer_params, dict) and TRANSFER in request.kv_transfer_params:
@@ -187,21 +200,21 @@ class SchedulerSide:
         assert self._opened is not None
         return self._opened.tokens.verify(salt, transfer)
 
-    def _admit(self, mine: GovernedRequest) -> None:
-        request = mine.request
+    def _admit(self, governed: GovernedRequest) -> None:
+        request = governed.request
         tokens = request._all_token_ids
         try:
             answer = self.port.admit(
-                mine.principal,
-                mine.model,
+                governed.principal,
+                governed.model,
                 tokens,
                 request_id=request.request_id,
-                hints=mine.hints,
-                extras=mine.extras.frames,
+                hints=governed.hints,
+                extras=governed.extras.frames,
                 max_tokens=max(0, min(request.max_tokens, self._max_model_tokens - len(tokens))),
-                groups=len(self.books.groups),
-                keyed=mine.extras.unkeyed is None and self.books.caching,
-                trace=mine.trace,
+                groups=len(self.state.groups),
+                keyed=governed.extras.unkeyed is None and self.state.caching,
+                trace=governed.trace,
             )
         except (ConfigError, IdentityError) as error:
             answer = AdmissionRefused(request.request_id, error.message)
@@ -209,22 +222,22 @@ class SchedulerSide:
             _log.error("request refused", request=request.request_id, reason=answer.reason)
             self.control.end([request.request_id], answer.reason, RequestStatus.FINISHED_ERROR)
         else:
-            mine.residency = answer
+            governed.residency = answer
 
-    def waits(self, request: Request) -> bool:
+    def must_wait(self, request: Request) -> bool:
         """Whether `request` alone must be skipped now (S2)."""
-        mine = governed(request)
-        return mine is None or mine.waits_for is not None
+        governed = governed_request(request)
+        return governed is None or governed.waits_for is not None
 
-    def placed(self, request: Request) -> None:
+    def after_allocation(self, request: Request) -> None:
         """A waiting request has its blocks."""
-        self.books.placed(request)
+        self.state.after_allocation(request)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def build(self, output: SchedulerOutput) -> StepOrder:
+    def build_step_order(self, output: SchedulerOutput) -> StepOrder:
         """The order of the step that vLLM has just scheduled (S3)."""
-        port, journal = self.port, self.books.journal
+        port, deferred = self.port, self.state.deferred
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
         self.control.building = output.num_scheduled_tokens
@@ -232,62 +245,65 @@ class SchedulerSide:
         self._built_us = now_us
         cached = output.scheduled_cached_reqs
         if (
-            not self._is_attended
-            or journal.scrub_within_us < (now_us - before_us) * _DEADLINE_STEPS
+            not self._deferred_work_done
+            or deferred.scrub_within_us < (now_us - before_us) * _DEADLINE_STEPS
             or port.pool.queue.may_repeat  # the port heard already of a block that was handed out dirty
-            or (journal.is_behind and not self._hands_out_zeroes(cached.new_block_ids))
+            or (
+                deferred.has_unreported_changes
+                and not self._hands_out_clean_blocks_only(cached.new_block_ids)
+            )
         ):
-            self._tell(cached)
+            self._flush(cached)
         else:
-            self._grown = cached
+            self._last_cached = cached
         order, self._order = self._order, None
-        self._is_attended = False
+        self._deferred_work_done = False
         return StepOrder(order=order, step=port.fence(now_us))
 
-    def _hands_out_zeroes(self, grown: Sequence[Any]) -> bool:
+    def _hands_out_clean_blocks_only(self, grown: Sequence[Sequence[Sequence[int]] | None]) -> bool:
         """Every block that this step hands out is CLEAN already, so nothing has to be scrubbed for it."""
-        journal = self.books.journal
-        if not self.books.simple:
+        deferred = self.state.deferred
+        if not self.state.simple:
             return False
         are_clean = self.port.pool.are_clean
-        for placed in journal.placed:
-            if not are_clean(placed.handed):
+        for allocation in deferred.allocations:
+            if not are_clean(allocation.handed):
                 return False
         return are_clean([block for new in filter(None, grown) for block in new[0]])
 
-    def attend(self) -> None:
+    def run_deferred_work(self) -> None:
         """What need not be done before a step leaves: called when it has left, and when the engine goes idle (S5)."""
         if self._opened is None:
             return
-        grown, self._grown = self._grown, None
-        self._tell(grown, ahead=True)
-        self._is_attended = True
-        self.books.put_off()
+        grown, self._last_cached = self._last_cached, None
+        self._flush(grown, evict_ahead=True)
+        self._deferred_work_done = True
+        self.state.defer_inserts()
 
-    def _tell(self, grown: CachedRequestData | None, *, ahead: bool = False) -> None:
-        """Tell the port everything, let it act, and keep the order of scrubs that has to leave with the next step."""
-        books, port = self.books, self.port
-        books.journal.settle(None if grown is None else list(compress(grown.req_ids, grown.new_block_ids)))
-        if ahead:
-            books.room.ahead()
+    def _flush(self, grown: CachedRequestData | None, *, evict_ahead: bool = False) -> None:
+        """Make the deferred calls, let the port act, and keep the order of scrubs that leaves with the next step."""
+        state, port = self.state, self.port
+        state.deferred.flush(None if grown is None else list(compress(grown.req_ids, grown.new_block_ids)))
+        if evict_ahead:
+            state.evictor.evict_ahead()
         if self._order is not None:  # it never left: one order for both
             port.pool.queue.withdraw(self._order)
         self._order = port.step()
-        if books.events is not None:
-            books.events.tell()
+        if state.events is not None:
+            state.events.publish_pending()
 
     def receive(self, receipt: StepReceipt | None) -> None:
         """What the workers did in one step; the step has retired."""
         if receipt is not None:
             self.port.retire(receipt.step)
             if receipt.answers:
-                self.books.journal.answer(receipt.answers)
+                self.state.deferred.record_scrub_replies(receipt.answers)
         self.control.after_step()
 
     def has_work(self) -> bool:
         """Asked by vLLM when it would go idle (S4)."""
-        if not self.books.journal.is_empty:
-            self.attend()
+        if not self.state.deferred.is_empty:
+            self.run_deferred_work()
         if self._order is not None or self.port.has_work() or self.control.has_outputs:
             return True
         self.timer.arm(self.port.next_due_us())
@@ -316,8 +332,8 @@ class SchedulerSide:
             opened.worker.close(engine.last_order if engine is not None else None)
         else:
             opened.port.close()
-        if self.books.events is not None:
-            self.books.events.end()
+        if self.state.events is not None:
+            self.state.events.close()
 
 
 def _nothing_to_hand_off(_request: Request) -> tuple[bool, None]:

@@ -17,8 +17,8 @@ from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS
 from kvcustody.integrations.vllm.connector import GovernedConnector
 from kvcustody.integrations.vllm.scheduler.block_pool import GovernedBlockPool
 from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheManager
-from kvcustody.integrations.vllm.scheduler.governed_request import governed
-from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+from kvcustody.integrations.vllm.scheduler.governed_request import governed_request
+from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.step_messages import ScrubReply, StepReceipt
 from kvcustody.integrations.vllm.testing.modelless_engine import preempt
 from kvcustody.integrations.vllm.testing.modelless_workers import SubmittedStep, Workers
@@ -71,9 +71,9 @@ def releases_again(original: Any) -> Any:
 
     def release(self: SchedulerState, request: Request) -> None:
         original(self, request)
-        mine = governed(request)
-        if mine is not None and mine.residency is not None:
-            self.port.release(mine.residency, "preempted")
+        governed = governed_request(request)
+        if governed is not None and governed.residency is not None:
+            self.port.release(governed.residency, "preempted")
 
     return release
 
@@ -127,7 +127,7 @@ def scrubs_last(original: Any) -> Any:
     """What `remembers` put off is done behind the step's writes."""
 
     def build_connector_worker_meta(self: GovernedConnector) -> StepReceipt:
-        self._worker.obey(self.__dict__["late"])
+        self._worker.execute(self.__dict__["late"])
         receipt: StepReceipt = original(self)
         return receipt
 
@@ -156,8 +156,8 @@ def no_slots(original: Any) -> Any:
     """A request that must wait is told so by a failed allocation."""
 
     def allocate_slots(self: GovernedKVCacheManager, request: Request, *args: Any, **more: Any) -> Any:
-        mine = governed(request)
-        waits = mine is not None and mine.waits_for is not None
+        governed = governed_request(request)
+        waits = governed is not None and governed.waits_for is not None
         return None if waits else original(self, request, *args, **more)
 
     return allocate_slots
@@ -167,11 +167,15 @@ def preempts_anybody(original: Any) -> Any:
     """A request that must wait takes the blocks of another tenant's that runs."""
 
     def schedule(self: Scheduler, *args: Any, **more: Any) -> Any:
-        waiting = [governed(one) for one in self.requests.values() if one not in self.running]
-        hungry = {mine.principal.tenant for mine in waiting if mine and mine.waits_for and mine.principal}
+        waiting = [governed_request(one) for one in self.requests.values() if one not in self.running]
+        hungry = {
+            governed.principal.tenant
+            for governed in waiting
+            if governed and governed.waits_for and governed.principal
+        }
         for one in list(self.running):
-            mine = governed(one)
-            if mine and mine.principal and hungry - {mine.principal.tenant}:
+            governed = governed_request(one)
+            if governed and governed.principal and hungry - {governed.principal.tenant}:
                 preempt(self, one)
         return original(self, *args, **more)
 

@@ -209,8 +209,11 @@ class VllmEngineUnderTest:
     def check(self) -> list[str]:
         """The port's invariants, and vLLM's references against its own block tables and free list."""
         found = list(cast(Any, self._core).kvcustody_check())
-        found += self._core.disagreements(self._side.books.withheld)
-        handed_out, told = self._side.books.journal.allocated_blocks, self._side.port.pool.next_generation - 1
+        found += self._core.disagreements(self._side.state.withheld)
+        handed_out, told = (
+            self._side.state.deferred.allocated_blocks,
+            self._side.port.pool.next_generation - 1,
+        )
         if handed_out != told:
             found.append(f"vllm handed out {handed_out} blocks, the port was told of {told}")
         return found
@@ -246,9 +249,9 @@ class VllmEngineUnderTest:
 
     def events(self) -> list[BlockEvent]:
         """What was published; the next step would end by telling what this one has done to the index."""
-        watched = self._side.books.events
+        watched = self._side.state.events
         assert watched is not None
-        watched.tell()
+        watched.publish_pending()
         taken, self._told.events = self._told.events, []
         return taken
 

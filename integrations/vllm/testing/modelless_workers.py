@@ -82,7 +82,7 @@ class Workers:
         step = self._stream.popleft()
         self._said = {}
         self.device.submit(
-            [Call(partial(self.obey, step.scheduled.kv_connector_metadata)), *self._work(step.scheduled)]
+            [Call(partial(self.execute, step.scheduled.kv_connector_metadata)), *self._work(step.scheduled)]
         )
         self.device.retire()
         step.outputs = [self._output(step.scheduled, connector) for connector in self.connectors]
@@ -98,7 +98,7 @@ class Workers:
             ),
         )
 
-    def obey(self, order: Any) -> None:
+    def execute(self, order: Any) -> None:
         """Each shard does what the connector is told."""
         for connector in self.connectors:
             connector.handle_preemptions(order)

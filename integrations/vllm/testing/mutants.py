@@ -28,8 +28,8 @@ from kvcustody.integrations.vllm.scheduler.cache_manager import GovernedKVCacheM
 from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
 from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 from kvcustody.integrations.vllm.scheduler.kv_events import SchedulerBlockEvents
-from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
 from kvcustody.integrations.vllm.scheduler.scheduler_side import SchedulerSide
+from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.integrations.vllm.testing.block_mutants import (
     answers_early,
     finishes_again,
@@ -84,11 +84,11 @@ def _last_known(original: Any) -> Any:
 
 
 def _resumed_as_nobody(original: Any) -> Any:
-    def resume(self: SchedulerState, mine: GovernedRequest, residency: Any) -> Any:
+    def resume(self: SchedulerState, governed: GovernedRequest, residency: Any) -> Any:
         self.port.release(residency, "preempted")
-        tokens = mine.request._all_token_ids
-        again: Any = self.port.admit(None, mine.model, tokens, request_id=mine.request_id)
-        mine.residency, mine.told_tokens = again, len(tokens)
+        tokens = governed.request._all_token_ids
+        again: Any = self.port.admit(None, governed.model, tokens, request_id=governed.request_id)
+        governed.residency, governed.reported_tokens = again, len(tokens)
         return again
 
     return resume
@@ -97,7 +97,9 @@ def _resumed_as_nobody(original: Any) -> Any:
 def _attaches_all(original: Any) -> Any:
     """What the look-up found is attached."""
 
-    def attachable_tokens(self: SchedulerState, mine: GovernedRequest, found: Any, hit_tokens: int) -> int:
+    def attachable_tokens(
+        self: SchedulerState, governed: GovernedRequest, found: Any, hit_tokens: int
+    ) -> int:
         return hit_tokens
 
     return attachable_tokens
@@ -162,14 +164,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "quota stalls others",
         together(
-            constant(SchedulerSide, "waits", False),
+            constant(SchedulerSide, "must_wait", False),
             patch(GovernedKVCacheManager, "allocate_slots", no_slots),
         ),
     ),
     Mutant("quota preempts others", patch(Scheduler, "schedule", preempts_anybody)),
     Mutant("scope dropped at event", patch(block_events, "stored", _of_nobody)),
     Mutant("unscoped removal", patch(block_events, "removed", _of_nobody)),
-    Mutant("removal not told", constant(SchedulerBlockEvents, "_left", None)),
+    Mutant("removal not told", constant(SchedulerBlockEvents, "_on_removed", None)),
     Mutant("tokens in events", patch(block_events, "stored", _with_tokens)),
 )
 

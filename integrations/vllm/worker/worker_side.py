@@ -2,7 +2,7 @@
 
 W1 Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot
    order of the port then zeroes and reads it back once more, with receipts.
-W2 `obey` runs before anything else of a step (vLLM calls `handle_preemptions` first): the scrub follows every write
+W2 `execute` runs before anything else of a step (vLLM calls `handle_preemptions` first): the scrub follows every write
    of earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream of
    its own between the two, by events; the host waits for neither.
 W3 A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
@@ -61,7 +61,7 @@ class WorkerSide:
         self._streams = streams
         self.memory: TensorMemory | None = None
         self._answers: list[ScrubReply] = []
-        self._flying: deque[_Launched] = deque()
+        self._in_flight: deque[_Launched] = deque()
         self._step = 0
         self._may_wait = False
         self._unordered_blocks = 0  # zeroed before the port had ordered anything
@@ -86,7 +86,7 @@ class WorkerSide:
             pieces=len(table.segments),
         )
 
-    def obey(self, order: StepOrder) -> None:
+    def execute(self, order: StepOrder) -> None:
         """Do a step's scrubs now, or put them on the device ahead of the step (W2)."""
         self._step, self._may_wait = order.step, order.is_idle
         memory = self.memory
@@ -99,10 +99,10 @@ class WorkerSide:
 
     def receipt(self) -> StepReceipt:
         """What was done since the last receipt (W3)."""
-        if isinstance(self.memory, StreamTensorMemory) and self._flying:
+        if isinstance(self.memory, StreamTensorMemory) and self._in_flight:
             self._collect(self.memory)
         answers, self._answers = self._answers, []
-        return StepReceipt(self._step, answers, len(self._flying))
+        return StepReceipt(self._step, answers, len(self._in_flight))
 
     def _scrub(self, order: ScrubOrder) -> ScrubReply:
         memory = self.memory
@@ -114,18 +114,18 @@ class WorkerSide:
     def _launch(self, memory: StreamTensorMemory, order: ScrubOrder) -> None:
         memory.used()  # whatever earlier steps put on the model's stream reads and writes first
         launches = tuple(memory.launch(0, blocks, share).number for share, blocks in order.batches)
-        self._flying.append(_Launched(order.number, launches))
+        self._in_flight.append(_Launched(order.number, launches))
 
     def _collect(self, memory: StreamTensorMemory) -> None:
         """Orders whose every launch has retired become answers; launches retire in the order of their numbers."""
-        waiting = deque(flying for flying in self._flying for _ in flying.launches[len(flying.results) :])
+        waiting = deque(flying for flying in self._in_flight for _ in flying.launches[len(flying.results) :])
         for _, result in memory.answered(wait=self._may_wait):
             waiting.popleft().results.append(result)
         done = []
-        while self._flying and len(self._flying[0].results) == len(self._flying[0].launches):
-            done.append(self._flying.popleft())
+        while self._in_flight and len(self._in_flight[0].results) == len(self._in_flight[0].launches):
+            done.append(self._in_flight.popleft())
         counted = memory.scrubbed(0) - self._unordered_blocks
-        for result in self._flying[0].results if self._flying else ():
+        for result in self._in_flight[0].results if self._in_flight else ():
             counted -= result.bytes // memory.bytes_per_block  # of an order that has yet to be answered
         self._answers += [ScrubReply(one.order, self.shard, tuple(one.results), counted) for one in done]
 

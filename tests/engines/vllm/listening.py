@@ -25,8 +25,12 @@ from kvcustody.integrations.vllm.scheduler.block_pool import governed_pool
 from kvcustody.integrations.vllm.scheduler.cache_manager import governed_manager
 from kvcustody.integrations.vllm.scheduler.engine_control import VllmControl
 from kvcustody.integrations.vllm.scheduler.extra_content import extras_of
-from kvcustody.integrations.vllm.scheduler.governed_request import ATTRIBUTE, GovernedRequest, governed
-from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+from kvcustody.integrations.vllm.scheduler.governed_request import (
+    ATTRIBUTE,
+    GovernedRequest,
+    governed_request,
+)
+from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 from kvcustody.policies.reading.load_policy import load_policy
 from kvcustody.policies.table.compile import compile_policy
 
@@ -58,42 +62,44 @@ class NoLedger:
 
 
 class ListeningBooks(SchedulerState):
-    """The adapter's books, with requests that nobody admitted admitted when they first show, and vLLM's hashes kept."""
+    """The adapter's state, with requests that nobody admitted admitted when they first show, and vLLM's hashes kept."""
 
     def begin_look_up(self, request: Any) -> bool:
-        mine = self._mine(request)
-        mine.hit_blocks = (0,) * len(self.groups)
-        self.journal.sync()
-        mine.publishes = self.caching
+        governed = self._mine(request)
+        governed.hit_blocks = (0,) * len(self.groups)
+        self.deferred.flush_unchecked()
+        governed.publishes = self.caching
         if not self.caching or request.skip_reading_prefix_cache:
             return False
-        mine.residency.expected = mine.residency.domain.tag
-        mine.readable_tokens = 1 << 40
-        self.reading = mine
+        governed.residency.expected = governed.residency.domain.tag
+        governed.readable_tokens = 1 << 40
+        self.reading = governed
         return True
 
     def _mine(self, request: Any) -> GovernedRequest:
-        mine = governed(request)
-        if mine is None or mine.residency is None:
+        governed = governed_request(request)
+        if governed is None or governed.residency is None:
             extras = extras_of(request, self.block_tokens)
-            mine = GovernedRequest(request, principal("alpha"), NO_HINTS, MODEL, extras, len(self.groups))
+            governed = GovernedRequest(request, principal("alpha"), NO_HINTS, MODEL, extras, len(self.groups))
             # Token ids do not matter where vLLM's hashes stay; request ids come back in its tests, ours do not.
             number = f"{request.request_id}#{next(_numbers)}"
-            answer = self.port.admit(mine.principal, MODEL, [0], request_id=number)
+            answer = self.port.admit(governed.principal, MODEL, [0], request_id=number)
             assert isinstance(answer, ExternalResidency)
-            mine.residency = answer
-            mine.publishes = self.caching
-            setattr(request, ATTRIBUTE, mine)
-            self.requests[request.request_id] = mine
-        return mine
+            governed.residency = answer
+            governed.publishes = self.caching
+            setattr(request, ATTRIBUTE, governed)
+            self.requests[request.request_id] = governed
+        return governed
 
     def view(self) -> EngineView:
-        live = (mine.residency for mine in self.requests.values() if not mine.request.is_finished())
+        live = (
+            governed.residency for governed in self.requests.values() if not governed.request.is_finished()
+        )
         return super().view()._replace(requests=frozenset(one.request_id for one in live if one is not None))
 
     def agree(self) -> None:
         """The port's books and vLLM's say the same."""
-        self.journal.settle()
+        self.deferred.flush()
         self.port.step()
         found = self.port.check() + [str(finding) for finding in self.port.scan()]
         assert not found, found
@@ -104,29 +110,29 @@ def listen(manager: Any, folder: Path) -> ListeningBooks:
     table, keyring = _foundation(folder)
     block_tokens = manager.block_pool.hash_block_size
     control = VllmControl()
-    control.books = books = ListeningBooks(manager, block_tokens)
+    control.state = state = ListeningBooks(manager, block_tokens)
     pool = ExternalPool(len(manager.block_pool.blocks), reserved=[manager.block_pool.null_block.block_id])
-    books.port = EnginePort(
+    state.port = EnginePort(
         pool, control, table, keyring, NoLedger(), clock=SystemClock(), block_tokens=block_tokens
     )
-    governed_pool(manager.block_pool, books)
-    governed_manager(manager, books)
+    governed_pool(manager.block_pool, state)
+    governed_manager(manager, state)
     allocates = manager.allocate_slots
 
     @functools.wraps(allocates)
     def allocate_slots(request: Any, *arguments: Any, **named: Any) -> Any:
-        mine = books._mine(request)
+        governed = state._mine(request)
         hits = named.get("new_computed_blocks") or (arguments[2] if len(arguments) > 2 else None)
         if hits is not None:  # some tests make a hit up
-            mine.hit_blocks = tuple(map(len, hits.blocks))
+            governed.hit_blocks = tuple(map(len, hits.blocks))
         blocks = allocates(request, *arguments, **named)
-        if blocks is not None and request.request_id not in books.journal.running:
-            books.placed(request)
-        books.journal.settle()  # as after each step
+        if blocks is not None and request.request_id not in state.deferred.running:
+            state.after_allocation(request)
+        state.deferred.flush()  # as after each step
         return blocks
 
     manager.allocate_slots = allocate_slots
-    return books
+    return state
 
 
 @functools.cache

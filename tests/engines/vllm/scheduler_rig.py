@@ -154,15 +154,15 @@ class Rig:
         alpha_cap: int = 100,
         active: str = "10m",
         connectors: list[dict[str, Any]] | None = None,
-        attends: bool = False,
+        defers: bool = False,
     ) -> None:
-        self.attends = attends  # as an engine does while its workers compute
+        self.defers = defers  # as an engine does while its workers compute
         self.clock = VirtualClock()
         self.ledger = KeepingLedger()
         self.tokens = ScopeTokens(KeyBuffer.random(KEY_BYTES), self.clock)
         self.numbers = 0
         self.depth = 1 if asynchronous else 0
-        self._flying: deque[tuple[Any, ModelRunnerOutput]] = deque()
+        self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()
         self._policy = POLICY.format(alpha=alpha, alpha_cap=alpha_cap, active=active)
         self.outputs: dict[str, list[int]] = {}
         self.reasons: dict[str, Any] = {}
@@ -301,7 +301,7 @@ class Rig:
         hits: dict[str, int] = {}
         for _ in range(steps):
             live = set(self.scheduler.requests)
-            if not (live & wanted if wanted is not None else live) and not self._flying:
+            if not (live & wanted if wanted is not None else live) and not self._in_flight:
                 return hits
             hits |= self.step()
         raise AssertionError(f"still running after {steps} steps: {sorted(self.scheduler.requests)}")
@@ -318,14 +318,14 @@ class Rig:
         if self.worker is not None:
             self.worker.handle_preemptions(output.kv_connector_metadata)
         ran = self.device.run(output)
-        if self.worker is not None and self.attends:
-            self.side.attend()
+        if self.worker is not None and self.defers:
+            self.side.run_deferred_work()
         if self.worker is not None:
             done.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
             ran.kv_connector_output = done
-        self._flying.append((output, ran))
-        while len(self._flying) > (self.depth if output.total_num_scheduled_tokens else 0):
-            self._retire(*self._flying.popleft())
+        self._in_flight.append((output, ran))
+        while len(self._in_flight) > (self.depth if output.total_num_scheduled_tokens else 0):
+            self._retire(*self._in_flight.popleft())
 
     def _retire(self, output: Any, ran: ModelRunnerOutput) -> None:
         produced = self.scheduler.update_from_output(output, ran)
@@ -343,7 +343,7 @@ class Rig:
         """Nothing read that was not its own, nothing left behind, all books agree."""
         assert self.device.wrong == []
         assert self.device.residue == []
-        self.side.books.journal.sync()
+        self.side.state.deferred.flush_unchecked()
         assert self.port.check() == []
         assert self.port.scan() == []
         assert self.side.control.view().allocated == self.port.pool.next_generation - 1

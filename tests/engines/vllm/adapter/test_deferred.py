@@ -11,13 +11,13 @@ from vllm.v1.request import RequestStatus
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.governance.erasure.selector import Selector
-from kvcustody.integrations.vllm.scheduler.request_state import SchedulerState
+from kvcustody.integrations.vllm.scheduler.scheduler_state import SchedulerState
 
 
 @pytest.fixture
 def rig(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Rig]:
     """Makes rigs of an engine that attends to governance while its workers compute."""
-    return lambda **named: Rig(model, monkeypatch, attends=True, **named)
+    return lambda **named: Rig(model, monkeypatch, defers=True, **named)
 
 
 def churn(one: Rig) -> None:
@@ -31,13 +31,13 @@ def churn(one: Rig) -> None:
 def test_a_step_of_zeroed_blocks_leaves_before_the_port_hears_of_it(rig: Callable[..., Rig]) -> None:
     one = rig(blocks=200)
     one.ask(prompt(20), "beta")
-    one.side.attend()
+    one.side.run_deferred_work()
     request = one.add(prompt(40), "alpha", n=4)
     output = one.scheduler.schedule()
     assert output.num_scheduled_tokens[request.request_id]
-    assert one.side.books.journal.placed and not one.port.pool.refs.any()
-    one.side.attend()
-    assert one.side.books.journal.is_empty and one.port.pool.refs.sum() == 3
+    assert one.side.state.deferred.allocations and not one.port.pool.refs.any()
+    one.side.run_deferred_work()
+    assert one.side.state.deferred.is_empty and one.port.pool.refs.sum() == 3
 
 
 def test_no_step_writes_over_what_was_not_scrubbed(rig: Callable[..., Rig]) -> None:
@@ -64,7 +64,7 @@ def test_a_near_deadline_does_not_wait_for_the_next_step(
     while short.request_id in one.scheduler.requests:
         one.clock.advance(step_us)
         one.step()
-    assert one.side.books.journal.has_ends
+    assert one.side.state.deferred.has_unreported_ends
     one.clock.advance(step_us)
     order = one.scheduler.schedule().kv_connector_metadata.order
     assert (order is not None) == leaves_now
@@ -76,7 +76,7 @@ def test_what_was_not_told_is_told_before_an_erasure(rig: Callable[..., Rig]) ->
     request = one.add(prompt(40), "alpha", n=2)
     while request.request_id in one.scheduler.requests:
         one.step()
-    assert one.side.books.journal.has_ends
+    assert one.side.state.deferred.has_unreported_ends
     assert one.port.erase(Selector("alpha")).ended_blocks > 0
     assert one.ask(prompt(40), "alpha") == 0
     one.verify()
@@ -84,17 +84,17 @@ def test_what_was_not_told_is_told_before_an_erasure(rig: Callable[..., Rig]) ->
 
 def indexed(one: Rig) -> int:
     """Keys in vLLM's index."""
-    return len(one.side.books.pool.cached_block_hash_to_block)
+    return len(one.side.state.pool.cached_block_hash_to_block)
 
 
 def test_blocks_enter_the_index_when_the_step_has_left(rig: Callable[..., Rig]) -> None:
     one = rig()
     one.ask(prompt(10, seed=1), "beta")  # every block is zero then
-    one.side.attend()
+    one.side.run_deferred_work()
     one.add(prompt(40), "alpha")
     one.scheduler.schedule()
     assert indexed(one) == 0
-    one.side.attend()
+    one.side.run_deferred_work()
     assert indexed(one) == int(one.port.pool.indexed.sum()) == 2
 
 
@@ -115,7 +115,7 @@ def test_and_would_compute_it_twice_if_nothing_entered_before_the_look_up(
 ) -> None:
     """Positive control."""
     one = rig()
-    monkeypatch.setattr(SchedulerState, "_enter_before", lambda self, residency: None)
+    monkeypatch.setattr(SchedulerState, "_insert_before_look_up", lambda self, residency: None)
     one.add(prompt(40), "alpha")
     second = one.add(prompt(40), "alpha")
     assert one.step()[second.request_id] == 0
@@ -128,16 +128,16 @@ def test_what_has_not_entered_the_index_ends_with_its_request(
     """The full blocks of an aborted request stay its tenant's, as if they had entered at once."""
     one = rig()
     one.ask(prompt(10, seed=1), "beta")
-    one.side.attend()
+    one.side.run_deferred_work()
     request = one.add(prompt(40), "alpha", n=12)
     output = one.scheduler.schedule()
-    assert one.side.books.journal.late
+    assert one.side.state.deferred.pending_inserts
     if ends == "aborted":
         one.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
     else:
         one.port.erase(Selector("alpha"))
     one.carry_out(output)
-    assert request.is_finished() and not one.side.books.journal.late
+    assert request.is_finished() and not one.side.state.deferred.pending_inserts
     assert indexed(one) == int(one.port.pool.indexed.sum()) == kept_blocks
     assert one.ask(prompt(40), "alpha") == 16 * kept_blocks
     one.verify()

@@ -71,8 +71,8 @@ class TruthRig(Rig):
         """See `Rig`."""
         hits = super().step()
         if self.router is not None:
-            self.side.books.journal.sync()
-            self.side.books.events.tell()
+            self.side.state.deferred.flush_unchecked()
+            self.side.state.events.publish_pending()
             assert set(self.router.index) == self.index()
         return hits
 
@@ -207,7 +207,7 @@ def _replay(endpoint: str) -> list[dict[str, Any]]:
 def test_nobody_listens_nothing_is_collected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = TruthRig(model, monkeypatch)
     one.ask(prompt(100), "alpha")
-    assert one.side.books.events is None
+    assert one.side.state.events is None
     index = one.scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block
     assert not isinstance(index, block_events.WatchedIndex)
     with pytest.raises(IsolationError, match="empty index"):

@@ -68,7 +68,7 @@ def forgotten_key(busy: Busy) -> str:
     """vLLM's index loses a block behind our back."""
     side = busy.core.kvcustody.side
     block = busy.block(CACHED)
-    pool = side.books.pool
+    pool = side.state.pool
     pool.cached_block_hash_to_block.pop(pool.blocks[block].block_hash, block)
     pool.blocks[block].reset_hash()
     return "unreachable chain"

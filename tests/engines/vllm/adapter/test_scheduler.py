@@ -15,7 +15,7 @@ from kvcustody.audit.events import ResidencyOpened, ResidencyReleased
 from kvcustody.errors import ConfigError
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.integrations.vllm.scheduler import scheduler_side
-from kvcustody.integrations.vllm.scheduler.governed_request import governed
+from kvcustody.integrations.vllm.scheduler.governed_request import governed_request
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_engine_says_which_models_keys_it_makes(
     after = one.add(prompt(40), "alpha")
     one.run()
     said = [call.kwargs["digest"] for call in log.calls if call.args == ("model identity",)]
-    assert said == [governed(each).model.digest.hex() for each in (request, after)]
+    assert said == [governed_request(each).model.digest.hex() for each in (request, after)]
     assert said[0] != said[1], "weights that were loaded again are another model"
 
 
@@ -91,9 +91,9 @@ def test_a_requests_trace_is_on_its_leaves(rig: Callable[..., Rig]) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig], early: bool) -> None:
-    """When their block enters the index or, where others may look for them, when it is full (hasher, H2, H3)."""
+    """When their block enters the index or, where others may look for them, when it is full (block_hasher, H2, H3)."""
     one = rig()
-    one.side.books.keys_early = early
+    one.side.state.keys_early = early
     ids = prompt(20)
     request = one.add(ids, "alpha", n=60)
     keys_of = {}
@@ -110,10 +110,10 @@ def test_generated_tokens_are_keyed_too(rig: Callable[..., Rig], early: bool) ->
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("windows", [False, True])
-@pytest.mark.parametrize("attends", [False, True])
-def test_churn(rig: Callable[..., Rig], attends: bool, windows: bool, asynchronous: bool) -> None:
+@pytest.mark.parametrize("defers", [False, True])
+def test_churn(rig: Callable[..., Rig], defers: bool, windows: bool, asynchronous: bool) -> None:
     """Many requests over a pool that holds few: chunked prefill, preemption, eviction; every byte and book right."""
-    one = rig(blocks=36, windows=windows, asynchronous=asynchronous, attends=attends)
+    one = rig(blocks=36, windows=windows, asynchronous=asynchronous, defers=defers)
     plain = rig(blocks=400, windows=windows, asynchronous=asynchronous, governed=False)
     asked = []
     for turn in range(40):
@@ -276,8 +276,8 @@ def test_media_are_part_of_the_key(rig: Callable[..., Rig]) -> None:
     ]
     keys = []
     for request in requests:
-        mine = one.side.books.requests[request.request_id]
-        keys.append(one.port.look_up(mine.residency, lambda _: -1).keys)
+        governed = one.side.state.requests[request.request_id]
+        keys.append(one.port.look_up(governed.residency, lambda _: -1).keys)
     assert keys[0][0] == keys[1][0] == keys[2][0]  # the image begins in the second block, or the third
     assert keys[0][1] != keys[1][1] and keys[1][1] == keys[1][1]
     assert keys[0][1] != keys[2][1]

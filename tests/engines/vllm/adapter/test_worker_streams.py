@@ -39,16 +39,16 @@ class Device:
         self.ordered: list[int] = []  # blocks by order
 
     def step(self, number: int, *, shares: tuple[float, ...] = (1.0, 0.0)) -> int:
-        """Blocks of the step before are scrubbed and written anew; returns how many orders are owed."""
+        """Blocks of the step before are scrubbed and written anew; returns how many orders are pending."""
         chosen = self.random.permutation(BLOCKS)[: 3 * len(shares)]
         parts = np.array_split(np.sort(chosen), len(shares))
         self.ordered.append(len(chosen))
-        self.worker.obey(StepOrder(number, ScrubOrder(number, tuple(zip(shares, parts, strict=True)))))
+        self.worker.execute(StepOrder(number, ScrubOrder(number, tuple(zip(shares, parts, strict=True)))))
         self.streams.run(0, lambda: self._write(chosen))
         return self._receive()
 
     def idle(self, number: int) -> int:
-        self.worker.obey(StepOrder(number, is_idle=True))
+        self.worker.execute(StepOrder(number, is_idle=True))
         return self._receive()
 
     def live(self, steps: int = 40) -> None:
@@ -64,7 +64,7 @@ class Device:
     def _receive(self) -> int:
         receipt = self.worker.receipt()
         self.answers += receipt.answers
-        return receipt.owed
+        return receipt.pending_orders
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -104,7 +104,7 @@ def test_an_order_is_answered_whole() -> None:
         for _ in range(int(device.random.integers(0, 9))):
             device.streams.advance()
             device._receive()
-            flying = device.worker._flying
+            flying = device.worker._in_flight
             partial += bool(flying and flying[0].results)
             answered = sum(device.ordered[: len(device.answers)])
             if device.answers:
@@ -116,8 +116,8 @@ def test_a_block_that_stays_dirty_is_named_when_its_launch_retires() -> None:
     device = Device(1)
     assert device.worker.memory is not None
     device.worker.memory.stuck.add((0, 7))
-    device.worker.obey(StepOrder(1, ScrubOrder(1, ((1.0, np.arange(5, 9)),))))
-    device.worker.obey(StepOrder(2, is_idle=True))
+    device.worker.execute(StepOrder(1, ScrubOrder(1, ((1.0, np.arange(5, 9)),))))
+    device.worker.execute(StepOrder(2, is_idle=True))
     (answer,) = device.worker.receipt().answers
     assert answer.results[0].failed.tolist() == [7] and answer.results[0].level == "full"
 
@@ -150,13 +150,13 @@ def test_an_idle_engine_takes_one_more_step_while_a_device_owes_answers(
 ) -> None:
     connector = Rig(model, monkeypatch).scheduler.connector
 
-    def idle_step(owed: int) -> bool:
+    def idle_step(pending_orders: int) -> bool:
         order = connector.build_connector_meta(SchedulerOutput.make_empty())
         assert order.is_idle
-        receipt = StepReceipt(order.step, owed=owed)
+        receipt = StepReceipt(order.step, pending_orders=pending_orders)
         both = receipt.aggregate(StepReceipt(order.step))  # the other shard owes nothing
         connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=both))
         asks: bool = connector.has_pending_push_work()
         return asks
 
-    assert [idle_step(owed) for owed in (0, 2, 1, 0)] == [False, True, True, False]
+    assert [idle_step(pending_orders) for pending_orders in (0, 2, 1, 0)] == [False, True, True, False]

@@ -1,11 +1,17 @@
-"""The adapter's side of vLLM's cache manager: what a request may read, what it was given, and when it ended.
+"""The adapter's state of one vLLM cache manager: what a request may read, what it was given, and when it ended.
 
-vLLM moves blocks in many places; none of them is wrapped on the path of a decode step. What happened is noted in the
-journal and told to the port when nobody waits; its own block tables are compared with what the port was last told.
+The governed manager and pool call it, in the order of a request's life:
 
-B1 Whatever asks the port to decide or to end something has the journal told first.
-B2 Requests that end by themselves may be told late. Those that governance ends, and those that are preempted, are told
-   at once: the port, or the request's successor, needs them over.
+    begin_look_up -> attachable_tokens -> after_allocation -> (complete_keys)* -> before_release -> release
+         |                                                                                            |
+         +- False: it must wait, or reads nothing                preempted: resumed, begin_look_up again
+
+vLLM moves blocks in many places; none of them is wrapped on the path of a decode step. What happened is recorded in
+`deferred` and reported to the port when nobody waits; vLLM's own block tables are compared with what was last reported.
+
+B1 Whatever asks the port to decide or to end something has the deferred calls made first.
+B2 Requests that end by themselves may be reported late. Those that governance ends, and those that are preempted, are
+   reported at once: the port, or the request's successor, needs them over.
 """
 
 from __future__ import annotations
@@ -25,9 +31,9 @@ from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.external.engine_port import EnginePort
 from kvcustody.integrations.vllm.scheduler.block_hasher import new_keys, running_hasher
 from kvcustody.integrations.vllm.scheduler.block_tables import GroupTable, KnownTable, group_tables
-from kvcustody.integrations.vllm.scheduler.deferred_calls import Journal, Late
-from kvcustody.integrations.vllm.scheduler.eviction import Room
-from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest, governed
+from kvcustody.integrations.vllm.scheduler.deferred_calls import DeferredCalls, PendingInsert
+from kvcustody.integrations.vllm.scheduler.eviction import Evictor
+from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest, governed_request
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -62,82 +68,88 @@ class SchedulerState:
         self.caching = bool(manager.enable_caching)
         group = self.groups[0]
         self.simple = len(self.groups) == 1 and not group.drops and group.block_tokens == block_tokens
-        self._fills = self.simple and not self.pool.enable_kv_cache_events  # blocks may be told one by one
-        self.enters_late = False  # blocks that a step fills enter the index when it has left (journal, J5)
+        self._fills = (
+            self.simple and not self.pool.enable_kv_cache_events
+        )  # blocks may be reported one by one
+        self.defers_inserts = False  # blocks that a step fills enter the index when it has left (journal, J5)
         self._null = manager.block_pool.null_block.block_id
-        self.journal = Journal(self.groups, self._null, self._enter, simple=self.simple)
-        self.room = Room(self.pool, self.journal, self.caused)
-        self.make_room: Callable[[int], None] = self.room.make
+        self.deferred = DeferredCalls(self.groups, self._null, self._insert_pending, simple=self.simple)
+        self.evictor = Evictor(self.pool, self.deferred, self.caused)
+        self.make_room: Callable[[int], None] = self.evictor.make_room
         self._port: EnginePort
 
     @property
     def port(self) -> EnginePort:
-        """Whom all this is told."""
+        """The port that all this is reported to."""
         return self._port
 
     @port.setter
     def port(self, port: EnginePort) -> None:
-        self._port = self.journal.port = port
-        port.tell_late(self.journal.sync)
+        self._port = self.deferred.port = port
+        port.tell_late(self.deferred.flush_unchecked)
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 
     def begin_look_up(self, request: Request) -> bool:
         """Ask the port what `request` may read now; False where that is nothing, or where it must wait."""
-        mine = self._mine(request)
-        residency = mine.residency
-        mine.hit_blocks = (0,) * len(self.groups)
+        governed = self._mine(request)
+        residency = governed.residency
+        governed.hit_blocks = (0,) * len(self.groups)
         if residency is None:
-            mine.waits_for = "refused"
+            governed.waits_for = "refused"
             return False
         tokens = request._all_token_ids
-        if len(tokens) != mine.told_tokens:  # outputs in flight when it was preempted have arrived since
-            residency = self._resume(mine, residency)
-        mine.waits_for = self.port.may_start(residency)
-        if mine.waits_for is not None:
+        if (
+            len(tokens) != governed.reported_tokens
+        ):  # outputs in flight when it was preempted have arrived since
+            residency = self._resume(governed, residency)
+        governed.waits_for = self.port.may_start(residency)
+        if governed.waits_for is not None:
             return False
-        keys = self.port.look_up(residency, self._find, lazily=self.enters_late)
-        mine.publishes = keys.publishable and self.caching
+        keys = self.port.look_up(residency, self._find, lazily=self.defers_inserts)
+        governed.publishes = keys.publishable and self.caching
         request.block_hashes = keys.keys if type(keys.keys) is LazyKeys else list(keys.keys)
-        mine.keyed_tokens = keys.whole * self.block_tokens
-        mine.goes_on = mine.publishes and not mine.extras.begin_after(mine.keyed_tokens // self.block_tokens)
-        early = self.keys_early and mine.goes_on
-        request._block_hasher = (
-            running_hasher(mine, self.port.extend_keys, self.block_tokens) if early else None
+        governed.keyed_tokens = keys.whole * self.block_tokens
+        governed.extends_keys = governed.publishes and not governed.extras.begin_after(
+            governed.keyed_tokens // self.block_tokens
         )
-        if mine.skips_reading or not keys.readable or not self.caching:
+        early = self.keys_early and governed.extends_keys
+        request._block_hasher = (
+            running_hasher(governed, self.port.extend_keys, self.block_tokens) if early else None
+        )
+        if governed.skips_reading or not keys.readable or not self.caching:
             return False
-        if self.journal.late:
-            self._enter_before(residency)
-        mine.readable_tokens = keys.readable * self.block_tokens
-        self.reading = mine
+        if self.deferred.pending_inserts:
+            self._insert_before_look_up(residency)
+        governed.readable_tokens = keys.readable * self.block_tokens
+        self.reading = governed
         return True
 
-    def _enter_before(self, residency: ExternalResidency) -> None:
-        """What was put off and this look-up may read enters the index first (journal, J5)."""
+    def _insert_before_look_up(self, residency: ExternalResidency) -> None:
+        """What was deferred and this look-up may read enters the index first (journal, J5)."""
         if residency.reads_own_alone:
             domain = residency.domain
-            writers = [mine.residency for mine, *_ in self.journal.late]
+            writers = [governed.residency for governed, *_ in self.deferred.pending_inserts]
             if all(writer is not None and writer.domain is not domain for writer in writers):
                 return
-        self.journal.enter()
+        self.deferred.insert_pending()
 
     def attachable_tokens(
-        self, mine: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
+        self, governed: GovernedRequest, found: Sequence[Sequence[KVCacheBlock]], hit_tokens: int
     ) -> int:
         """How many leading tokens of a hit pass the attach check in every group."""
-        fine, residency = hit_tokens, mine.residency
+        fine, residency = hit_tokens, governed.residency
         assert residency is not None
-        journal = self.journal
-        if journal.has_ends and journal.keeps_until_us <= self.port.clock.now_us():
-            journal.sync()
+        deferred = self.deferred
+        if deferred.has_unreported_ends and deferred.keeps_until_us <= self.port.clock.now_us():
+            deferred.flush_unchecked()
         if self.simple:
             ids = [block.block_id for block in found[0]]
             count = self.port.attachable(residency, ids)
             if (
-                count < len(ids) and not journal.is_empty
+                count < len(ids) and not deferred.is_empty
             ):  # what the port has not heard of cannot be attached yet
-                journal.sync()
+                deferred.flush_unchecked()
                 count = self.port.attachable(residency, ids)
             return min(fine, count * self.block_tokens)
         for group, blocks in zip(self.groups, found, strict=True):
@@ -148,56 +160,56 @@ class SchedulerState:
                 fine = min(fine, places[count] * group.block_tokens)
         return fine
 
-    def complete_keys(self, mine: GovernedRequest, tokens: int) -> None:
+    def complete_keys(self, governed: GovernedRequest, tokens: int) -> None:
         """Blocks that end at token `tokens` or earlier are about to enter the index: they need their keys."""
-        request = mine.request
+        request = governed.request
         if type(request.block_hashes) is LazyKeys:
             request.block_hashes = request.block_hashes.complete()
-        if tokens > mine.keyed_tokens and mine.goes_on:
+        if tokens > governed.keyed_tokens and governed.extends_keys:
             end = tokens // self.block_tokens * self.block_tokens
-            request.block_hashes += new_keys(mine, self.port.extend_keys, end)
+            request.block_hashes += new_keys(governed, self.port.extend_keys, end)
 
-    def put_off(self) -> None:
+    def defer_inserts(self) -> None:
         """Somebody calls while the workers compute, so blocks may enter the index then."""
-        self.enters_late = self._fills and not self.keys_early
+        self.defers_inserts = self._fills and not self.keys_early
 
-    def _enter(self, late: Late) -> None:
-        mine, table, first, last = late
-        self.pool.publish(mine, table, first, last, self.block_tokens, 0)
+    def _insert_pending(self, pending: PendingInsert) -> None:
+        governed, table, first, last = pending
+        self.pool.publish(governed, table, first, last, self.block_tokens, 0)
 
     def _find(self, key: bytes) -> int:
-        if self.journal.late:
-            self.journal.enter()
+        if self.deferred.pending_inserts:
+            self.deferred.insert_pending()
         block = self.pool.cached_block_hash_to_block.get_one_block(make_block_hash_with_group_id(key, 0))
         return -1 if block is None else int(block.block_id)
 
     # -- what happened ------------------------------------------------------------------------------------------------
 
-    def placed(self, request: Request) -> None:
+    def after_allocation(self, request: Request) -> None:
         """A waiting request got its blocks: those it hit are attached, the others are new."""
-        mine = self._mine(request)
-        residency = mine.residency
+        governed = self._mine(request)
+        residency = governed.residency
         assert residency is not None
-        attached, handed = self._first_tables(mine)
-        self.journal.place(mine, attached, handed)
-        mine.fills_one_by_one = self._fills and not residency.granted_blocks and residency.publishes
+        attached, handed = self._first_tables(governed)
+        self.deferred.record_allocation(governed, attached, handed)
+        governed.fills_one_by_one = self._fills and not residency.granted_blocks and residency.publishes
         if not self.simple:
-            self.journal.settle()
+            self.deferred.flush()
 
-    def _first_tables(self, mine: GovernedRequest) -> tuple[list[int], list[int]]:
-        request_id = mine.request_id
+    def _first_tables(self, governed: GovernedRequest) -> tuple[list[int], list[int]]:
+        request_id = governed.request_id
         if self.simple:
             ids = [block.block_id for block in self.groups[0].blocks(request_id)]
-            mine.tables[0] = KnownTable(ids)
-            hits = mine.hit_blocks[0]
+            governed.tables[0] = KnownTable(ids)
+            hits = governed.hit_blocks[0]
             return ids[:hits], ids[hits:]
         attached: list[int] = []
         handed: list[int] = []
         null = self._null
         for number, group in enumerate(self.groups):
             ids = [block.block_id for block in group.blocks(request_id)]
-            mine.tables[number] = KnownTable(ids)
-            hits = mine.hit_blocks[number]
+            governed.tables[number] = KnownTable(ids)
+            hits = governed.hit_blocks[number]
             attached += [block for block in ids[:hits] if block != null]
             handed += [block for block in ids[hits:] if block != null]
         return attached, handed
@@ -206,37 +218,37 @@ class SchedulerState:
 
     def before_release(self, request: Request) -> None:
         """A release must find everything that the request ever held on record."""
-        if self.is_ending or self.journal.is_behind:
-            self.journal.sync()
+        if self.is_ending or self.deferred.has_unreported_changes:
+            self.deferred.flush_unchecked()
 
     def release(self, request: Request) -> None:
         """`request` has given its blocks back: it ended, or it was preempted and will start again."""
-        mine = governed(request)
-        if mine is None or mine.residency is None:
+        governed = governed_request(request)
+        if governed is None or governed.residency is None:
             self.requests.pop(request.request_id, None)
             return
-        self.journal.running.pop(request.request_id, None)
-        residency = mine.residency
-        mine.end()
+        self.deferred.running.pop(request.request_id, None)
+        residency = governed.residency
+        governed.end()
         if not request.is_finished():
-            mine.forget_tables()
+            governed.forget_tables()
             request._block_hasher = None
-            self._resume(mine, residency)
+            self._resume(governed, residency)
             return
         self.requests.pop(request.request_id, None)
-        cause = mine.cause or _CAUSES.get(request.status, "finished")
+        cause = governed.cause or _CAUSES.get(request.status, "finished")
         if self.is_ending or not self.simple:
             self.port.release(residency, cause)
         else:
-            self.journal.end(residency, cause)
+            self.deferred.record_end(residency, cause)
 
-    def _resume(self, mine: GovernedRequest, residency: ExternalResidency) -> ExternalResidency:
+    def _resume(self, governed: GovernedRequest, residency: ExternalResidency) -> ExternalResidency:
         """It will start again, with every token that it has by now."""
         self.port.release(residency, "preempted")
-        tokens = mine.request._all_token_ids
+        tokens = governed.request._all_token_ids
         again = self.port.resume(residency, tokens)
         assert not isinstance(again, AdmissionRefused), "the request's own id was just released"
-        mine.residency, mine.told_tokens = again, len(tokens)
+        governed.residency, governed.reported_tokens = again, len(tokens)
         return again
 
     def forgotten(self, blocks: Sequence[int], cause: str) -> None:
@@ -245,7 +257,7 @@ class SchedulerState:
 
     def indexed_blocks(self) -> list[int]:
         """Blocks that the port believes to be in vLLM's index."""
-        self.journal.sync()
+        self.deferred.flush_unchecked()
         blocks: list[int] = np.flatnonzero(self.port.pool.indexed).tolist()
         return blocks
 
@@ -266,8 +278,10 @@ class SchedulerState:
 
     def view(self) -> EngineView:
         """One row a block, from vLLM's own objects."""
-        self.journal.sync()
-        requests = frozenset(one for one, mine in self.requests.items() if not mine.request.is_finished())
+        self.deferred.flush_unchecked()
+        requests = frozenset(
+            one for one, governed in self.requests.items() if not governed.request.is_finished()
+        )
         blocks = self.pool.blocks
         refs = np.fromiter((block.ref_cnt for block in blocks), dtype=np.int64, count=len(blocks))
         refs[self._null] = 0
@@ -276,7 +290,7 @@ class SchedulerState:
         indexed = np.fromiter(
             (block.block_hash is not None for block in blocks), dtype=np.bool_, count=len(blocks)
         )
-        return EngineView(refs, indexed, requests, self.journal.allocated_blocks)
+        return EngineView(refs, indexed, requests, self.deferred.allocated_blocks)
 
     def forget(self, blocks: Sequence[int]) -> None:
         """The port ended these: their keys go, and the unreferenced ones are handed out first."""
@@ -284,13 +298,13 @@ class SchedulerState:
 
     def name_cause(self, request_id: str, cause: str) -> None:
         """Why governance is about to end a request."""
-        mine = self.requests.get(request_id)
-        if mine is not None:
-            mine.cause = cause
+        governed = self.requests.get(request_id)
+        if governed is not None:
+            governed.cause = cause
 
     def withhold(self, blocks: Sequence[int]) -> None:
         """Take `blocks` out of circulation, each once."""
-        self.journal.enter()
+        self.deferred.insert_pending()
         with self.caused("scrub failed"):
             for block in blocks:
                 if block not in self.withheld:
@@ -298,7 +312,7 @@ class SchedulerState:
                     self.pool.withhold(block)
 
     def _mine(self, request: Any) -> GovernedRequest:
-        mine = governed(request)
-        if mine is None:
+        governed = governed_request(request)
+        if governed is None:
             raise IsolationError(f"request `{request.request_id}` reached the cache without admission")
-        return mine
+        return governed
