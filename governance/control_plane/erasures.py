@@ -16,7 +16,7 @@ import structlog
 from kvcustody.audit.erasure.requests_and_answers import Requested, SelectorNames
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
-from kvcustody.governance.erasure.erasure_inbox import Erasing, ErasureInbox
+from kvcustody.governance.erasure.erasure_inbox import ErasureInbox, ErasureTarget
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 
@@ -41,14 +41,14 @@ class RemoteInbox(ErasureInbox):
             self._thread.join(_END_SECONDS)
             self._thread = None
 
-    def take_up(self, facade: Erasing) -> int:
+    def recover_pending(self, facade: ErasureTarget) -> int:
         """On the owning thread: carry out what is owed (X3)."""
         try:
-            return super().take_up(facade)
+            return super().recover_pending(facade)
         except ServiceError as error:
             return _unasked(error)
 
-    def look(self, facade: Erasing) -> int:
+    def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step (X3)."""
         try:
             return super().look(facade)

@@ -200,7 +200,7 @@ class PlanKey(NamedTuple):
     salt: str | None
 
 
-class PlanBook(Generic[PoolT_co]):
+class PlanCache(Generic[PoolT_co]):
     """Plans under one policy revision. Domains outlive it: they are interned by what they are, weakly."""
 
     def __init__(

@@ -22,7 +22,7 @@ from kvcustody.policies.table.decision_table import DecisionTable
 _LATEST_US = (1 << 53) - 1  # the latest instant that a leaf writes as a number
 
 
-class Bound(Protocol):
+class LimitedPool(Protocol):
     """A pool whose domains can be given new limits. Domains are interned by its identity."""
 
     def set_limits(
@@ -31,8 +31,8 @@ class Bound(Protocol):
         """Give these domains their limits; nothing moves later. Returns the holds of whom it narrows."""
 
 
-def bind(
-    pools: Iterable[Bound],
+def apply_limits(
+    pools: Iterable[LimitedPool],
     domains: Iterable[tuple[tuple[DomainSpec, int], Domain]],
     table: DecisionTable,
     now_us: int,
@@ -58,14 +58,16 @@ def bind(
         if limits != domain.limits:
             changed.setdefault(pool, {})[domain] = limits
     return [
-        standing(account, holds, table.revision, now_us)
+        remaining_holds(account, holds, table.revision, now_us)
         for bound in pools
         if id(bound) in changed
         for account, holds in bound.set_limits(changed[id(bound)], now_us).items()
     ]
 
 
-def standing(account: Account, holds: Iterable[Residency], revision: int, now_us: int) -> HoldsNarrowed:
+def remaining_holds(
+    account: Account, holds: Iterable[Residency], revision: int, now_us: int
+) -> HoldsNarrowed:
     """Every hold that a tenant has now, for the ledger: what is not among them is over."""
     held = sorted((hold.id, min(hold.deadline_us, _LATEST_US)) for hold in holds)
     return HoldsNarrowed(

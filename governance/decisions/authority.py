@@ -27,11 +27,11 @@ from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivat
 from kvcustody.clock import Clock, SystemClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
-from kvcustody.governance.decisions.access_plan import Plan, PlanBook, PlanKey, PoolT_co
-from kvcustody.governance.decisions.apply_narrowing import Bound, bind
-from kvcustody.governance.decisions.first_use_log import FirstUses
-from kvcustody.governance.decisions.reuse_decision import Moment, Reuse
-from kvcustody.governance.decisions.shadow_policy import Shadow
+from kvcustody.governance.decisions.access_plan import Plan, PlanCache, PlanKey, PoolT_co
+from kvcustody.governance.decisions.apply_narrowing import LimitedPool, apply_limits
+from kvcustody.governance.decisions.first_use_log import FirstUseLog
+from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
+from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
 from kvcustody.governance.keys.apply_key_orders import OrderedKeys, carry_out
@@ -65,11 +65,11 @@ class Authority(ABC, Generic[PoolT_co]):
         self._commands: deque[Callable[[], None]] = deque()
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
-        self._first_uses = FirstUses(ledger, self._clock)
-        self.tallies: dict[str, TenantCounters] = {}
+        self._first_uses = FirstUseLog(ledger, self._clock)
+        self.tenant_counters: dict[str, TenantCounters] = {}
         self.table = table
         self.revoked = table.revoked
-        self._shadow: Shadow | None = None
+        self._shadow: ShadowPolicy | None = None
         self._lease_until_us, self._expires_us = NEVER_US, self._boot_time(expires_utc_us)
         self._book = self._new_book(table)
         self._reuse = self._new_reuse(table)
@@ -81,7 +81,7 @@ class Authority(ABC, Generic[PoolT_co]):
         """The account of an admitted tenant and the pool it is charged in; raises `CapacityError` without room."""
 
     @abstractmethod
-    def _pools_bound(self) -> Iterable[Bound]:
+    def _limited_pools(self) -> Iterable[LimitedPool]:
         """The pools whose domains a new revision binds."""
 
     @abstractmethod
@@ -104,13 +104,13 @@ class Authority(ABC, Generic[PoolT_co]):
         return plan if plan is not None else AdmissionRefused(request_id, "tenant is not in the policy")
 
     def _counters(self, tenant: str) -> TenantCounters:
-        counters = self.tallies.get(tenant)
+        counters = self.tenant_counters.get(tenant)
         if counters is None:
-            counters = self.tallies[tenant] = TenantCounters()
+            counters = self.tenant_counters[tenant] = TenantCounters()
         return counters
 
-    def _new_book(self, table: DecisionTable) -> PlanBook[PoolT_co]:
-        return PlanBook(
+    def _new_book(self, table: DecisionTable) -> PlanCache[PoolT_co]:
+        return PlanCache(
             table,
             self._keyring,
             self._account,
@@ -120,8 +120,8 @@ class Authority(ABC, Generic[PoolT_co]):
             self.revoked,
         )
 
-    def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> Reuse:
-        return Reuse(
+    def _new_reuse(self, table: DecisionTable, coming: DecisionTable | None = None) -> ReuseDecider:
+        return ReuseDecider(
             table,
             self._first_uses,
             coming,
@@ -131,7 +131,7 @@ class Authority(ABC, Generic[PoolT_co]):
             shadow=self._shadow,
         )
 
-    def _standing_changed(self) -> None:
+    def _forget_lookups(self) -> None:
         """Decisions taken before this moment and not yet attached no longer count."""
 
     def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
@@ -226,11 +226,11 @@ class Authority(ABC, Generic[PoolT_co]):
         """From here on every reuse is decided by `table`, and by `coming` too where it is not on record yet."""
         self._outbox += self._reuse.take_counts(self._clock.now_us())
         self._reuse = self._new_reuse(table, coming)
-        self._standing_changed()
+        self._forget_lookups()
 
     def _bind(self, table: DecisionTable, now_us: int, *, only_narrow: bool = False) -> None:
-        self._outbox += bind(
-            self._pools_bound(),
+        self._outbox += apply_limits(
+            self._limited_pools(),
             list(self._domains.items()),
             table,
             now_us,
@@ -267,16 +267,16 @@ class Authority(ABC, Generic[PoolT_co]):
             return NEVER_US
         return self._clock.now_us() + max(0, utc_us - self._clock.utc_us())
 
-    def shadow(self, candidate: DecisionTable | None) -> Shadow | None:
+    def shadow(self, candidate: DecisionTable | None) -> ShadowPolicy | None:
         """Ask `candidate` beside the active revision from now on (None: no longer); it is obeyed in nothing."""
-        self._shadow = None if candidate is None else Shadow(candidate)
+        self._shadow = None if candidate is None else ShadowPolicy(candidate)
         self._decide_by(self.table)
         return self._shadow
 
     def reload_keys(self) -> None:
         """After a rotation or destruction in the keyring: forget every primed state; old blocks end with the sweeps."""
         self._book.drop()
-        self._standing_changed()
+        self._forget_lookups()
         self._bind(self.table, self._clock.now_us())
 
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:

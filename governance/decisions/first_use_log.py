@@ -16,7 +16,7 @@ from kvcustody.policies.table.model import AccessRequest, Decision
 _Key = tuple[str, str, int]
 
 
-class FirstUses:
+class FirstUseLog:
     """Which (reader, source, revision) is durable, and which recordings are under way."""
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:

@@ -20,8 +20,8 @@ from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 from kvcustody.audit.events import Event, HitCounted
 from kvcustody.governance.decisions.access_plan import AnyPlan, OpenedDomain, is_revoked
-from kvcustody.governance.decisions.first_use_log import FirstUses
-from kvcustody.governance.decisions.shadow_policy import Shadow
+from kvcustody.governance.decisions.first_use_log import FirstUseLog
+from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
@@ -37,19 +37,19 @@ class Moment(NamedTuple):
     trace: str = ""
 
 
-class Reuse:
+class ReuseDecider:
     """Decides what a request may read, under one revision."""
 
     def __init__(
         self,
         table: DecisionTable,
-        first_uses: FirstUses,
+        first_uses: FirstUseLog,
         coming: DecisionTable | None = None,
         *,
         revoked: frozenset[str] = frozenset(),
         lease_until_us: int = NEVER_US,
         expires_us: int = NEVER_US,
-        shadow: Shadow | None = None,
+        shadow: ShadowPolicy | None = None,
     ) -> None:
         self._shadow = shadow
         self.lease_until_us = lease_until_us  # boot time from which nothing but the own scope is reused

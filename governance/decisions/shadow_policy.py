@@ -46,7 +46,7 @@ class ShadowReport(NamedTuple):
     not_kept: int
 
 
-class Shadow:
+class ShadowPolicy:
     """Asks the candidate what the active revision has just been asked. Belongs to the governor's thread."""
 
     def __init__(self, candidate: DecisionTable) -> None:

@@ -2,8 +2,8 @@
 facade carry them out.
 
 B1  Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
-    was asked while it was away, and what a crash interrupted.
-B2  Looking never runs on the thread that owns the state, and a ledger that cannot be read is asked again later.
+    was requested while it was away, and what a crash interrupted.
+B2  Looking never runs on the thread that owns the state, and a ledger that cannot be read is read again later.
 B3  An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
 B4  Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
     they were followed before (key_orders, F1).
@@ -31,7 +31,7 @@ from kvcustody.governance.keys.apply_key_orders import OrderedKeys, newest
 _log = structlog.get_logger(__name__)
 
 
-class Erasing(Protocol):
+class ErasureTarget(Protocol):
     """A `Governor` or an `EnginePort`."""
 
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
@@ -64,7 +64,7 @@ class ErasureInbox:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def take_up(self, facade: Erasing) -> int:
+    def recover_pending(self, facade: ErasureTarget) -> int:
         """On the owning thread: carry out what is owed; returns how many were new (B1)."""
         orders = self._orders()
         for selector, order in orders:
@@ -73,7 +73,7 @@ class ErasureInbox:
         facade.follow_keys(self._keys_asked)
         return len(orders)
 
-    def look(self, facade: Erasing) -> int:
+    def look(self, facade: ErasureTarget) -> int:
         """On any thread: hand what is owed to the owning thread's next step; returns how many were new."""
         orders = self._orders()
         for selector, order in orders:
@@ -81,7 +81,7 @@ class ErasureInbox:
         self._look_for_keys(facade)
         return len(orders)
 
-    def _look_for_keys(self, facade: Erasing) -> None:
+    def _look_for_keys(self, facade: ErasureTarget) -> None:
         """Hand over orders on keys that are new, and once more those that failed (B4)."""
         last, orders = self._keys_followed, self._key_orders()
         if last is not None and not last.done():
@@ -90,7 +90,7 @@ class ErasureInbox:
             self._keys_asked = orders
             self._keys_followed = facade.call(_KeyCommand(orders))
 
-    def start(self, facade: Erasing, every_seconds: float) -> None:
+    def start(self, facade: ErasureTarget, every_seconds: float) -> None:
         """Look again and again on a thread of its own, until `stop`."""
         self._thread = threading.Thread(
             target=self._run, args=(facade, every_seconds), name="kvcustody-erasures", daemon=True
@@ -104,7 +104,7 @@ class ErasureInbox:
             self._thread.join()
             self._thread = None
 
-    def _run(self, facade: Erasing, every_seconds: float) -> None:
+    def _run(self, facade: ErasureTarget, every_seconds: float) -> None:
         while not self._stop.wait(every_seconds):
             try:
                 self.look(facade)
@@ -113,14 +113,14 @@ class ErasureInbox:
 
     def _orders(self) -> list[tuple[Selector, dict[str, Any]]]:
         made = []
-        for asked, known in self._pending():
-            if asked.erasure in self._taken:
+        for requested, known in self._pending():
+            if requested.erasure in self._taken:
                 continue
             if known is None:
-                _log.error("an erasure's subject cannot be named any more", erasure=asked.erasure)
+                _log.error("an erasure's subject cannot be named any more", erasure=requested.erasure)
                 continue
-            self._taken.add(asked.erasure)
-            made.append((_selector(asked, known.subject, known.session), self._order(asked)))
+            self._taken.add(requested.erasure)
+            made.append((_selector(requested, known.subject, known.session), self._order(requested)))
         return made
 
     def _key_orders(self) -> tuple[OrderedKeys, ...]:
@@ -135,14 +135,14 @@ class ErasureInbox:
         assert self._engine is not None
         with self._engine.connect() as connection:
             owed = pending(connection, self._worker)
-            return [(asked, names(connection, asked, self._keys)) for asked in owed]
+            return [(requested, names(connection, requested, self._keys)) for requested in owed]
 
-    def _order(self, asked: Requested) -> dict[str, Any]:
+    def _order(self, requested: Requested) -> dict[str, Any]:
         return {
-            "erasure": asked.erasure,
-            "actor": asked.actor,
-            "deadline_us": asked.deadline_us - self._offset_us,
-            "before_us": asked.at_us - self._offset_us,
+            "erasure": requested.erasure,
+            "actor": requested.actor,
+            "deadline_us": requested.deadline_us - self._offset_us,
+            "before_us": requested.at_us - self._offset_us,
             "on_record": True,
         }
 
@@ -154,7 +154,7 @@ class _Command:
         self._selector = selector
         self._order = order
 
-    def __call__(self, facade: Erasing) -> ErasureResult:
+    def __call__(self, facade: ErasureTarget) -> ErasureResult:
         return facade.erase(self._selector, **self._order)
 
 
@@ -164,10 +164,10 @@ class _KeyCommand:
     def __init__(self, orders: tuple[OrderedKeys, ...]) -> None:
         self._orders = orders
 
-    def __call__(self, facade: Erasing) -> int:
+    def __call__(self, facade: ErasureTarget) -> int:
         return facade.follow_keys(self._orders)
 
 
-def _selector(asked: Requested, subject: str | None, session: str | None) -> Selector:
-    parts = selector_from(asked.detail) if asked.detail not in ("", "{}") else Selector()
-    return parts._replace(tenant=asked.tenant, subject=subject, session=session)
+def _selector(requested: Requested, subject: str | None, session: str | None) -> Selector:
+    parts = selector_from(requested.detail) if requested.detail not in ("", "{}") else Selector()
+    return parts._replace(tenant=requested.tenant, subject=subject, session=session)

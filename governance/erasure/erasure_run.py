@@ -79,7 +79,7 @@ class ErasableFacade(Protocol):
     def take_effect(self, selector: Selector, before_us: int, *, finish: bool) -> ErasureEffect:
         """End what the selector covers and began before; running requests end now, or are marked with `finish`."""
 
-    def standing(self, units: Sequence[PoolUnits]) -> UnitStates:
+    def unit_states(self, units: Sequence[PoolUnits]) -> UnitStates:
         """Where these units are now."""
 
     def still_running(self, requests: Sequence[object]) -> list[object]:
@@ -180,8 +180,8 @@ class ErasureRunner:
         self._emit([_applied(run, now_us)])
         self.pending[erasure] = run
         self._next_poll_us = 0
-        standing = self._custodian.standing(run.effect.units)
-        return self._remember(run, standing, is_complete=False)
+        unit_states = self._custodian.unit_states(run.effect.units)
+        return self._remember(run, unit_states, is_complete=False)
 
     def poll(self, *, now: bool = False) -> None:
         """Once a step while erasures are pending: end what is over its deadline, record what is done (Y2, Y3).
@@ -211,27 +211,27 @@ class ErasureRunner:
             done = run.tiers.get(tier.name)
             if done is None or not done.done:
                 run.tiers[tier.name] = tier.erase(order.erasure, order.selector, order.before_us)
-        standing = custodian.standing(run.effect.units)
-        waiting = self._waiting_for(run, standing)
+        unit_states = custodian.unit_states(run.effect.units)
+        waiting = self._waiting_for(run, unit_states)
         if not waiting:
-            self._complete(run, standing, now_us)
+            self._complete(run, unit_states, now_us)
         elif now_us >= order.deadline_us and not run.is_on_record:
             run.is_on_record = True
-            self._emit([_result(run, standing, "partial", waiting, now_us)])
+            self._emit([_result(run, unit_states, "partial", waiting, now_us)])
 
     @staticmethod
-    def _waiting_for(run: _Run, standing: UnitStates) -> str:
+    def _waiting_for(run: _Run, unit_states: UnitStates) -> str:
         """What is not done yet, in words; empty when all is."""
         tiers = sum(tier.waiting for tier in run.tiers.values())
         parts = (
             (len(run.finishing), "requests still run"),
-            (standing.waiting, "blocks wait for their receipts"),
-            (standing.quarantined, "blocks are quarantined"),
+            (unit_states.waiting, "blocks wait for their receipts"),
+            (unit_states.quarantined, "blocks are quarantined"),
             (tiers, "objects wait in tiers"),
         )
         return "; ".join(f"{count} {what}" for count, what in parts if count)
 
-    def _complete(self, run: _Run, standing: UnitStates, now_us: int) -> None:
+    def _complete(self, run: _Run, unit_states: UnitStates, now_us: int) -> None:
         order = run.order
         tenant = order.selector.tenant
         events: list[Event] = [
@@ -242,28 +242,28 @@ class ErasureRunner:
                 reason,
                 FlatRuns(part.blocks, part.generations, part.pool),
             )
-            for reason, parts in ((_HELD, standing.held), (_USED, standing.used))
+            for reason, parts in ((_HELD, unit_states.held), (_USED, unit_states.used))
             for part in parts
         ]
         read = self._custodian.reread(run.effect.units)
         if read is not None:
             events.append(ErasureReread(now_us, order.erasure, tenant, *read))
-        reason = _remaining_reason(standing)
+        reason = _remaining_reason(unit_states)
         if read is not None and read.nonzero:
             reason = f"{read.nonzero} bytes were not zero when read back"
         outcome = "partial" if read is not None and read.nonzero else "complete"
-        self._emit([*events, _result(run, standing, outcome, reason, now_us)])
+        self._emit([*events, _result(run, unit_states, outcome, reason, now_us)])
         del self.pending[order.erasure]
-        self._remember(run, standing, is_complete=outcome == "complete")
+        self._remember(run, unit_states, is_complete=outcome == "complete")
 
-    def _remember(self, run: _Run, standing: UnitStates, *, is_complete: bool) -> ErasureResult:
+    def _remember(self, run: _Run, unit_states: UnitStates, *, is_complete: bool) -> ErasureResult:
         effect, erasure = run.effect, run.order.erasure
         known = self._known[erasure] = ErasureResult(
             effect.aborted,
             effect.lapsed,
             effect.ended_blocks,
-            _blocks(standing.held) + (0 if run.finishing else _blocks(standing.used)),
-            _remaining_reason(standing),
+            _blocks(unit_states.held) + (0 if run.finishing else _blocks(unit_states.used)),
+            _remaining_reason(unit_states),
             erasure,
             len(effect.finishing),
             is_complete,
@@ -315,9 +315,9 @@ def _applied(run: _Run, now_us: int) -> ErasureApplied:
     )
 
 
-def _result(run: _Run, standing: UnitStates, outcome: str, reason: str, now_us: int) -> ErasureCompleted:
+def _result(run: _Run, unit_states: UnitStates, outcome: str, reason: str, now_us: int) -> ErasureCompleted:
     effect, order = run.effect, run.order
-    kept = _blocks(standing.held) + _blocks(standing.used)
+    kept = _blocks(unit_states.held) + _blocks(unit_states.used)
     total = _blocks(effect.units)
     return ErasureCompleted(
         now_us,
@@ -325,14 +325,14 @@ def _result(run: _Run, standing: UnitStates, outcome: str, reason: str, now_us: 
         order.selector.tenant,
         outcome,
         effect.aborted + len(effect.finishing) + effect.lapsed,
-        total - kept - standing.waiting - standing.quarantined,
+        total - kept - unit_states.waiting - unit_states.quarantined,
         kept + sum(done.remaining for done in run.tiers.values()),
         reason,
     )
 
 
-def _remaining_reason(standing: UnitStates) -> str:
-    parts = ((_blocks(standing.held), _HELD), (_blocks(standing.used), _USED))
+def _remaining_reason(unit_states: UnitStates) -> str:
+    parts = ((_blocks(unit_states.held), _HELD), (_blocks(unit_states.used), _USED))
     return "; ".join(f"{count} {reason}" for count, reason in parts if count)
 
 

@@ -7,7 +7,7 @@ import heapq
 from kvcustody.allocator.external.residency import ExternalResidency
 
 
-class ActiveLimits:
+class ActiveDeadlines:
     """Running residencies by the moment at which their policy ends them. Those that ended before are skipped."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class ActiveLimits:
         ):
             self._drop_ended()
 
-    def take_over(self, now_us: int) -> list[object]:
+    def pop_expired(self, now_us: int) -> list[object]:
         """The requests that have run to their limit, each once."""
         over: list[object] = []
         heap = self._heap

@@ -8,7 +8,7 @@ T2  Keys are made here, of the request's own, granted and segment domains, and n
     denied has keys that no other request can compute.
 T3  What is due has ended before any look-up answers, and attach is checked again, block by block.
 T4  Every block that is not zero is in the scrub order of the step that first writes to it (foreign_blocks, X1).
-T5  An adapter may tell late what costs time, if it says so (`tell_late`): the port then asks for it before it decides
+T5  An adapter may tell late what costs time, if it says so (`defer_calls`): the port then asks for it before it decides
     or ends anything.
 T6  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
 """
@@ -34,20 +34,20 @@ from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import residency_released
 from kvcustody.governance.decisions.access_plan import Plan, PlanKey
-from kvcustody.governance.decisions.apply_narrowing import Bound
+from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.external.accounts import ANONYMOUS, PortAccounts
-from kvcustody.governance.external.active_deadlines import ActiveLimits
+from kvcustody.governance.external.active_deadlines import ActiveDeadlines
 from kvcustody.governance.external.block_keys import NO_KEYS, Find, KeyChain, RequestKeys, look_up
 from kvcustody.governance.external.check_invariants import check
 from kvcustody.governance.external.engine_control import EngineControl
-from kvcustody.governance.external.erase_in_engine import PortCustodian
+from kvcustody.governance.external.erase_in_engine import PortErasure
 from kvcustody.governance.external.residency_events import ends, opened, receipts, written
-from kvcustody.governance.external.scan_books import EngineBooks
+from kvcustody.governance.external.scan_books import EngineScanSource
 from kvcustody.governance.external.stats import pool_counts, port_stats
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
@@ -95,21 +95,21 @@ class EnginePort(Authority[ExternalPool]):
         self._running: dict[object, ExternalResidency] = {}
         self._starting: list[ExternalResidency] = []
         self._launch = 0
-        self._active = ActiveLimits()
-        self._catch_up: Callable[[], None] = _nothing
-        self._epoch = 0  # moves with every change of standing: keys made before are looked up anew
+        self._active = ActiveDeadlines()
+        self._flush_deferred: Callable[[], None] = _nothing
+        self._epoch = 0  # moves with every change of remaining_holds: keys made before are looked up anew
         super().__init__(
             table, keyring, ledger, block_tokens=block_tokens, clock=clock, expires_utc_us=expires_utc_us
         )
         self.erasures = ErasureRunner(
-            PortCustodian(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
+            PortErasure(self, engine), self._clock, self._emit, lambda: self.table.policy.erasure
         )
-        self._orphans = OrphanScans(EngineBooks(self, engine), self._clock, self._emit)
+        self._orphans = OrphanScans(EngineScanSource(self, engine), self._clock, self._emit)
         self._accounts.limit(quotas_of(table))
 
-    def tell_late(self, catch_up: Callable[[], None]) -> None:
-        """The adapter notes facts and tells it later, in order; `catch_up` makes it tell everything now (T5)."""
-        self._catch_up = catch_up
+    def defer_calls(self, flush: Callable[[], None]) -> None:
+        """The adapter notes facts and tells it later, in order; `flush` makes it tell everything now (T5)."""
+        self._flush_deferred = flush
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
@@ -137,11 +137,11 @@ class EnginePort(Authority[ExternalPool]):
         `IdentityError` for a malformed hint or trace.
         """
         if request_id in self._running:
-            self._catch_up()
+            self._flush_deferred()
             if request_id in self._running:
                 return AdmissionRefused(request_id, "request id is in use")
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
-        plan = self._standing(principal, model, route, hints, request_id, moment)
+        plan = self._admitted_plan(principal, model, route, hints, request_id, moment)
         if isinstance(plan, AdmissionRefused):
             return plan
         account = plan.account if plan is not None else self._accounts.anonymous()
@@ -165,7 +165,7 @@ class EnginePort(Authority[ExternalPool]):
         self._running[request_id] = residency
         return residency
 
-    def _standing(
+    def _admitted_plan(
         self,
         principal: Principal | None,
         model: ModelIdentity,
@@ -205,7 +205,7 @@ class EnginePort(Authority[ExternalPool]):
         plan = residency.facts
         assert isinstance(plan, Plan)
         if chain.epoch != self._epoch:
-            self._plan_again(residency, chain)
+            self._renew_plan(residency, chain)
             plan = residency.facts
             assert isinstance(plan, Plan)
         counters = self._counters(plan.tenant)
@@ -216,8 +216,8 @@ class EnginePort(Authority[ExternalPool]):
         residency.publishes = keys.publishable
         return keys
 
-    def _plan_again(self, residency: ExternalResidency, chain: KeyChain) -> None:
-        """A revision or a key rotation came between arrival and now: the request's standing is found anew."""
+    def _renew_plan(self, residency: ExternalResidency, chain: KeyChain) -> None:
+        """A revision or a key rotation came between arrival and now: the request's remaining_holds is found anew."""
         old = residency.facts
         assert isinstance(old, Plan)
         key = old.key
@@ -247,7 +247,7 @@ class EnginePort(Authority[ExternalPool]):
             return self._defer(residency, "ledger")
         need = residency.reserved_blocks
         if not self._accounts.fits(account, need):
-            self._catch_up()  # a release may wait to be told
+            self._flush_deferred()  # a release may wait to be told
             if not self._accounts.fits(account, need):
                 return self._defer(residency, "over-quota")
         account.charge_active(need)
@@ -258,12 +258,12 @@ class EnginePort(Authority[ExternalPool]):
 
     def _make_room(self, account: Account, need: int) -> None:
         """A tenant's own cache makes room under its cap."""
-        self._catch_up()
+        self._flush_deferred()
         over = account.used_blocks + need - account.cap_blocks
         if over > 0:
             now_us = self._clock.now_us()
             victims = np.array(self.pool.victims(over, account), dtype=np.int64)
-            self._obey(self.pool.end_cached(victims, "quota", now_us))
+            self._evict(self.pool.end_cached(victims, "quota", now_us))
 
     def _defer(self, residency: ExternalResidency, reason: str) -> str:
         counters = self._counters(residency.tenant)
@@ -372,16 +372,16 @@ class EnginePort(Authority[ExternalPool]):
     def unpublished(self, blocks: Sequence[int], cause: str = "evicted") -> None:
         """The engine forgot these blocks' keys by itself; the unreferenced ones end."""
         if blocks:
-            self._catch_up()
+            self._flush_deferred()
             which = np.array(blocks, dtype=np.int64)
-            self._obey(self.pool.unpublish(which, cause, self._clock.now_us()))
+            self._evict(self.pool.unpublish(which, cause, self._clock.now_us()))
 
-    def let_go(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
+    def returned(self, residency: ExternalResidency, blocks: Sequence[int]) -> None:
         """A running request gave these blocks back, as a sliding window does."""
         if blocks:
             self._record_starting()
             which = np.array(blocks, dtype=np.int64)
-            self._obey(self.pool.release_blocks(residency, which, self._clock.now_us()))
+            self._evict(self.pool.release_blocks(residency, which, self._clock.now_us()))
 
     def release(
         self,
@@ -411,7 +411,7 @@ class EnginePort(Authority[ExternalPool]):
         forget = self.pool.release(residency, cause, now_us, fence)
         self._outbox.append(residency_released(residency, runs, cause, now_us))
         forget += self.pool.enforce_residency_cap(account, now_us)
-        self._obey(forget)
+        self._evict(forget)
         return True
 
     def keeps_until(self, residency: ExternalResidency, at_us: int, *, others: int = 0) -> int:
@@ -463,12 +463,12 @@ class EnginePort(Authority[ExternalPool]):
 
         Returns the scrubs that this step must do before any other write.
         """
-        self._catch_up()
+        self._flush_deferred()
         if self._commands:
             self._run_commands()
         now_us = self._clock.now_us()
         self._sweep(now_us)
-        over = self._active.take_over(now_us)
+        over = self._active.pop_expired(now_us)
         if over:
             self._engine.abort(over, "active-max")
         if self.erasures.pending:
@@ -522,13 +522,13 @@ class EnginePort(Authority[ExternalPool]):
     def _account(self, tenant: str) -> tuple[Account, ExternalPool]:
         return self._accounts.account(tenant, quotas_of(self.table)), self.pool
 
-    def _pools_bound(self) -> Iterable[Bound]:
+    def _limited_pools(self) -> Iterable[LimitedPool]:
         return [self.pool]
 
     def _limit(self, table: DecisionTable) -> None:
         self._accounts.limit(quotas_of(table))
 
-    def _standing_changed(self) -> None:
+    def _forget_lookups(self) -> None:
         self._epoch += 1
 
     def erase(self, selector: Selector, **order: Any) -> ErasureResult:
@@ -536,7 +536,7 @@ class EnginePort(Authority[ExternalPool]):
 
         `order`: what `ErasureRunner.begin` takes besides. Raises `ConfigError` for a malformed selector.
         """
-        self._catch_up()
+        self._flush_deferred()
         result = self.erasures.begin(selector, **order)
         _log.info(
             "erased", erasure=result.erasure, blocks=result.ended_blocks, remaining=result.remaining_blocks
@@ -546,13 +546,13 @@ class EnginePort(Authority[ExternalPool]):
         return result
 
     def reload_plans(self) -> None:
-        """After domains were closed: requests that wait find their standing anew."""
+        """After domains were closed: requests that wait find their remaining_holds anew."""
         self.forget_closed_plans()
         self._epoch += 1
 
     def scan(self) -> list[Finding]:
         """Compare this side's books, requests, queues and tiers with each other and with the engine's books."""
-        self._catch_up()
+        self._flush_deferred()
         return self._orphans.scan()
 
     def scan_and_recover(self, ledger: LedgerJoin | None = None, *, mode: str = "full") -> Scanned:
@@ -560,7 +560,7 @@ class EnginePort(Authority[ExternalPool]):
 
         The engine is told what it must forget, abort or withhold; its own books stay its own.
         """
-        self._catch_up()
+        self._flush_deferred()
         self._drain(self._clock.now_us())
         scanned = self._orphans.scan_and_recover(self.pool.blocks, ledger, mode)
         self._drain(self._clock.now_us())
@@ -569,7 +569,7 @@ class EnginePort(Authority[ExternalPool]):
 
     def check(self) -> list[str]:
         """Recompute the invariants from scratch; an empty list when all hold."""
-        self._catch_up()
+        self._flush_deferred()
         return check(self)
 
     def victims(self, count: int) -> list[int]:
@@ -577,7 +577,7 @@ class EnginePort(Authority[ExternalPool]):
 
         Empty where no tenant has a guarantee: then the engine's own order is as good.
         """
-        self._catch_up()
+        self._flush_deferred()
         victims = self.pool.victims(count)
         if not victims:
             return []
@@ -585,15 +585,17 @@ class EnginePort(Authority[ExternalPool]):
 
     def stats(self) -> Stats:
         """A snapshot of counters; consistent between steps."""
-        self._catch_up()
+        self._flush_deferred()
         pools = (port_stats(self.pool, self._clock.now_us()),)
         charged = charged_blocks(self.pool.accounts.values())
         charged.pop(ANONYMOUS, None)
-        return Stats(dict(self.tallies), pools, len(self._running), self._orphans.drift_blocks, charged)
+        return Stats(
+            dict(self.tenant_counters), pools, len(self._running), self._orphans.drift_blocks, charged
+        )
 
     def counts(self) -> PoolCounts:
         """The pool's own counters for conservation, after everything that happened went to the ledger."""
-        self._catch_up()
+        self._flush_deferred()
         self._drain(self._clock.now_us())
         return pool_counts(self.pool, self._running.values())
 
@@ -604,7 +606,7 @@ class EnginePort(Authority[ExternalPool]):
 
     def close(self) -> None:
         """Release every request, end all custody and hand over the evidence; the engine then does the last order."""
-        self._catch_up()
+        self._flush_deferred()
         for residency in list(self._running.values()):
             self.release(residency, "shutdown")
         now_us = self._clock.now_us()
@@ -612,7 +614,7 @@ class EnginePort(Authority[ExternalPool]):
         for account in self.pool.accounts.values():
             for hold in list(self.pool.hold_table.of(account)):
                 forget += self.pool.lapse(hold, "teardown", now_us)
-        self._obey(forget)
+        self._evict(forget)
         self._drain(now_us)
         self._first_uses.close()
 
@@ -620,10 +622,10 @@ class EnginePort(Authority[ExternalPool]):
 
     def _sweep(self, now_us: int) -> None:
         if self.pool.is_due(now_us):
-            self._catch_up()
-            self._obey(self.pool.sweep(now_us, SWEEP_BATCH))
+            self._flush_deferred()
+            self._evict(self.pool.sweep(now_us, SWEEP_BATCH))
 
-    def _obey(self, forget: Sequence[int]) -> None:
+    def _evict(self, forget: Sequence[int]) -> None:
         if forget:
             self._engine.evict(forget)
 

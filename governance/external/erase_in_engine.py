@@ -28,7 +28,7 @@ from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.port_view import PortView
 
 
-class PortCustodian:
+class PortErasure:
     """An engine port as erasures see it; requests are residencies here."""
 
     def __init__(self, port: PortView, engine: EngineControl) -> None:
@@ -66,7 +66,7 @@ class PortCustodian:
             aborted, tuple(finishing), len(covered.holds), before - _live(pool), (covered.units,)
         )
 
-    def standing(self, units: Sequence[PoolUnits]) -> UnitStates:
+    def unit_states(self, units: Sequence[PoolUnits]) -> UnitStates:
         """Where these units are now: what no shard has answered for yet waits, whoever has the block since."""
         pool = self._port.pool
         waiting = quarantined = 0

@@ -1,6 +1,6 @@
 """The scan of an engine's pool: the engine's books, the pool's and the residencies', counted apart and compared.
 
-`EngineBooks` is what `OrphanScans` asks; `PortTroubles` finds what disagrees and gives the repair of each.
+`EngineScanSource` is what `OrphanScans` asks; `PortScan` finds what disagrees and gives the repair of each.
 
 - References and holds are counted from the residencies, block by block where generations agree, and compared with what
   the pool keeps; what the pool keeps is compared with what the engine says.
@@ -23,7 +23,13 @@ from kvcustody.governance.decisions.access_plan import DomainLabel
 from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.port_view import PortView
-from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Repair, Trouble
+from kvcustody.governance.orphans.finding import (
+    FAILED_VERIFICATION,
+    NONE,
+    FindingBuilder,
+    Repair,
+    RepairableFinding,
+)
 from kvcustody.governance.orphans.scan_protocol import Held
 from kvcustody.governance.orphans.slices import Slices
 
@@ -31,7 +37,7 @@ Int64s = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-class PortTroubles:
+class PortScan:
     """`refs`, `holds`: by block, as the residencies explain them. `contained`: blocks withheld by a scan, kept up."""
 
     def __init__(
@@ -61,7 +67,7 @@ class PortTroubles:
             if residency.is_opened and request_id not in self._view.requests
         ]
 
-    def troubles(self) -> list[Trouble]:
+    def findings(self) -> list[RepairableFinding]:
         """Every finding of this pool with its repair, in an order in which they can be repaired one by one."""
         return [
             *self._ended_under_requests(),
@@ -75,8 +81,8 @@ class PortTroubles:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _lost_finishes(self) -> list[Trouble]:
-        def lost(residency: ExternalResidency) -> Trouble:
+    def _lost_finishes(self) -> list[RepairableFinding]:
+        def lost(residency: ExternalResidency) -> RepairableFinding:
             def release() -> tuple[str, str]:
                 self._port.release(residency, "orphan")
                 return "released", "recovered"
@@ -86,8 +92,8 @@ class PortTroubles:
 
         return [lost(residency) for residency in self._lost]
 
-    def _ended_under_requests(self) -> list[Trouble]:
-        def broken(residency: ExternalResidency) -> Trouble:
+    def _ended_under_requests(self) -> list[RepairableFinding]:
+        def broken(residency: ExternalResidency) -> RepairableFinding:
             def abort() -> tuple[str, str]:
                 drop_ended(self._port.pool, residency)
                 self._engine.abort([residency.request_id], "orphan")
@@ -99,7 +105,9 @@ class PortTroubles:
         pool, running = self._port.pool, self._port.running.values()
         return [broken(residency) for residency in running if len(stale_generations(pool, residency))]
 
-    def _request(self, orphan: str, residency: ExternalResidency, cause: str, repair: Repair) -> Trouble:
+    def _request(
+        self, orphan: str, residency: ExternalResidency, cause: str, repair: Repair
+    ) -> RepairableFinding:
         return self._found(
             orphan,
             residency.tenant,
@@ -112,13 +120,13 @@ class PortTroubles:
 
     # -- references and holds -----------------------------------------------------------------------------------------
 
-    def _references(self) -> list[Trouble]:
+    def _references(self) -> list[RepairableFinding]:
         """What the pool keeps against what the residencies explain."""
         pool = self._port.pool
 
         def repair(blocks: Blocks) -> Repair:
             def count() -> tuple[str, str]:
-                self._obey(set_refs(pool, blocks, self._refs[blocks], self._now_us))
+                self._evict(set_refs(pool, blocks, self._refs[blocks], self._now_us))
                 return "references counted anew", "recovered"
 
             return count
@@ -134,7 +142,7 @@ class PortTroubles:
             ),
         ]
 
-    def _engine_references(self) -> list[Trouble]:
+    def _engine_references(self) -> list[RepairableFinding]:
         """What the engine references against what live requests have."""
         expected = self._refs.copy()
         for residency in self._lost:
@@ -173,13 +181,13 @@ class PortTroubles:
             *self._each_owner("sequence without reference", fewer, (refs < expected) & usable, abort),
         ]
 
-    def _holds(self) -> list[Trouble]:
+    def _holds(self) -> list[RepairableFinding]:
         pool, counted = self._port.pool, self._holds_counted
 
         def repair(blocks: Blocks) -> Repair:
             def count() -> tuple[str, str]:
                 still = blocks[(pool.state[blocks] == ACTIVE) | (pool.state[blocks] == CACHED)]
-                self._obey(set_holds(pool, still, counted[still], self._now_us))
+                self._evict(set_holds(pool, still, counted[still], self._now_us))
                 return "holds counted anew", "recovered"
 
             return count
@@ -194,15 +202,15 @@ class PortTroubles:
 
     # -- index --------------------------------------------------------------------------------------------------------
 
-    def _index(self) -> list[Trouble]:
+    def _index(self) -> list[RepairableFinding]:
         pool, view = self._port.pool, self._view
 
         def end(blocks: Blocks) -> Repair:
-            def unreach() -> tuple[str, str]:
-                self._obey(pool.end_cached(blocks, "orphan", self._now_us))
+            def remove() -> tuple[str, str]:
+                self._evict(pool.end_cached(blocks, "orphan", self._now_us))
                 return "ended", "recovered"
 
-            return unreach
+            return remove
 
         def forget(blocks: Blocks) -> Repair:
             def evict() -> tuple[str, str]:
@@ -222,7 +230,7 @@ class PortTroubles:
 
     # -- what waits ---------------------------------------------------------------------------------------------------
 
-    def _contained(self) -> list[Trouble]:
+    def _contained(self) -> list[RepairableFinding]:
         pool, made = self._port.pool, []
         failed = np.flatnonzero((pool.state == QUARANTINED) & self._usable)
         if len(failed):
@@ -239,7 +247,7 @@ class PortTroubles:
             made.append(self._found("stuck fence", tenant, cause, blocks, lambda: waits, since_us=since_us))
         return made
 
-    def difference(self, known: int, know: Callable[[int], None]) -> list[Trouble]:
+    def difference(self, known: int, know: Callable[[int], None]) -> list[RepairableFinding]:
         """Hand-outs that one side counted and the other did not, beyond those that are `known`."""
         allocated, ours = self._view.allocated, self._port.pool.next_generation - 1
         if allocated - ours == known:
@@ -254,13 +262,13 @@ class PortTroubles:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    def _obey(self, forget: list[int]) -> None:
+    def _evict(self, forget: list[int]) -> None:
         if forget:
             self._engine.evict(forget)
 
     def _each_owner(
         self, orphan: str, cause: str, mask: Mask, repair: Callable[[Blocks], Repair]
-    ) -> list[Trouble]:
+    ) -> list[RepairableFinding]:
         """One finding for each owner of the blocks in `mask`."""
         blocks = np.flatnonzero(mask)
         if not len(blocks):
@@ -280,7 +288,7 @@ class PortTroubles:
         return label.tenant if isinstance(label, DomainLabel) else ""
 
 
-class EngineBooks:
+class EngineScanSource:
     """One port's pool against its requests and its engine."""
 
     def __init__(self, port: PortView, engine: EngineControl) -> None:
@@ -289,13 +297,13 @@ class EngineBooks:
         self._known_difference = 0  # between the engine's count of hand-outs and ours, named by a scan before
         self._contained: set[int] = set()  # what the engine references by itself, and was told to withhold
 
-    def troubles(self, now_us: int) -> tuple[list[Trouble], int]:
+    def findings(self, now_us: int) -> tuple[list[RepairableFinding], int]:
         """Findings of the pool, and how many holds and requests were compared."""
         port = self._port
-        found = PortTroubles(
+        found = PortScan(
             port, self._engine, count_references(port), count_holds(port), now_us, self._contained
         )
-        made = [*found.troubles(), *found.difference(self._known_difference, self._know)]
+        made = [*found.findings(), *found.difference(self._known_difference, self._know)]
         holds = len(port.pool.hold_table)
         return made, holds + len(port.running)
 

@@ -37,7 +37,7 @@ from kvcustody.governance.erasure.selector import (
 from kvcustody.governance.governor.governor_view import GovernorView
 
 
-class GovernorCustodian:
+class GovernorErasure:
     """A Governor as erasures see it."""
 
     def __init__(self, governor: GovernorView) -> None:
@@ -77,7 +77,7 @@ class GovernorCustodian:
             aborted, tuple(finishing), lapsed, ended, tuple(part for part in units if len(part.blocks))
         )
 
-    def standing(self, units: Sequence[PoolUnits]) -> UnitStates:
+    def unit_states(self, units: Sequence[PoolUnits]) -> UnitStates:
         """Where these units are now."""
         waiting = quarantined = 0
         held: list[PoolUnits] = []

@@ -34,17 +34,17 @@ from kvcustody.governance.custody_events import (
     scrub_receipts,
 )
 from kvcustody.governance.decisions.access_plan import Plan, PlanKey
-from kvcustody.governance.decisions.apply_narrowing import Bound
+from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.conservation_counts import pool_counts
-from kvcustody.governance.governor.erase_in_pools import GovernorCustodian
+from kvcustody.governance.governor.erase_in_pools import GovernorErasure
 from kvcustody.governance.governor.overdue_watch import OverdueWatch
 from kvcustody.governance.governor.pools import Pools
-from kvcustody.governance.governor.scan_books import GovernorBooks
+from kvcustody.governance.governor.scan_books import GovernorScanSource
 from kvcustody.governance.governor.sequence_events import sequence_joined, sequence_opened, written
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import Principal
@@ -89,12 +89,12 @@ class Governor(Authority[BlockManager]):
             expires_utc_us=expires_utc_us,
         )
         self.erasures = ErasureRunner(
-            GovernorCustodian(self),
+            GovernorErasure(self),
             self._clock,
             self._emit,
             lambda: self.table.policy.erasure,
         )
-        self._orphans = OrphanScans(GovernorBooks(self), self._clock, self._emit)
+        self._orphans = OrphanScans(GovernorScanSource(self), self._clock, self._emit)
         pools.boot(quotas_of(table))
         self._drain(self._clock.now_us())
 
@@ -380,7 +380,7 @@ class Governor(Authority[BlockManager]):
     def _account(self, tenant: str) -> tuple[Account, BlockManager]:
         return self._pools.account(tenant, quotas_of(self.table))
 
-    def _pools_bound(self) -> Iterable[Bound]:
+    def _limited_pools(self) -> Iterable[LimitedPool]:
         return self._pools.managers
 
     def _limit(self, table: DecisionTable) -> None:
@@ -434,7 +434,7 @@ class Governor(Authority[BlockManager]):
         charged = charged_blocks(
             account for manager in self._pools.managers for account in manager.accounts.values()
         )
-        return Stats(dict(self.tallies), pools, len(self._live), self._orphans.drift_blocks, charged)
+        return Stats(dict(self.tenant_counters), pools, len(self._live), self._orphans.drift_blocks, charged)
 
     def counts(self) -> PoolCounts:
         """The pools' own counters for conservation, after everything that happened has been handed to the ledger.

@@ -11,24 +11,24 @@ from kvcustody.allocator.pool.block_state import CLEAN, DIRTY, QUARANTINED
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.governor.governor_view import GovernorView
-from kvcustody.governance.orphans.finding import Trouble
+from kvcustody.governance.orphans.finding import RepairableFinding
 from kvcustody.governance.orphans.online_pool_scan import OnlineScan
 from kvcustody.governance.orphans.pool_scan import PoolScan
 from kvcustody.governance.orphans.scan_protocol import Held
 from kvcustody.governance.orphans.slices import Slices
 
 
-class GovernorBooks:
+class GovernorScanSource:
     """Its block managers against its requests."""
 
     def __init__(self, governor: GovernorView) -> None:
         self._governor = governor
 
-    def troubles(self, now_us: int) -> tuple[list[Trouble], int]:
+    def findings(self, now_us: int) -> tuple[list[RepairableFinding], int]:
         """Findings of every pool, and how many holds and requests were compared."""
         governor = self._governor
         live = {sequence: handle for handle, sequence in governor.running.items()}
-        made: list[Trouble] = []
+        made: list[RepairableFinding] = []
         compared = 0
 
         def end(sequence: RunningSequence) -> None:
@@ -37,7 +37,7 @@ class GovernorBooks:
         for manager in governor.managers:
             mine = {sequence for sequence in live if sequence.account.name in manager.accounts}
             scan = PoolScan(manager, mine, now_us, end)
-            made += scan.troubles()
+            made += scan.findings()
             compared += len(scan.sequences) + len(manager.hold_table)
         return made, compared
 

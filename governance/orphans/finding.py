@@ -60,20 +60,20 @@ Repair = Callable[[], tuple[str, str]]
 """Returns what was done, and what came of it."""
 
 
-class Trouble(NamedTuple):
+class RepairableFinding(NamedTuple):
     """A finding with what repairs it."""
 
     finding: Finding
     repair: Repair
 
-    def mend(self) -> Finding:
+    def repaired(self) -> Finding:
         """Repair it; the finding says how that went."""
         action, outcome = self.repair()
         return self.finding._replace(action=action, outcome=outcome)
 
 
 class FindingBuilder:
-    """Makes the troubles of one pool at one instant: with ages, and blocks as plain numbers."""
+    """Makes the findings of one pool at one instant: with ages, and blocks as plain numbers."""
 
     def __init__(self, pool: int, now_us: int) -> None:
         self.pool = pool
@@ -89,14 +89,14 @@ class FindingBuilder:
         *,
         since_us: int = 0,
         residency: int = 0,
-    ) -> Trouble:
+    ) -> RepairableFinding:
         """`since_us`: since when at least, on the boot-time clock; 0 where that is not known."""
         assert orphan in CLASSES or orphan == FAILED_VERIFICATION, orphan
         age_us = max(0, self.now_us - since_us) if since_us else 0
         listed = tuple(blocks.tolist())
-        return Trouble(Finding(orphan, tenant, cause, listed, age_us, residency, self.pool), repair)
+        return RepairableFinding(Finding(orphan, tenant, cause, listed, age_us, residency, self.pool), repair)
 
 
-def mended(troubles: Sequence[Trouble]) -> tuple[Finding, ...]:
+def repair_all(findings: Sequence[RepairableFinding]) -> tuple[Finding, ...]:
     """Repair them one by one, each at most once."""
-    return tuple(trouble.mend() for trouble in troubles)
+    return tuple(trouble.repaired() for trouble in findings)

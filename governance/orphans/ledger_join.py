@@ -22,7 +22,7 @@ from kvcustody.audit.writer.crash_recovery import close_dead
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.lazy_runs import FlatRuns
-from kvcustody.governance.orphans.finding import Finding, Trouble
+from kvcustody.governance.orphans.finding import Finding, RepairableFinding
 from kvcustody.governance.orphans.scan_protocol import Held, LedgerJoin
 from kvcustody.governance.orphans.scans import Scanned
 
@@ -37,7 +37,7 @@ class WriterJoin:
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
 
-    def troubles(self, held: Held, now_us: int) -> list[Trouble]:
+    def findings(self, held: Held, now_us: int) -> list[RepairableFinding]:
         """What the ledger and this process disagree about; raises `LedgerUnavailable` where it is not up to date."""
         if not self._writer.flush():
             raise LedgerUnavailable("the ledger is behind: a scan against it would find what is on its way")
@@ -51,16 +51,16 @@ class WriterJoin:
             *self._processes(found, now_us),
         ]
 
-    def _trouble(
+    def _finding(
         self, finding: Finding, action: str, events: Callable[[], list[Event]], outcome: str = "recovered"
-    ) -> Trouble:
+    ) -> RepairableFinding:
         def record() -> tuple[str, str]:
             self._writer.submit(events())
             return action, outcome
 
-        return Trouble(finding, record)
+        return RepairableFinding(finding, record)
 
-    def _residencies(self, found: Disagreements, now_us: int) -> list[Trouble]:
+    def _residencies(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
         made = []
         for one in found.unreleased:
             finding = Finding(
@@ -72,13 +72,13 @@ class WriterJoin:
                 one.residency,
             )
             event = ResidencyReleased(now_us, one.residency, one.tenant, "orphan", (), 0)
-            made.append(self._trouble(finding, "release recorded", lambda event=event: [event]))  # type: ignore[misc]
+            made.append(self._finding(finding, "release recorded", lambda event=event: [event]))  # type: ignore[misc]
         for residency in found.unopened:
             finding = Finding("ledger gap", "", "a running residency is in no leaf", (), 0, residency)
-            made.append(self._trouble(finding, "named in the record", list, "on record"))
+            made.append(self._finding(finding, "named in the record", list, "on record"))
         return made
 
-    def _units(self, found: Disagreements, now_us: int) -> list[Trouble]:
+    def _units(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
         made = []
         for orphan, cause, units in (
             ("ledger gap", "custody has ended and no leaf says so", found.unended),
@@ -86,10 +86,10 @@ class WriterJoin:
         ):
             for lost in units:
                 finding = Finding(orphan, lost.tenant, cause, tuple(lost.blocks.tolist()), pool=lost.pool)
-                made.append(self._trouble(finding, "end recorded", _End(lost, now_us)))
+                made.append(self._finding(finding, "end recorded", _End(lost, now_us)))
         return made
 
-    def _processes(self, found: Disagreements, now_us: int) -> list[Trouble]:
+    def _processes(self, found: Disagreements, now_us: int) -> list[RepairableFinding]:
         made = []
         utc_us = now_us + self._writer.offset_us
         for dead in found.dead:
@@ -97,10 +97,10 @@ class WriterJoin:
             cause = f"process {dead.incarnation} of `{dead.worker}` ended without a word"
             finding = Finding("dead incarnation", "", cause, (), age_us)
             close = _Close(self._writer, dead.worker, now_us)
-            made.append(self._trouble(finding, "custody closed as unproven", close))
+            made.append(self._finding(finding, "custody closed as unproven", close))
         for gap in found.gaps:
             finding = Finding("ledger gap", "", gap_cause(gap), ())
-            made.append(self._trouble(finding, "named in the record", list, "on record"))
+            made.append(self._finding(finding, "named in the record", list, "on record"))
         return made
 
 

@@ -1,19 +1,32 @@
-"""A full scan of one pool: what the allocator, the live sequences and the queues disagree about, and the repairs."""
+"""A full scan of one pool: what the allocator, the live sequences and the queues disagree about, and the repairs.
+
+`PoolScan.findings` gives each disagreement with its repair: references and holds, the index against the tree (chains
+that nobody can find, entries that lead nowhere), and blocks in custody that no node and no sequence has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
-from kvcustody.allocator.manager.repair import cut_path, set_holds, set_refs
-from kvcustody.allocator.pool.block_state import QUARANTINED
+from kvcustody.allocator.manager.repair import (
+    cut_path,
+    drop_entries,
+    end_lost,
+    remove_from_index,
+    set_holds,
+    set_refs,
+)
+from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, QUARANTINED, Blocks
+from kvcustody.allocator.prefix.hash_index import COARSE_BLOCKS
 from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, Trouble
-from kvcustody.governance.orphans.index_scan import index_troubles
-from kvcustody.governance.orphans.lost_blocks import lost_blocks
+from kvcustody.governance.decisions.access_plan import DomainLabel
+from kvcustody.governance.orphans.finding import FAILED_VERIFICATION, NONE, FindingBuilder, RepairableFinding
 from kvcustody.governance.orphans.pool_census import Census
 
 
@@ -38,7 +51,7 @@ class PoolScan:
         self.sequences = self.census.sequences
         self._found = FindingBuilder(manager.number, now_us)
 
-    def troubles(self) -> list[Trouble]:
+    def findings(self) -> list[RepairableFinding]:
         """Every finding of this pool with its repair, in an order in which they can be repaired one by one."""
         return [
             *self._missing_references(),
@@ -46,14 +59,14 @@ class PoolScan:
             *self._leaked_references(),
             *self._blockless(),
             *self._holds(),
-            *index_troubles(self.census, self._found),
+            *index_findings(self.census, self._found),
             *lost_blocks(self.census, self._found),
             *self._fences(),
         ]
 
     # -- sequences ----------------------------------------------------------------------------------------------------
 
-    def _lost_sequences(self) -> list[Trouble]:
+    def _lost_sequences(self) -> list[RepairableFinding]:
         made = [
             self._sequence("lost finish", sequence, "a sequence without a live request", "released")
             for sequence in self.sequences
@@ -71,7 +84,7 @@ class PoolScan:
         ]
         return made
 
-    def _sequence(self, orphan: str, sequence: RunningSequence, cause: str, action: str) -> Trouble:
+    def _sequence(self, orphan: str, sequence: RunningSequence, cause: str, action: str) -> RepairableFinding:
         def end() -> tuple[str, str]:
             if sequence in self.census.broken:
                 cut_path(self.manager, sequence)
@@ -87,11 +100,11 @@ class PoolScan:
 
     # -- references ---------------------------------------------------------------------------------------------------
 
-    def _missing_references(self) -> list[Trouble]:
+    def _missing_references(self) -> list[RepairableFinding]:
         """Taken from the root down, before any sequence ends that should have them."""
         tree, now_us, census = self.manager.tree, self.now_us, self.census
 
-        def missing(node: Node, counted: int) -> Trouble:
+        def missing(node: Node, counted: int) -> RepairableFinding:
             def take() -> tuple[str, str]:
                 set_refs(tree, node, counted, now_us)
                 return "reference taken", "recovered"
@@ -102,7 +115,7 @@ class PoolScan:
         places = np.flatnonzero(census.refs < census.counted).tolist()
         return [missing(census.nodes[at], int(census.counted[at])) for at in places]
 
-    def _leaked_references(self) -> list[Trouble]:
+    def _leaked_references(self) -> list[RepairableFinding]:
         """Given back from the leaves up."""
         census, made = self.census, []
         for at in np.flatnonzero(census.refs > census.counted)[::-1].tolist():
@@ -112,14 +125,16 @@ class PoolScan:
             made.append(self._node("reference without sequence", node, cause, repair))
         return made
 
-    def _node(self, orphan: str, node: Node, cause: str, repair: Callable[[], tuple[str, str]]) -> Trouble:
+    def _node(
+        self, orphan: str, node: Node, cause: str, repair: Callable[[], tuple[str, str]]
+    ) -> RepairableFinding:
         tenant = node.domain.owner.name
         return self._found(orphan, tenant, cause, node.blocks, repair, since_us=node.used_us)
 
     # -- holds --------------------------------------------------------------------------------------------------------
 
-    def _blockless(self) -> list[Trouble]:
-        def dropped(residency: PathResidency) -> Trouble:
+    def _blockless(self) -> list[RepairableFinding]:
+        def dropped(residency: PathResidency) -> RepairableFinding:
             def drop() -> tuple[str, str]:
                 self.manager.hold_table.remove(residency)
                 return "hold dropped", "recovered"
@@ -134,10 +149,10 @@ class PoolScan:
 
         return [dropped(residency) for residency in self.census.blockless]
 
-    def _holds(self) -> list[Trouble]:
+    def _holds(self) -> list[RepairableFinding]:
         tree, now_us, census = self.manager.tree, self.now_us, self.census
 
-        def differing(node: Node, held: int) -> Trouble:
+        def differing(node: Node, held: int) -> RepairableFinding:
             def hold() -> tuple[str, str]:
                 if node.length:
                     set_holds(tree, node, held, now_us)
@@ -151,8 +166,8 @@ class PoolScan:
 
     # -- fences -------------------------------------------------------------------------------------------------------
 
-    def _fences(self) -> list[Trouble]:
-        made: list[Trouble] = []
+    def _fences(self) -> list[RepairableFinding]:
+        made: list[RepairableFinding] = []
         for partition in self.manager.pool.partitions:
             for custody in partition.stuck:
                 tenant = custody.account.name if custody.account is not None else ""
@@ -198,3 +213,111 @@ class _Refs:
             if counted < node.refs:
                 set_refs(self.manager.tree, node, counted, self.now_us)
         return "references given back", "recovered"
+
+
+_CLASS = "unreachable chain"
+
+
+def index_findings(census: Census, found: FindingBuilder) -> list[RepairableFinding]:
+    """Nodes that are indexed and not in the tree, and nodes of which an entry is missing."""
+    tree, now_us = census.manager.tree, found.now_us
+
+    def stray(node: Node) -> RepairableFinding:
+        def drop() -> tuple[str, str]:
+            drop_entries(tree, node)
+            return "taken out of the index", "recovered"
+
+        tenant, cause = node.domain.owner.name, "indexed but not in the tree"
+        return found(_CLASS, tenant, cause, node.blocks, drop, since_us=node.used_us)
+
+    def part(node: Node) -> RepairableFinding:
+        def end() -> tuple[str, str]:
+            if node.length:
+                remove_from_index(tree, node, now_us)
+            return "ended" if node.length == 0 else "left to its requests", "recovered"
+
+        tenant, cause = node.domain.owner.name, "in the tree but not indexed"
+        return found(_CLASS, tenant, cause, node.blocks, end, since_us=node.used_us)
+
+    strays, parts = _entries(census)
+    return [*map(stray, strays), *map(part, parts)]
+
+
+def _entries(census: Census) -> tuple[list[Node], list[Node]]:
+    """Entered nodes that are not in the tree, and nodes with fewer entries than their keys ask for.
+
+    A key leads to one node, so a node's entries are whole when there are as many as its length calls for.
+    """
+    index = census.manager.tree.index
+    # A stripe's nodes as a list first: fetched together from memory, they are there when their turn comes.
+    entered = chain.from_iterable(map(list, map(dict.values, index.stripes)))
+    have = census.occurrences(entered, len(index))
+    strays: list[Node] = []
+    if int(have.sum()) != len(index):
+        places = census.places(index.nodes(), len(index)).tolist()
+        outside = (node for node, at in zip(index.nodes(), places, strict=True) if at < 0)
+        strays = list({id(node): node for node in outside}.values())
+    start, length = census.tree.start, census.tree.length
+    wanted = census.tree.keyed * (1 + (start + length) // COARSE_BLOCKS - (start + 1) // COARSE_BLOCKS)
+    return strays, [census.nodes[at] for at in np.flatnonzero(have != wanted).tolist()]
+
+
+def lost_blocks(census: Census, found: FindingBuilder) -> list[RepairableFinding]:
+    """One finding for each account that is charged for more than nodes and sequences explain."""
+    manager, now_us = census.manager, found.now_us
+    pool = manager.pool
+    lost = np.flatnonzero(((pool.state == ACTIVE) | (pool.state == CACHED)) & ~_explained(census))
+
+    def of(account: Account, blocks: Blocks) -> RepairableFinding:
+        def end() -> tuple[str, str]:
+            left = blocks[(pool.state[blocks] == ACTIVE) | (pool.state[blocks] == CACHED)]
+            end_lost(manager, left, _nobodys(manager, account), now_us)
+            return "ended", "recovered"
+
+        cause = "blocks in custody that no request and no chain has"
+        return found("reference without sequence", account.name, cause, blocks, end)
+
+    return [of(account, blocks) for account, blocks in _by_account(census, lost)] if len(lost) else []
+
+
+def _explained(census: Census) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """By block: a node or a sequence has it."""
+    has = np.zeros(census.manager.pool.blocks, dtype=np.bool_)
+    parts: list[Blocks] = [*census.tree.blocks, *census.tree.windows]
+    for sequence in census.sequences:
+        parts += [sequence.blocks, *sequence.windows]
+        parts += [blocks for blocks, _ in sequence.duplicates]
+    if parts:
+        has[np.concatenate(parts)] = True
+    return has
+
+
+def _by_account(census: Census, lost: Blocks) -> list[tuple[Account, Blocks]]:
+    accounts = census.manager.accounts
+    explained = dict.fromkeys(accounts, 0)
+    for node in census.nodes:
+        explained[node.domain.owner.name] += node.block_count
+    for sequence in census.sequences:
+        for first, last, domain in sequence.shares(sequence.published, sequence.block_count):
+            explained[domain.owner.name] += last - first
+        for blocks, domain in sequence.duplicates:
+            explained[domain.owner.name] += len(blocks)
+        for window in sequence.windows:
+            explained[sequence.domain.owner.name] += len(window)
+    left, made = lost, []
+    for name, account in accounts.items():
+        surplus = account.active_blocks + account.cached_blocks - explained[name]
+        if surplus > 0 and len(left):
+            made.append((account, left[:surplus]))
+            left = left[surplus:]
+    if len(left):
+        made.append((next(iter(accounts.values())), left))
+    return made
+
+
+def _nobodys(manager: BlockManager, account: Account) -> Domain:
+    """A domain for custody whose own is not known any more: never cached, read back in full."""
+    label = DomainLabel(account.name, "unknown", 0, "request", None, None, None)
+    return manager.domain(
+        account, label=label, idle_us=0, absolute_us=0, scrub_within_us=1_000_000, verify_share=1.0
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.governance.erasure.tier_protocol import CopyStore
-from kvcustody.governance.orphans.finding import Trouble
+from kvcustody.governance.orphans.finding import RepairableFinding
 from kvcustody.governance.orphans.slices import Slices
 
 
@@ -30,14 +30,14 @@ class Held(NamedTuple):
 class LedgerJoin(Protocol):
     """The ledger's side of a scan."""
 
-    def troubles(self, held: Held, now_us: int) -> list[Trouble]:
+    def findings(self, held: Held, now_us: int) -> list[RepairableFinding]:
         """What the ledger and this process disagree about, each with its repair."""
 
 
 class ScanSource(Protocol):
     """The books of one process: a Governor's, or an engine port's beside its engine's."""
 
-    def troubles(self, now_us: int) -> tuple[list[Trouble], int]:
+    def findings(self, now_us: int) -> tuple[list[RepairableFinding], int]:
         """What its pools disagree about, and how many holds and requests were compared."""
 
     def tiers(self) -> Sequence[CopyStore]:

@@ -1,14 +1,15 @@
 """The orphan scans of one process: full ones with recovery, slices beside its steps, and the record of both.
 
-G1  `scan` changes nothing and writes nothing.
-G2  Findings are repaired one by one, each at most once, and are on record with action and outcome.
-G3  A step does one slice of one pool, whatever the number of pools.
-G4  While the process is looked at nothing in it moves: the join with its ledger has what was held when the scan began.
+- `scan` changes nothing and writes nothing.
+- `scan_and_recover` repairs findings one by one, each at most once, and records them with action and outcome.
+- A step does one slice of one pool, whatever the number of pools.
+- A tier's objects are compared with its index, and this process's books with its ledger. Nothing in the process moves
+  meanwhile: the join with the ledger has what was held when the scan began.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -17,13 +18,11 @@ import structlog
 
 from kvcustody.audit.events import Event, OrphanFound, OrphanScanned
 from kvcustody.clock import Clock
+from kvcustody.governance.erasure.tier_protocol import CopyStore
 from kvcustody.governance.lazy_runs import FlatRuns
-from kvcustody.governance.orphans.finding import DRIFT, Finding, Trouble, mended
+from kvcustody.governance.orphans.finding import DRIFT, Finding, RepairableFinding, repair_all
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin, ScanSource
 from kvcustody.governance.orphans.slices import Slices
-from kvcustody.governance.orphans.tier_scan import tier_troubles
-
-_log = structlog.get_logger(__name__)
 
 
 class Scanned(NamedTuple):
@@ -61,23 +60,23 @@ class OrphanScans:
 
     def scan(self) -> list[Finding]:
         """Every disagreement between allocator, live requests, holds, queues and tiers (G1)."""
-        return [trouble.finding for trouble in self._troubles(self._clock.now_us(), None)[0]]
+        return [trouble.finding for trouble in self._findings(self._clock.now_us(), None)[0]]
 
     def scan_and_recover(self, blocks: int, ledger: LedgerJoin | None, mode: str) -> Scanned:
         """Scan, repair every finding, and emit both (G2). With `ledger`, that one is joined too (books, K1)."""
         started_us = self._clock.now_us()
-        found, compared = self._troubles(started_us, ledger)
-        scanned = Scanned(mended(found), compared, blocks, started_us, self._clock.now_us())
+        found, compared = self._findings(started_us, ledger)
+        scanned = Scanned(repair_all(found), compared, blocks, started_us, self._clock.now_us())
         self._drifted.clear()
         self._note_drift(scanned.findings)
         return self._record(mode, scanned)
 
-    def _troubles(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[Trouble], int]:
+    def _findings(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[RepairableFinding], int]:
         """The ledger answers on a thread of its own meanwhile (G4): its database works without the interpreter."""
         with ThreadPoolExecutor(1, "orphan-scan") as beside:
-            joined = None if ledger is None else beside.submit(ledger.troubles, self._books.held(), now_us)
-            found, compared = self._books.troubles(now_us)
-            found += tier_troubles(self._books.tiers(), now_us)
+            joined = None if ledger is None else beside.submit(ledger.findings, self._books.held(), now_us)
+            found, compared = self._books.findings(now_us)
+            found += tier_findings(self._books.tiers(), now_us)
             if joined is not None:
                 found += joined.result()
         return found, compared
@@ -143,3 +142,35 @@ class OrphanScans:
             finding.outcome,
             finding.residency,
         )
+
+
+def tier_findings(tiers: Iterable[CopyStore], now_us: int) -> list[RepairableFinding]:
+    """Objects that no index names, and index entries without an object."""
+    made: list[RepairableFinding] = []
+    for tier in tiers:
+        objects, index = tier.objects(), tier.index()
+        pairs = (
+            ("tier object without index", objects, index, tier.destroy, "destroyed"),
+            ("index without tier object", index, objects, tier.forget, "forgotten"),
+        )
+        for orphan, one, other, repair, action in pairs:
+            for key in one.keys() - other.keys():
+                age_us = max(0, now_us - one[key].since_us)
+                finding = Finding(orphan, one[key].tenant, f"in tier `{tier.name}`", (), age_us)
+                made.append(RepairableFinding(finding, _TierRepair(repair, key, action)))
+    return made
+
+
+class _TierRepair:
+    """Destroys or forgets one key."""
+
+    def __init__(self, repair: Callable[[list[bytes]], int], key: bytes, action: str) -> None:
+        self.repair = repair
+        self.key = key
+        self.action = action
+
+    def __call__(self) -> tuple[str, str]:
+        return self.action, "recovered" if self.repair([self.key]) else "gone before"
+
+
+_log = structlog.get_logger(__name__)

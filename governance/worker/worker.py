@@ -123,7 +123,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         governor.erasures.tiers += plugins.open_tiers(settings)
         worker = Worker(governor, writer, settings.worker_name, clock, ExitStack(), signer)
         stack.callback(worker.stop)
-        inbox.take_up(governor)
+        inbox.recover_pending(governor)
         if settings.scan_online:
             governor.scan_online()
         inbox.start(governor, settings.erasure_poll_ms / 1000)

@@ -18,11 +18,16 @@ from kvcustody.policies.document.model import (
 )
 from kvcustody.policies.document.problems import Problems, SourceMark, quote
 from kvcustody.policies.document.yaml_nodes import Node, parse
-from kvcustody.policies.reading.erasure import read_erasure
 from kvcustody.policies.reading.eviction import read_eviction
 from kvcustody.policies.reading.fields import FieldReader
 from kvcustody.policies.reading.names import DeclaredNames
-from kvcustody.policies.reading.obligations import read_audit, read_offload, read_retention, read_scrub
+from kvcustody.policies.reading.obligations import (
+    read_audit,
+    read_erasure,
+    read_offload,
+    read_retention,
+    read_scrub,
+)
 from kvcustody.policies.reading.sharing import read_grants, read_rules, read_segments
 from kvcustody.policies.reading.tenants import PRIVATE_SCOPES, Owed, read_classify, read_groups, read_tenants
 

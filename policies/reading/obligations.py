@@ -1,8 +1,9 @@
-"""Reading `retention`, `scrub`, `offload` and `audit`: what is owed for every classification.
+"""Reading `retention`, `scrub`, `offload`, `audit` and `erasure`: what is owed for every classification.
 
 1. Every classification has every obligation; an omission is a problem at the section, never a default.
 2. A tenant's own obligations may only be stricter than the policy's.
 3. An outage action may only be stricter than the floor: decisions deny, lifecycle spill, own hits aggregate.
+4. Whatever `erasure` says, nothing that an erasure covers is attached from the moment it takes effect.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import TypeVar
 
-from kvcustody.policies.document.model import Offload, OnOutage, OutagePolicy, Retention, ScrubPolicy, Tier
+from kvcustody.policies.document.model import (
+    ErasureDuty,
+    Offload,
+    OnOutage,
+    OnRunning,
+    OutagePolicy,
+    Retention,
+    ScrubPolicy,
+    Tier,
+)
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.document.yaml_nodes import MappingNode, Node, Scalar
 from kvcustody.policies.reading.fields import FieldReader
@@ -194,3 +204,19 @@ def _outage(
             fields.problems.add(value.mark, "KVP507", message)
         result[name] = max(action, _FLOOR[name])
     return result
+
+
+_RUNNING = {running.value: running for running in OnRunning}
+
+
+def read_erasure(fields: FieldReader, node: Node) -> ErasureDuty:
+    """The deadline and what happens to running requests; each has its default."""
+    found = fields.mapping(node, "`erasure`", (), ("within", "running"))
+    duty = ErasureDuty()
+    within_us = (
+        fields.duration_us(found["within"], "`within`", positive=True)
+        if "within" in found
+        else duty.within_us
+    )
+    running = fields.choice(found["running"], "`running`", _RUNNING) if "running" in found else duty.running
+    return ErasureDuty(within_us, running, node.mark)

@@ -35,7 +35,7 @@ from kvcustody.policies.table.model import (
     Unlisted,
 )
 from kvcustody.policies.table.obligations import Obligations, ended, obligations_of
-from kvcustody.policies.table.rule_match import SILENT, Rulebook, Ruling, Rulings
+from kvcustody.policies.table.rule_match import NO_RULING, RuleIndex, Ruling, Rulings
 
 _DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
 _PRIVATE_SCOPES = (Scope.SESSION, Scope.SUBJECT, Scope.TENANT)
@@ -55,7 +55,7 @@ class _Compiler:
     def __init__(self, policy: Policy, revision: int, revoked: frozenset[str]) -> None:
         self._policy = policy
         self._revision = revision
-        self._rulebook = Rulebook(policy)
+        self._rules = RuleIndex(policy)
         self._groups = {tenant.id: tenant.group for tenant in policy.tenants}
         self._levels = range(len(policy.classifications))
         self._obligations: dict[str | Unlisted, tuple[Obligations, ...]] = {
@@ -103,12 +103,12 @@ class _Compiler:
     def _own_row(self, tenant: TenantPolicy, key: str | Unlisted) -> Row:
         """Every cell, in the order of `own_row`."""
         name = "" if key is UNLISTED else tenant.id
-        rulings = self._rulebook.rulings(name, name, Via.OWN, same_group=True)
+        rulings = self._rules.rulings(name, name, Via.OWN, same_group=True)
         owed = self._obligations[key]
         row: list[Decision] = []
         for action in Action:
             for level in self._levels:
-                ruling = rulings.get((action, level), SILENT)
+                ruling = rulings.get((action, level), NO_RULING)
                 row += self._own_scopes(action, tenant, ruling, level, owed[level])
         return tuple(row)
 
@@ -162,11 +162,11 @@ class _Compiler:
 
     def _grant_levels(self, pair: tuple[str, str], grants: list[Grant]) -> tuple[Timeline, ...]:
         reader, owner = pair
-        rulings = self._rulebook.rulings(reader, owner, Via.GRANT, same_group=self._same_group(reader, owner))
+        rulings = self._rules.rulings(reader, owner, Via.GRANT, same_group=self._same_group(reader, owner))
         known: dict[tuple[object, ...], Timeline] = {}
         levels = []
         for level in self._levels:
-            ruling = rulings.get((Action.REUSE, level), SILENT)
+            ruling = rulings.get((Action.REUSE, level), NO_RULING)
             open_at = tuple(grant for grant in grants if level <= grant.at_most)
             key = (ruling, *(grant.id for grant in open_at))
             if key not in known:
@@ -201,7 +201,7 @@ class _Compiler:
             for owner in {segment.owner for segment in segments}:
                 of_owner = tuple(segment for segment in segments if segment.owner == owner)
                 name = "" if isinstance(reader, Unlisted) else reader
-                rulings = self._rulebook.rulings(
+                rulings = self._rules.rulings(
                     name, owner, Via.SEGMENT, same_group=self._same_group(name, owner)
                 )
                 key = (id(rulings), owner, tuple(segment.id for segment in of_owner))
@@ -217,7 +217,7 @@ class _Compiler:
         for level in {segment.level for segment in segments}:
             for action in _DOMAIN_ACTIONS:
                 opened = self._opened(
-                    rulings.get((action, level), SILENT), self._section(action, level, owed[level])
+                    rulings.get((action, level), NO_RULING), self._section(action, level, owed[level])
                 )
                 for scope in (Scope.TENANT, Scope.GROUP, Scope.PUBLIC):
                     here = [s for s in segments if s.level == level and scope <= s.scope]

@@ -23,10 +23,10 @@ class Ruling(NamedTuple):
 
 Rulings = dict[tuple[int, int], Ruling]
 """By (action, level); a cell that no rule matches is absent."""
-SILENT = Ruling()
+NO_RULING = Ruling()
 
 
-class Rulebook:
+class RuleIndex:
     """The rules, indexed so that a pair of tenants costs only the rules that name one of them."""
 
     def __init__(self, policy: Policy) -> None:
@@ -55,7 +55,7 @@ class Rulebook:
             rule.id: rule for name in (reader, owner) for rule in self._named.get(name, ())
         }.values():
             try:
-                if _speaks_of(rule, reader, owner):
+                if _names_match(rule, reader, owner):
                     named.append(rule)
             except Exception as error:
                 failed[rule.id] = (rule, f"{rule.id}: {type(error).__name__}")
@@ -101,6 +101,6 @@ def _collect(covered: Iterable[tuple[Rule, list[tuple[int, int]], tuple[str, ...
     }
 
 
-def _speaks_of(rule: Rule, reader: str, owner: str) -> bool:
+def _names_match(rule: Rule, reader: str, owner: str) -> bool:
     """Whether the tenants fit the names in the rule."""
     return (rule.readers is None or reader in rule.readers) and (rule.owners is None or owner in rule.owners)

@@ -103,7 +103,7 @@ def test_kill_9_in_the_middle_is_taken_up_by_the_next_process(store: Engine, tmp
     survivor = CustodyWorld(store, tmp_path, seed=99, worker="victim", clock=clock)
     with store.connect() as connection:  # what was in the spill is back by now
         owed = {asked.erasure for asked in pending(connection, "victim")}
-    assert inbox(survivor, "victim").take_up(survivor.governor) == len(owed) > 0
+    assert inbox(survivor, "victim").recover_pending(survivor.governor) == len(owed) > 0
     survivor.run(10).settle()
     survivor.writer.flush()
     with store.connect() as connection:

@@ -13,7 +13,7 @@ from two_worlds import AUC_GATE, BLOCK, MODEL, World, auc, compare, table, token
 
 from kvcustody.errors import HandleError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
-from kvcustody.governance.decisions.reuse_decision import Reuse
+from kvcustody.governance.decisions.reuse_decision import ReuseDecider
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.identity.extra_content import Media, frame
@@ -167,7 +167,7 @@ class _EarlyDeny(Governor):
         reuse = self._reuse
 
         def may(*arguments: Any) -> bool:
-            permitted = Reuse.may(reuse, *arguments)
+            permitted = ReuseDecider.may(reuse, *arguments)
             self.denied_early = not permitted
             return permitted
 
@@ -216,7 +216,7 @@ def _transcript(kind: str, count: int, governor: type[Governor] = Governor) -> l
         world.probe("attacker", prompt, classification="high")
         world.step()
         world.seen.append(world.clock.now_us() - began)
-    tally = world.governor.tallies["attacker"]
+    tally = world.governor.tenant_counters["attacker"]
     world.seen.append((tally.requests, tally.hit_blocks, tally.prompt_tokens, tally.refused, tally.deferred))
     return world.seen
 

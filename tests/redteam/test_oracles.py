@@ -225,9 +225,9 @@ class _OneTally(dict[str, Any]):
 
 def _unscoped_counter() -> World:
     world = World(table())
-    world.governor.tallies = _OneTally()
+    world.governor.tenant_counters = _OneTally()
     stats = world.governor.stats
-    world.governor.stats = lambda: stats()._replace(tenants=world.governor.tallies)  # type: ignore[method-assign]
+    world.governor.stats = lambda: stats()._replace(tenants=world.governor.tenant_counters)  # type: ignore[method-assign]
     return world
 
 

@@ -122,7 +122,7 @@ def test_without_the_control_plane_only_the_own_scope_is_reused(release: Release
     worker.clock.advance(MICROSECONDS)
     worker.clock.step_utc(-3600 * MICROSECONDS)  # deadlines run on boot time
     assert worker.glance("reader") == 0 and worker.glance("holder") == HIT
-    assert worker.governor.tallies["reader"].denials["policy-lease"] == 2
+    assert worker.governor.tenant_counters["reader"].denials["policy-lease"] == 2
     store.is_away = False
     worker.follow()
     assert worker.glance("reader") == HIT, "void: heard again, the grant must serve again"
@@ -169,7 +169,7 @@ def test_an_expired_revision_reuses_nothing(release: Release) -> None:
     assert worker.glance("holder") == HIT, "control: enforced until the stated expiry"
     worker.clock.advance(1)
     assert worker.glance("reader") == 0 and worker.glance("holder") == 0
-    assert worker.governor.tallies["holder"].denials == {"policy-expired": 2}
+    assert worker.governor.tenant_counters["holder"].denials == {"policy-expired": 2}
     worker.clock.step_utc(-300 * MICROSECONDS)
     assert worker.glance("reader") == 0 and worker.glance("holder") == 0  # no step of a clock reopens it
     release.release(policy(READS, rules=FORBID))  # narrower: nothing to consent to

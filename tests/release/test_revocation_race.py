@@ -243,7 +243,7 @@ def test_nothing_attaches_after_the_revocation_in_any_interleaving(how: str) -> 
 @pytest.mark.parametrize("how", NARROWING)
 def test_check_then_use_attaches_after_the_revocation(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """B3's control: a decision that stays good until it is used."""
-    monkeypatch.setattr(EnginePort, "_standing_changed", lambda self: None)
+    monkeypatch.setattr(EnginePort, "_forget_lookups", lambda self: None)
     assert explore(NARROWING[how], 3).attached_after >= 1, "void: check-then-use must lose the race"
 
 

@@ -26,7 +26,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import VirtualClock
 from kvcustody.errors import LedgerUnavailable
 from kvcustody.governance.admission_outcome import Admission, Deferred
-from kvcustody.governance.decisions.first_use_log import FirstUses
+from kvcustody.governance.decisions.first_use_log import FirstUseLog
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
 from kvcustody.governance.identity.principal import identify
@@ -208,7 +208,7 @@ def test_without_the_gate_a_reuse_goes_unrecorded(
     store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positive control."""
-    monkeypatch.setattr(FirstUses, "may", lambda *_, **__: True)
+    monkeypatch.setattr(FirstUseLog, "may", lambda *_, **__: True)
     world = World(store, tmp_path)
     with locked(world, tmp_path):
         world.notice()

@@ -256,7 +256,7 @@ def test_a_block_in_use_cannot_be_handed_out(make: Make) -> None:
     with pytest.raises(IsolationError, match="cannot be attached"):
         world.port.attached(world.requests[second].residency, [world.free[0]])
     with pytest.raises(IsolationError, match="does not hold block"):
-        world.port.let_go(world.requests[second].residency, [taken[0]])
+        world.port.returned(world.requests[second].residency, [taken[0]])
 
 
 def test_a_receipt_counts_once_and_only_for_its_order(make: Make) -> None:

@@ -17,8 +17,8 @@ from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.scrub_queue import ScrubQueue
 from kvcustody.allocator.pool.block_state import CACHED, NEVER_US
 from kvcustody.governance.decisions import access_plan as plan
-from kvcustody.governance.decisions.access_plan import PlanBook
-from kvcustody.governance.decisions.reuse_decision import Reuse
+from kvcustody.governance.decisions.access_plan import PlanCache
+from kvcustody.governance.decisions.reuse_decision import ReuseDecider
 from kvcustody.governance.external import erase_in_engine as port_erasure
 from kvcustody.governance.identity.domain_spec import DomainSpec, tenant_owner
 from kvcustody.governance.keys.domain_key_cache import DomainKeys
@@ -48,14 +48,14 @@ def _everyone(original: Any) -> Any:
 def _no_owner(original: Any) -> Any:
     """The key ring must have an epoch for the tenant that everybody's domain names."""
 
-    def make(self: PlanBook[Any], key: Any, now_utc_us: int) -> Any:
+    def make(self: PlanCache[Any], key: Any, now_utc_us: int) -> Any:
         self._keyring.ensure([tenant_owner(key[0].issuer, "alpha")])
         return original(self, key, now_utc_us)
 
     return make
 
 
-everyone = together(patch(plan, "own_domain", _everyone), patch(PlanBook, "_make", _no_owner))
+everyone = together(patch(plan, "own_domain", _everyone), patch(PlanCache, "_make", _no_owner))
 
 _blind = SimpleNamespace(compare_digest=lambda a, b: True)
 
@@ -78,7 +78,7 @@ def _cached_plans(original: Any) -> Any:
     """The plan that was made first answers for ever, whichever book is asked."""
     kept: dict[Any, Any] = {}
 
-    def answer(self: PlanBook[Any], key: Any, now_utc_us: int) -> Any:
+    def answer(self: PlanCache[Any], key: Any, now_utc_us: int) -> Any:
         own = kept.setdefault(id(self._keyring), {})
         if key not in own:
             own[key] = original(self, key, now_utc_us)
@@ -91,7 +91,7 @@ def _cached_permits(original: Any) -> Any:
     """What was permitted once is permitted."""
     kept: set[Any] = set()
 
-    def may(self: Reuse, plan: Any, entry: Any, tally: Any, moment: Any) -> bool:
+    def may(self: ReuseDecider, plan: Any, entry: Any, tally: Any, moment: Any) -> bool:
         key = (id(entry.chain.domain), entry.id)
         if key not in kept and original(self, plan, entry, tally, moment):
             kept.add(key)
@@ -109,9 +109,9 @@ ANYWHERE = (
     Mutant(
         "grant cached past its revocation",
         together(
-            patch(PlanBook, "plan", _cached_plans),
-            patch(Reuse, "may", _cached_permits),
-            constant(PlanBook, "drop", None),
+            patch(PlanCache, "plan", _cached_plans),
+            patch(ReuseDecider, "may", _cached_permits),
+            constant(PlanCache, "drop", None),
         ),
     ),
 )

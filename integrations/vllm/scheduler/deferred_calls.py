@@ -2,13 +2,13 @@
 
 Recording costs a list entry on the path of a decode step. `flush` makes every call that is due; it runs from
 `SchedulerSide.run_deferred_work` when a step has left, and whenever something asks the port to decide or to end
-(the port itself calls back through `tell_late`). What a block goes through, and what each arrow calls:
+(the port itself calls back through `defer_calls`). What a block goes through, and what each arrow calls:
 
     vLLM allocates -----------> recorded ---------------------> reported to the port
       get_new_blocks              allocated_blocks                handed_out
       after_allocation            allocations                     attached, handed_out
       cache_full_blocks           pending_inserts -> in vLLM's index -> to_publish, filled_blocks -> published
-      free_blocks                 freed_outside_release           let_go
+      free_blocks                 freed_outside_release           returned
       release                     _ended                          release
       workers' receipts           _scrub_replies                  scrubbed
                                                      (flush)
@@ -246,7 +246,7 @@ class DeferredCalls:
             if group.drops:
                 gone += group.take_gone(governed.request_id, known)
         if gone and governed.residency is not None:
-            self.port.let_go(governed.residency, gone)
+            self.port.returned(governed.residency, gone)
 
     def _report_published(self) -> None:
         """What running requests filled. Others report when they have their blocks."""

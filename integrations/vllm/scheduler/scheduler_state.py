@@ -86,7 +86,7 @@ class SchedulerState:
     @port.setter
     def port(self, port: EnginePort) -> None:
         self._port = self.deferred.port = port
-        port.tell_late(self.deferred.flush_unchecked)
+        port.defer_calls(self.deferred.flush_unchecked)
 
     # -- look-up ------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ def duty_changes(old: DecisionTable, new: DecisionTable, tenants: tuple[str, ...
     for tenant in tenants:
         if old.tenant(tenant) is not None and new.tenant(tenant) is not None:
             yield from _obligations(old, new, tenant)
-    for tenant in _told_apart(old.policy, new.policy, tenants):
+    for tenant in _distinct_tenants(old.policy, new.policy, tenants):
         for route in routes((old.policy, new.policy), tenant):
             yield from _levels(old, new, tenant, route)
             yield from _labels(old, new, tenant, route)
@@ -73,7 +73,7 @@ def duration(span_us: int) -> str:
     return f"{span_us // 1_000}ms" if span_us else "0s"
 
 
-def _told_apart(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[str]:
+def _distinct_tenants(one: Policy, other: Policy, tenants: tuple[str, ...]) -> list[str]:
     """The tenants whose classification or labels may differ from others', and one that stands for the rest."""
     named = {rule.tenant for policy in (one, other) for rule in policy.classify}
     named |= {tenant.id for policy in (one, other) for tenant in policy.tenants if tenant.labels}

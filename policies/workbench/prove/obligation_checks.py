@@ -31,7 +31,7 @@ def check_levels(
             "ISO-8", "the table's classifications are not the declared ones", {"policy": table.digest}
         )
         return
-    for tenant in _told_apart(table.policy, declared.policy, tenants):
+    for tenant in _distinct_tenants(table.policy, declared.policy, tenants):
         for route, claim, hint in product(_asked(table.policy, declared.policy, tenant), words, words):
             findings.levels_checked += 1
             got = table.classify(tenant, route, claim, hint)
@@ -42,7 +42,7 @@ def check_levels(
                 findings.says("ISO-8", why, {"tenant": tenant, "route": route, "claim": claim, "hint": hint})
 
 
-def _told_apart(one: Policy, other: Policy, tenants: Sequence[str]) -> list[str]:
+def _distinct_tenants(one: Policy, other: Policy, tenants: Sequence[str]) -> list[str]:
     """The tenants that a classify rule names, and one that stands for every other."""
     named = {rule.tenant for policy in (one, other) for rule in policy.classify}
     rest = [tenant for tenant in tenants if tenant not in named]

@@ -152,7 +152,7 @@ def test_through_the_port_a_trace_outlives_a_preemption() -> None:
         one.port.look_up(residency, lambda key: -1)
         one.port.handed_out(residency, [1, 2])
         one.port.step()
-        one.port.let_go(residency, [2])
+        one.port.returned(residency, [2])
         one.port.release(residency, "preempted")
         again: Any = one.port.resume(residency, PROMPT)
         one.port.handed_out(again, [3])

@@ -211,12 +211,12 @@ def test_a_compiler_that_forgets_forbids_is_found(compiled, monkeypatch, call):
     policy = compiled(
         ("labels: {region: [eu, us]}", "labels: {region: [eu, us]}"), ("at_most: mid", "at_most: high")
     ).policy
-    real = compiler.Rulebook.rulings
+    real = compiler.RuleIndex.rulings
 
     def blind(self, *args, **kwargs):
         return {cell: r._replace(forbids=()) for cell, r in real(self, *args, **kwargs).items()}
 
-    monkeypatch.setattr(compiler.Rulebook, "rulings", blind)
+    monkeypatch.setattr(compiler.RuleIndex, "rulings", blind)
     assert "ISO-4" in broken(compile_policy(policy, revision=1))
 
 

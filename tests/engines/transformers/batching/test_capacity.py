@@ -50,8 +50,8 @@ def test_a_tenant_over_its_quota_neither_stalls_nor_preempts_another() -> None:
         assert account.used_blocks <= account.cap_blocks == 8
         engine.run()
         assert all(len(engine.output(name)) == 26 for name in hungry)  # each in its turn
-        assert engine.governor.tallies["a"].deferred["over-quota"] > 0
-        assert not engine.governor.tallies["b"].deferred
+        assert engine.governor.tenant_counters["a"].deferred["over-quota"] > 0
+        assert not engine.governor.tenant_counters["b"].deferred
         engine.sound()
 
 
@@ -168,7 +168,7 @@ def test_forks_that_do_not_fit_wait_and_are_still_their_parents() -> None:
         name = engine.submit(person("a"), prompt(29))
         engine.run()
         assert len(engine.results) == 4 and all(len(engine.output(one)) == 6 for one in engine.results)
-        assert name in engine.results and set(engine.governor.tallies) == {"a"}
+        assert name in engine.results and set(engine.governor.tenant_counters) == {"a"}
 
 
 def test_positive_control_children_that_inherit_nothing_are_strangers(
@@ -183,7 +183,7 @@ def test_positive_control_children_that_inherit_nothing_are_strangers(
     with governed(generate=generate, text=policy(TENANTS + ANYBODY)) as engine:
         engine.submit(person("a"), prompt(29))
         engine.run()
-        assert set(engine.governor.tallies) == {"a", "anonymous"}
+        assert set(engine.governor.tenant_counters) == {"a", "anonymous"}
 
 
 def test_an_id_in_use_is_not_served_twice() -> None:

@@ -79,8 +79,8 @@ def test_generate_batch_and_the_models_own_entry_point() -> None:
         with engine.batching.acting(person("b")):
             theirs = engine.batching.model.generate_batch(PROMPTS, generation_config=generation())
         assert [result.generated_tokens for result in theirs.values()] == expected
-        tallies = engine.governor.tallies
-        assert tallies["a"].requests == tallies["b"].requests == len(PROMPTS)
+        tenant_counters = engine.governor.tenant_counters
+        assert tenant_counters["a"].requests == tenant_counters["b"].requests == len(PROMPTS)
         refused = engine.batching.model.generate_batch(PROMPTS[:1], generation_config=generation())
         assert all("not in the policy" in result.error for result in refused.values())
         engine.sound()
