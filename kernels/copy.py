@@ -1,7 +1,9 @@
 """Copy: block to block over all layer segments, for copy-on-write.
 
-Y1 After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
-Y2 Targets are distinct and none is also a source, so the order of the copies cannot matter.
+    copy(table, [3], [17])          # block 17 is now block 3, byte for byte
+
+- After it retires, target `i` equals source `i` byte for byte and nothing else has changed.
+- Targets are distinct and none is also a source, so the order of the copies cannot matter.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals

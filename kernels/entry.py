@@ -2,9 +2,9 @@
 
     bits 0-31 first block | bits 32-55 blocks in the run | bit 61 plant a fault (tests) | bit 62 read back
 
-E1 The entries of a list name each block once, in ascending order, and no block outside the pool.
-E2 A run is never longer than `group`: what one program of the kernel writes at once.
-E3 `IDLE` names a block that no pool has: the kernel skips it, so a list may be padded to a fixed length.
+- The entries of a list name each block once, in ascending order, and no block outside the pool.
+- A run is never longer than `group`: what one program of the kernel writes at once.
+- `IDLE` names a block that no pool has: the kernel skips it, so a list may be padded to a fixed length.
 """
 
 from __future__ import annotations

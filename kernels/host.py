@@ -3,8 +3,8 @@
 Of a small scrub, calls are the cost: a torch operation takes some microseconds a segment, numpy's assignment of one
 row of zeros to every listed row a third of that. A large scrub is torch's (`kernels.scrub.scrub_torch`), on every core.
 
-H1 After `zero` returns, every byte of every listed block is zero and no other byte has changed.
-H2 Bytes are counted after they have been written.
+- After `zero` returns, every byte of every listed block is zero and no other byte has changed.
+- Bytes are counted after they have been written.
 """
 
 from __future__ import annotations

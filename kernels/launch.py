@@ -3,10 +3,10 @@
 Triton is optional: without it, or off CUDA and ROCm, the torch path serves every device. `TRITON_INTERPRET=1`
 before the first import makes the kernels run on CPU tensors, which the tests use.
 
-N1 A program handles one (listed block, tile) pair; a launch holds every pair, unless the grid would pass its
-   limit.
-N2 Addresses are 64-bit; an index outside the pool is skipped by the kernel even if a wrapper's check were
-   missing.
+- A program handles one (listed block, tile) pair; a launch holds every pair, unless the grid would pass its
+  limit.
+- Addresses are 64-bit; an index outside the pool is skipped by the kernel even if a wrapper's check were
+  missing.
 """
 
 from __future__ import annotations

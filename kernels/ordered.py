@@ -1,12 +1,17 @@
 """Scrubs on a stream of their own, ordered against the engine's streams by events, never by the host.
 
+    ordered.used()                        # after a step: what it uses may end later
+    ordered.launch(blocks, read_back)     # zero what has ended; returns at once
+    ordered.order_before()                # before a step that writes fresh blocks
+    ordered.answered()                    # the launches that have retired, for receipts
+
     engine    ... last use | .......................... | next writer ...
     scrub                  └─ wait ─ upload, zero, read back ─ event ─┘ wait
 
-D1 A launch starts, on the device, after every use that `used` recorded before it.
-D2 What a stream does after `order_before` starts, on the device, after every launch made before it.
-D3 Nothing here waits on the host, but `settle` and a launch that finds every staging slot in flight.
-D4 A launch's answer is given only when its event has retired: a receipt never speaks of what is still running.
+- A launch starts, on the device, after every use that `used` recorded before it.
+- What a stream does after `order_before` starts, on the device, after every launch made before it.
+- Nothing here waits on the host, but `settle` and a launch that finds every staging slot in flight.
+- A launch's answer is given only when its event has retired: a receipt never speaks of what is still running.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ class OrderedScrub:
         return len(self._flights)
 
     def used(self, stream: Any = None) -> None:
-        """Everything put on `stream` until now may read or write blocks that end later (D1)."""
+        """Everything put on `stream` until now may read or write blocks that end later."""
         stream = self._streams.current() if stream is None else stream
         event = self._uses.get(stream)
         if event is None:
@@ -93,7 +98,7 @@ class OrderedScrub:
         event.record(stream)
 
     def order_before(self, stream: Any = None) -> None:
-        """Let later work of `stream` find every block zero that was launched until now (D2)."""
+        """Let later work of `stream` find every block zero that was launched until now."""
         if self._last is not None:
             self._streams.wait(self._streams.current() if stream is None else stream, self._last)
 

@@ -1,11 +1,14 @@
 """Scrub: overwrite every byte of the listed blocks with zero, over all layer segments, in one launch.
 
-Z1 After it retires, every byte of every listed block is zero and no other byte has changed.
-Z2 The device counts the bytes that it wrote, in `table.counter`. The count is evidence independent of the
-   host's own books.
-Z3 A block is listed once; listing it twice is refused, since it would be counted twice.
-Z4 A read-back of the same launch loads what it stored past the L1 cache: it shows what the L2 cache, or the
-   memory behind it, answers, never that DRAM cells have changed. Any non-zero byte raises its entry's flag.
+    table = SegmentTable.from_tensors(layers)
+    scrub(table, [3, 4, 17])        # bytes written; on CUDA it only launches
+
+- After it retires, every byte of every listed block is zero and no other byte has changed.
+- The device counts the bytes that it wrote, in `table.counter`. The count is evidence independent of the
+  host's own books.
+- A block is listed once; listing it twice is refused, since it would be counted twice.
+- A read-back of the same launch loads what it stored past the L1 cache: it shows what the L2 cache, or the
+  memory behind it, answers, never that DRAM cells have changed. Any non-zero byte raises its entry's flag.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals

@@ -4,11 +4,11 @@ A *segment* is a base address and a block stride; block `b` owns `piece_bytes` b
 stride`. A block is the union of its pieces over all segments, so one table describes a whole cache in any of
 the usual layouts.
 
-S1 Two blocks never share a byte: pieces do not overlap, within a segment or between segments.
-S2 The table owns every byte of its tensors that belongs to a block; bytes between pieces (padding) are never
-   written.
-S3 Every tensor is on one device and holds the same number of blocks.
-S4 The tensors stay alive as long as the table does, so an address in it never dangles.
+- Two blocks never share a byte: pieces do not overlap, within a segment or between segments.
+- The table owns every byte of its tensors that belongs to a block; bytes between pieces (padding) are never
+  written.
+- Every tensor is on one device and holds the same number of blocks.
+- The tensors stay alive as long as the table does, so an address in it never dangles.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _merge(segments: list[MemorySegment]) -> list[MemorySegment]:
 
 
 def _check_disjoint(segments: list[MemorySegment], blocks: int) -> None:
-    """S1: raises `DeviceError` where a byte would belong to two blocks or to two pieces."""
+    """Raises `DeviceError` where a byte would belong to two blocks or to two pieces."""
     for segment in segments:
         if blocks > 1 and segment.block_stride_bytes < segment.piece_bytes:
             raise DeviceError(

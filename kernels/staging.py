@@ -3,9 +3,9 @@
 A list written while the device still reads the one before it would corrupt a scrub, and a fresh allocation a
 launch costs more than the launch. So each slot is reused only after the event behind its last use.
 
-G1 No allocation after construction, on the host or on the device.
-G2 A slot is overwritten only after the launch that reads it has retired.
-G3 `full` says how often the host had to wait for a slot: more slots are needed where it grows.
+- No allocation after construction, on the host or on the device.
+- A slot is overwritten only after the launch that reads it has retired.
+- `full` says how often the host had to wait for a slot: more slots are needed where it grows.
 """
 
 from __future__ import annotations

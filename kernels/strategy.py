@@ -4,9 +4,9 @@ The best launch depends on the device and on the cache's geometry, so it is meas
 candidate on scratch memory of the same geometry and keeps the fastest in a file, by device and versions. What
 was not tuned uses a default that needs no measurement.
 
-T1 A strategy changes speed only: the same bytes are written and counted, whichever it is.
-T2 `sms_max` bounds how many multiprocessors a scrub may occupy, so that it yields to decode.
-T3 Blocks are grouped only where each is one whole piece in every segment, next to its neighbour.
+- A strategy changes speed only: the same bytes are written and counted, whichever it is.
+- `sms_max` bounds how many multiprocessors a scrub may occupy, so that it yields to decode.
+- Blocks are grouped only where each is one whole piece in every segment, next to its neighbour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Strategy:
 
 
 def group_max(table: SegmentTable) -> int:
-    """The most adjacent blocks that one program may write: T3, and the largest tile of the alignment."""
+    """The most adjacent blocks that one program may write, within the largest tile of the alignment."""
     dense = all(one.block_stride_bytes == one.piece_bytes for one in table.segments)
     whole = table.tiles.count == len(table.segments)
     return tile_bytes_max(table.alignment_bytes) // table.tiles.bytes_max if dense and whole else 1

@@ -2,8 +2,8 @@
 
 `CudaStreams` is torch's own; tests supply streams whose work runs in any order that the waits allow.
 
-R1 Work of one stream runs in the order it was put there; between streams only `wait` orders.
-R2 Nothing here waits on the host but `StreamEvent.synchronize`.
+- Work of one stream runs in the order it was put there; between streams only `wait` orders.
+- Nothing here waits on the host but `StreamEvent.synchronize`.
 """
 
 from __future__ import annotations

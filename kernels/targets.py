@@ -3,8 +3,8 @@
 `python -m kvcustody.kernels.targets` prints, for each kernel and target, the width of its memory accesses,
 its registers and its spills; it needs Triton but no GPU. Tests hold the same figures.
 
-G1 With 16-byte alignment every bulk store and load of a kernel is 16 bytes wide, on every target.
-G2 No kernel spills a register to local memory.
+- With 16-byte alignment every bulk store and load of a kernel is 16 bytes wide, on every target.
+- No kernel spills a register to local memory.
 """
 
 from __future__ import annotations

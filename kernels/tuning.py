@@ -1,11 +1,13 @@
 """Measure how a device scrubs best, once, and keep the answer in a file.
 
+    tune(table, file=path)          # the kept strategy of this device and geometry, or the fastest measured now
+
 `tune` times every candidate on scratch memory with the table's geometry, in turns, and keeps the fastest
 median. Answers are kept by device name, geometry and versions, so another driver or torch measures again.
 
-N1 A file that cannot be read, or is of another version, is measured again; it never changes what is written,
-   only how fast.
-N2 Only CUDA and ROCm devices are tuned: on the host there is one way.
+- A file that cannot be read, or is of another version, is measured again; it never changes what is written,
+  only how fast.
+- Only CUDA and ROCm devices are tuned: on the host there is one way.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def measure(scratch: SegmentTable, strategies: Sequence[Strategy], timer: Timer)
 
 
 def load(file: Path) -> dict[str, Strategy]:
-    """The kept answers; empty where the file is missing or unreadable (N1)."""
+    """The kept answers; empty where the file is missing or unreadable."""
     try:
         rows = json.loads(file.read_text())
         return {name: Strategy(**row) for name, row in rows.items()}

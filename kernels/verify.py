@@ -1,9 +1,12 @@
 """Verify: read listed blocks back and say which hold any byte that is not zero.
 
-V1 A listed block is flagged exactly when at least one of its bytes, in any segment, is not zero.
-V2 It only reads.
-V3 A sample is drawn block by block with secret randomness, unless a seed is given: no caller can tell which
-   blocks of a batch will be read.
+    verify(table, [3, 4, 17]).dirty         # the blocks that are not zero
+    verify(table, blocks, 0.05).checked     # a secret sample of one in twenty
+
+- A listed block is flagged exactly when at least one of its bytes, in any segment, is not zero.
+- It only reads.
+- A sample is drawn block by block with secret randomness, unless a seed is given: no caller can tell which
+  blocks of a batch will be read.
 """
 
 # ruff: noqa: N803 - Triton passes by position and writes constexprs in capitals

@@ -1,1 +1,1 @@
-"""External."""
+"""Custody of a pool whose blocks an engine such as vLLM allocates by itself."""

@@ -9,19 +9,19 @@
     pool.scrubbed(order.number, shard, results)                # one shard's answer
 
 What a method returns as a list of blocks, the engine must take out of its own prefix cache. Numbers in, events out: it
-knows no policy, SQL or HTTP. Zeroing is *stream-ordered* (docs/engine-port.md): a block may be handed out while its
-scrub is still on its way, because the scrub is enqueued on the engine's stream before anything else is written.
+knows no policy, SQL or HTTP. Zeroing is *stream-ordered* (docs/build/engine-port.md): a block may be handed out while
+its scrub is still on its way, because the scrub is enqueued on the engine's stream before anything else is written.
 
-F1  A block is handed out only when nobody uses it: not ACTIVE, not CACHED. Anything else raises `IsolationError`.
-F2  A generation changes at each hand-out (L3).
-F3  A block whose last reference is gone stays only while it is indexed, held, before its ceiling and in an open domain;
-    else its custody ends and the engine is told to forget it.
-F4  Everything that ended is in the next scrub order, so no step writes to a block before the scrub of what it held.
-F5  A receipt, a hold or an end of an older generation touches no newer one.
-F6  Where a chain's parent ends, its cached descendants end with it (L7).
-F7  A hold lapses once: at its deadline, on erasure, or when a residency of the same principal and domain extends it.
-F8  No deadline is later than the ceiling of what it holds; no hold or new limit moves a ceiling later (L8).
-F9  Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them.
+- A block is handed out only when nobody uses it: not ACTIVE, not CACHED. Anything else raises `IsolationError`.
+- A generation changes at each hand-out (L3).
+- A block whose last reference is gone stays only while it is indexed, held, before its ceiling and in an open domain;
+  else its custody ends and the engine is told to forget it.
+- Everything that ended is in the next scrub order, so no step writes to a block before the scrub of what it held.
+- A receipt, a hold or an end of an older generation touches no newer one.
+- Where a chain's parent ends, its cached descendants end with it (L7).
+- A hold lapses once: at its deadline, on erasure, or when a residency of the same principal and domain extends it.
+- No deadline is later than the ceiling of what it holds; no hold or new limit moves a ceiling later (L8).
+- Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class ExternalPool:
     # -- what the engine does -----------------------------------------------------------------------------------------
 
     def hand_out(self, residency: ExternalResidency, blocks: Blocks, domain: Domain, now_us: int) -> None:
-        """`blocks` are the residency's from now on, written by it alone (F1, F2)."""
+        """`blocks` are the residency's from now on, written by it alone."""
         count = len(blocks)
         first = self._claim(blocks, now_us)
         self.state[blocks] = ACTIVE
@@ -351,7 +351,7 @@ class ExternalPool:
     def release(
         self, residency: ExternalResidency, cause: str, now_us: int, fence: int | None = None
     ) -> list[int]:
-        """The residency's request ended; holds what policy allows. Returns what the engine must forget (F3).
+        """The residency's request ended; holds what policy allows. Returns what the engine must forget.
 
         fence: the newest that was open when it ended (0: none), where that is not now.
         """
@@ -398,7 +398,7 @@ class ExternalPool:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def order(self, now_us: int) -> ScrubOrder | None:
-        """The scrubs that the coming step must do first: everything that ended and whose fences have retired (F4)."""
+        """The scrubs that the coming step must do first: everything that ended and whose fences have retired."""
         if self.queue.has_fenced:
             self.queue.reclaim(self.fences, now_us)
         return self.queue.order() if self.queue.has_dirty else None
@@ -558,7 +558,7 @@ class ExternalPool:
     def _end(
         self, blocks: Blocks, cause: str, due_us: int, now_us: int, *, engine_knows: bool = False
     ) -> list[int]:
-        """End the custody of unreferenced blocks and, as unreachable, of their cached descendants (F6).
+        """End the custody of unreferenced blocks and, as unreachable, of their cached descendants.
 
         Returns the indexed ones among them, which the engine must forget; with `engine_knows`, `blocks` excepted.
         """

@@ -1,9 +1,9 @@
-"""Puts the books of an engine's own pool right where a scan has found them wrong; `manager.repair` is its twin.
+"""Puts the state of an external pool right where a scan has found it wrong; `manager.repair` is its twin.
 
 Nothing here guesses in favour of reuse: what cannot be explained ends, and goes the way of all ended custody.
 
-N1  After a repair the pool's own books and the residencies agree about what was repaired.
-N2  Every function returns the blocks that the engine must forget.
+- After a repair the pool's arrays and the residencies agree about what was repaired.
+- Every function returns the blocks that the engine must forget.
 """
 
 from __future__ import annotations

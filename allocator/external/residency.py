@@ -1,4 +1,6 @@
-"""One request's presence in a pool that its engine allocates by itself: which blocks, and afterwards which it holds."""
+"""One request's presence in a pool that its engine allocates by itself: which blocks, and afterwards which it holds.
+
+`ExternalPool.residency` makes one; the pool's methods take it back with the blocks that the engine used for it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""Ended custody of an external pool on its way to CLEAN: waiting for fences, ordered, answered by every shard.
+"""What ended in an external pool, on its way to CLEAN: waiting for fences, ordered, answered by every shard.
 
-S1  Every ended custody is ordered exactly once, and is done only with every shard's answer.
-S2  An answer to an order that does not exist, or a second one of a shard, raises: a lost or doubled receipt is seen.
-S3  A fence past its bound does not hold a scrub back for good here: the engine's stream orders it, and `stuck` says so.
+    queue.add(run)                              # ended; it waits for its fence
+    queue.reclaim(fences, now_us)               # fences have retired
+    order = queue.order()                       # what the coming step must zero first
+    queue.answer(order.number, shard, results)  # one shard's receipts
+
+- Every ended custody is ordered exactly once, and is done only with every shard's answer.
+- An answer to an order that does not exist, or a second one of a shard, raises: a lost or doubled receipt is seen.
+- A fence past its bound does not hold a scrub back for good here: the engine's stream orders it, and `stuck` says so.
 """
 
 from __future__ import annotations
@@ -151,7 +156,7 @@ class ScrubQueue:
     def answer(
         self, number: int, shard: int, results: Sequence[ScrubResult]
     ) -> tuple[tuple[Blocks, NDArray[np.int64]] | None, Blocks]:
-        """One shard's results for an order, one a batch (S2).
+        """One shard's results for an order, one a batch.
 
         Returns the blocks and generations that are done, with the last shard's answer, and what failed.
         """

@@ -15,13 +15,13 @@
 Numbers in, events out: it knows no policy, SQL or HTTP. One thread owns it. Times are boot-time microseconds and are
 always passed in.
 
-B1  Attach happens before allocation, so making room can never take the path that is about to be used.
-B2  Release is idempotent: a sequence leaves its slot once, whatever order finish, abort and preemption come in (L4).
-B3  A request that cannot be served changes nothing for anybody else (M3).
-N1  New limits move a ceiling or a deadline only earlier (L8); wider ones hold for what is written or released later.
-N2  From then on attach compares the new times, so nothing that they end is served, swept or not.
-N3  A hold whose time has passed lapses with the next sweeps, due now: what was lawful until now is not late. So no
-    ceiling moves before now, and no hold ends later than it would have.
+- Attach happens before allocation, so making room can never take the path that is about to be used.
+- Release is idempotent: a sequence leaves its slot once, whatever order finish, abort and preemption come in (L4).
+- A request that cannot be served changes nothing for anybody else.
+- New limits move a ceiling or a deadline only earlier (L8); wider ones hold for what is written or released later.
+- From then on attach compares the new times, so nothing that they end is served, swept or not.
+- A hold whose time has passed lapses with the next sweeps, due now: what was lawful until now is not late. So no
+  ceiling moves before now, and no hold ends later than it would have.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class BlockManager:
         lookahead_tokens: int = 0,
         can_preempt: bool = False,
     ) -> RunningSequence | str:
-        """Attach what was found and allocate the rest; returns the reason where there is no room (B1, B3)."""
+        """Attach what was found and allocate the rest; returns the reason where there is no room."""
         tree = self.tree
         total = -(-(prompt.tokens + lookahead_tokens) // self.options.block_tokens)
         partition = residency.account.partition
@@ -340,7 +340,7 @@ class BlockManager:
     def fork(
         self, parent: RunningSequence, id_: object, residency: PathResidency, now_us: int
     ) -> RunningSequence:
-        """A child on the same blocks; the first divergent write copies the partial tail (V1)."""
+        """A child on the same blocks; the first divergent write copies the partial tail."""
         if self.options.windows:
             raise CapacityError(f"request `{parent.id}`: a pool with sliding-window groups does not fork")
         computed = int(self.decode.computed[parent.slot])
@@ -401,7 +401,7 @@ class BlockManager:
     # -- release ------------------------------------------------------------------------------------------------------
 
     def release(self, sequence: RunningSequence, now_us: int, cause: str) -> bool:
-        """End a sequence; its residency holds what policy allows. False where it had already ended (B2)."""
+        """End a sequence; its residency holds what policy allows. False where it had already ended."""
         slot = sequence.slot
         if slot < 0:
             return False

@@ -76,18 +76,18 @@ def _check_nodes(manager: BlockManager, problems: list[str]) -> list[Node]:
         if node.refs == 0 and node.holds == 0:
             problems.append("L7: a node without references and holds is still in the tree")
         if (node.refs == 0) != (node.older is not None):
-            problems.append(f"E1: node with refs {node.refs} is queued: {node.older is not None}")
+            problems.append(f"node with refs {node.refs} is queued: {node.older is not None}")
         keys = node.keys
         if keys:
             for at in indexed_positions(node.start, 0, node.length):
                 entries += 1
                 key = keys[KEY_BYTES * at : KEY_BYTES * at + KEY_BYTES]
                 if stripes[hash(key) & mask].get(key) is not node:
-                    problems.append(f"X1: position {at} of a node at depth {node.depth} is not entered")
+                    problems.append(f"position {at} of a node at depth {node.depth} is not entered")
     if entries != len(manager.tree.index):
-        problems.append(f"X2: {entries} entries expected, {len(manager.tree.index)} in the index")
+        problems.append(f"{entries} entries expected, {len(manager.tree.index)} in the index")
     if len(nodes) != manager.tree.node_count:
-        problems.append(f"T2: {len(nodes)} nodes reached, {manager.tree.node_count} counted")
+        problems.append(f"{len(nodes)} nodes reached, {manager.tree.node_count} counted")
     return nodes
 
 
@@ -96,7 +96,7 @@ def _sequences(manager: BlockManager) -> list[RunningSequence]:
 
 
 def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]) -> None:
-    """Every block outside CLEAN has exactly one place: a node, a sequence, or a queue (L5, U3)."""
+    """Every block outside CLEAN has exactly one place: a node, a sequence, or a queue (L5)."""
     pool = manager.pool
     owners = np.zeros(pool.blocks, dtype=np.int32)
     expected: dict[BlockState, list[NDArray[np.int64]]] = {state: [] for state in BlockState}
@@ -133,11 +133,11 @@ def _check_holders(manager: BlockManager, nodes: list[Node], problems: list[str]
     )
     lost = int(np.count_nonzero(placed & (owners == 0)))
     if lost:
-        problems.append(f"U3: {lost} blocks are held by nobody")
+        problems.append(f"{lost} blocks are held by nobody")
 
 
 def _check_table(sequence: RunningSequence, problems: list[str]) -> None:
-    """A table is its path, except where its own duplicate serves it (S1, U2)."""
+    """A table is its path, except where its own duplicate serves it."""
     parts: list[NDArray[np.int64]] = []
     node = sequence.leaf
     while node is not None:
@@ -146,15 +146,13 @@ def _check_table(sequence: RunningSequence, problems: list[str]) -> None:
     path = np.concatenate(parts[::-1]) if parts else np.empty(0, dtype=np.int64)
     table = sequence.table[: sequence.published]
     if len(path) != sequence.published:
-        problems.append(f"S1: a path of {len(path)} blocks under {sequence.published} published ones")
+        problems.append(f"a path of {len(path)} blocks under {sequence.published} published ones")
         return
     own = table[table != path]
     if len(own):
         spare = np.concatenate([blocks for blocks, _ in sequence.duplicates] or [own[:0]])
         if not np.isin(own, spare).all():
-            problems.append(
-                "S1: a block table names blocks that are neither on its path nor its own duplicates"
-            )
+            problems.append("a block table names blocks that are neither on its path nor its own duplicates")
 
 
 def _check_accounts(manager: BlockManager, nodes: list[Node], problems: list[str]) -> None:
@@ -197,7 +195,7 @@ def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) 
             node = residency.leaf
             if node is not None and residency.deadline_us > node.ceiling_us:
                 problems.append(
-                    f"R3: a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}"
+                    f"a hold until {residency.deadline_us}, its leaf's ceiling is {node.ceiling_us}"
                 )
             while node is not None:
                 if node.domain.owner is account or node.domain.is_segment:
@@ -205,7 +203,7 @@ def _check_holds(manager: BlockManager, nodes: list[Node], problems: list[str]) 
                 node = node.parent
     wrong = sum(counted.get(id(node), 0) != node.holds for node in nodes)
     if wrong:
-        problems.append(f"R2: {wrong} nodes have holds that no residency explains")
+        problems.append(f"{wrong} nodes have holds that no residency explains")
     held, scheduled = len(manager.hold_table), manager.hold_table.scheduled()
     if held != scheduled:
-        problems.append(f"R2: {held} holds by account, {scheduled} in the deadline wheel")
+        problems.append(f"{held} holds by account, {scheduled} in the deadline wheel")

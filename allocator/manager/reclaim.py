@@ -1,8 +1,11 @@
 """Making room: quotas, victims, the clean reserve, and the batched way from evicted to CLEAN.
 
-M1  A tenant within its guarantee is never refused for want of another tenant's cache (Q3), and never evicted by it.
-M2  Under pressure: evict, scrub and hand out in one batched launch (L9).
-M3  A request over its quota is refused alone; nobody else is stalled, preempted or evicted for it.
+    refused = reclaimer.ensure(account, count, now_us)     # None: `count` CLEAN blocks may be handed out
+    reclaimer.keep_reserve(partition, now_us)              # each step: scrub what is due, refill the reserve
+
+- A tenant within its guarantee is never refused for want of another tenant's cache (Q3), and never evicted by it.
+- Under pressure: evict, scrub and hand out in one batched launch (L9).
+- A request over its quota is refused alone; nobody else is stalled, preempted or evicted for it.
 """
 
 from __future__ import annotations
@@ -123,7 +126,7 @@ class Reclaimer:
             self.pool.synchronize()
 
     def _evict_from(self, account: Account | None, partition: PoolPartition, count: int, now_us: int) -> None:
-        """Take from whoever is furthest over its guarantee, the asking account last in a tie (M1)."""
+        """Take from whoever is furthest over its guarantee, the asking account last in a tie."""
         while count > 0:
             victim = _victim(account, partition)
             if victim is None:

@@ -1,9 +1,9 @@
-"""Puts books right that a scan has found wrong: references, holds, index entries and blocks that nobody has.
+"""Puts the state of a pool right where a scan has found it wrong: references, holds, index entries, lost blocks.
 
 Nothing here guesses in favour of reuse: what cannot be explained ends, and goes the way of all ended custody.
 
-N1  After a repair the pool's own check has nothing to say about what was repaired.
-N2  A block that somebody may still read or write is never made CLEAN here: it waits for its fences like any other.
+- After a repair `check` has nothing to say about what was repaired.
+- A block that somebody may still read or write is never made CLEAN here: it waits for its fences like any other.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Q2  `used <= cap`. Without borrowing a tenant uses its guarantee and what no gua
     have left it; with borrowing also, for its cache, what others' guarantees leave idle.
 Q3  Only CACHED blocks are lent: the ACTIVE blocks that tenants hold beyond their guarantees fit in what no
     guarantee has claimed, so a tenant within its guarantee always gets its blocks by evicting somebody's cache.
-D1  A block is in one domain from ACTIVE until it is CLEAN again (L5).
-D2  A closed domain serves no attach; it never opens again.
+- A block is in one domain from ACTIVE until it is CLEAN again (L5).
+- A closed domain serves no attach; it never opens again.
 """
 
 from __future__ import annotations

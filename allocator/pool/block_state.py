@@ -1,6 +1,11 @@
-"""The states of a block and the only moves between them (design §2).
+"""The states of a block and the only moves between them (docs/audit/deletion.md).
 
-I1  A move that is not in `TRANSITIONS` never happens; `Pool.move` is the one method that moves.
+    CLEAN -> ACTIVE -> CACHED -> FENCED -> DIRTY -> CLEAN        handed out, released, ended, device idle, zeroed
+                      CACHED -> ACTIVE                           attached again
+             ACTIVE ----------> FENCED                           ended without being cached
+                                FENCED, DIRTY -> QUARANTINED     a stuck fence; a scrub that did not verify
+
+- A move that is not in `TRANSITIONS` never happens; `Pool.move` is the one method that moves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Fences: device work in flight, as epochs.
 
-F1  A block that ended while device work on it was open becomes DIRTY only after every fence up to the last one that
-    covered it has retired (L6). Fences are epochs: a node remembers the newest fence of the sequences that used it.
-F2  A fence past its bound is stuck: blocks that wait for it are quarantined, never handed out, until it retires or the
-    process that owns it is confirmed dead.
+    fence = fences.open(now_us)      # a step was launched
+    fences.retire(fence)             # the device has finished it
+
+- A block that ended while device work on it was open becomes DIRTY only after every fence up to the last one that
+  covered it has retired (L6). Fences are epochs: a node remembers the newest fence of the sequences that used it.
+- A fence past its bound is stuck: blocks that wait for it are quarantined, never handed out, until it retires or the
+  process that owns it is confirmed dead.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The pool decides which block is DIRTY; a `Memory` makes it zero and says how it knows. It imports numpy alone,
 so a control plane can run without torch.
 
-W1 `scrub` returns only when the listed blocks of that shard may be handed out; others are in `failed`.
-W2 A result never claims more than was done: `verified` counts the blocks that were read back, and no others.
-W3 `scrubbed(shard)` is counted where the writing is done, never copied from the pool's books.
+- `scrub` returns only when the listed blocks of that shard may be handed out; others are in `failed`.
+- A result never claims more than was done: `verified` counts the blocks that were read back, and no others.
+- `scrubbed(shard)` is counted where the writing is done, never copied from the pool's books.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a pool is run, and cut into partitions."""
+"""How a pool is run (`PoolOptions`), and cut into partitions: one for all tenants, or one each in `strict`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,16 @@
 """The pool: physical blocks, their states and generations, and the way back from ended to CLEAN.
 
-P1  clean + active + cached + fenced + dirty + quarantined = total, at every step (L1); `move` keeps the counts.
-P2  Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
-P3  A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
-P4  A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
-    receipts follow (`scrubs_in_flight`); one that does not verify is quarantined for good.
-P5  A block is charged to its account until it is CLEAN again.
+    blocks = pool.hand_out(partition, count, account)    # CLEAN to ACTIVE
+    pool.end(endings, ACTIVE, now_us)                    # custody is over: FENCED
+    pool.reclaim(partition, now_us, bound_us)            # device work has retired: DIRTY
+    pool.scrub(partition, at_most)                       # zeroed, with a receipt: CLEAN
+
+- clean + active + cached + fenced + dirty + quarantined = total, at every step (L1); `move` keeps the counts.
+- Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
+- A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
+- A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
+  receipts follow (`scrubs_in_flight`); one that does not verify is quarantined for good.
+- A block is charged to its account until it is CLEAN again.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ class Pool:
             self.add_partition(partition)
 
     def add_partition(self, partition: PoolPartition) -> None:
-        """Take a new partition in; its blocks are DIRTY until they are scrubbed (P2)."""
+        """Take a new partition in; its blocks are DIRTY until they are scrubbed."""
         every = np.arange(partition.first, partition.first + partition.size, dtype=np.int64)
         boot = EndedRun(every, self.generation[every], None, None, "boot", 0, 0, 0)
         partition.dirty.append(boot)
@@ -95,7 +100,7 @@ class Pool:
         self.counts[target] += count
 
     def hand_out(self, partition: PoolPartition, count: int, account: Account) -> Blocks:
-        """Take `count` CLEAN blocks, which the caller has seen to be there, and charge them (P2, P3, P5)."""
+        """Take `count` CLEAN blocks, which the caller has seen to be there, and charge them."""
         assert 0 < count <= partition.clean_count, (count, partition.clean_count)
         ring, head = partition.clean_ring, partition.clean_head
         end = head + count
@@ -129,7 +134,7 @@ class Pool:
             at = to
 
     def reclaim(self, partition: PoolPartition, now_us: int, bound_us: int) -> None:
-        """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED (F2)."""
+        """FENCED to DIRTY for all whose fences have retired; past the bound, to QUARANTINED."""
         fences = self.fences
         oldest = fences.oldest_open
         if partition.stuck:

@@ -1,4 +1,6 @@
-"""What a pool reports about its blocks, for governance to write down: attached, released, scrubbed."""
+"""What a pool reports about its blocks, for governance to write down: attached, released, scrubbed.
+
+The caller takes them from `Pool.attached`, `Pool.released`, `Pool.receipts` and `Pool.ended` after each operation."""
 
 from __future__ import annotations
 

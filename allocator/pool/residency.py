@@ -1,8 +1,11 @@
 """A residency: one request's presence in the cache while it runs, and its hold on what it leaves behind.
 
-R1  A hold lapses once: at its deadline, on erasure, when replaced by an extension of the same principal and domain, or
-    with its last block.
-R2  No deadline is later than the ceiling of what it holds.
+The block manager makes one for each admitted request. `principal` is compared when a later residency extends an earlier
+one; `facts` and `trace` are the caller's own and are never read here.
+
+- A hold lapses once: at its deadline, on erasure, when replaced by an extension of the same principal and domain, or
+  with its last block.
+- No deadline is later than the ceiling of what it holds.
 """
 
 from __future__ import annotations

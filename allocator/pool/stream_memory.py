@@ -3,9 +3,9 @@
 The engine says when it has put work on its stream (`used`, after each step) and when it is about to put work
 that writes fresh blocks (`order_before`, before each step); both take microseconds and wait for nothing.
 
-M1 `launch` returns before the device has begun; `answered` says what has retired.
-M2 Which blocks are read back is drawn here, with the operating system's randomness, launch by launch.
-M3 `started_us` is the launch and `ended_us` the moment its end was seen: the true interval lies within.
+- `launch` returns before the device has begun; `answered` says what has retired.
+- Which blocks are read back is drawn here, with the operating system's randomness, launch by launch.
+- `started_us` is the launch and `ended_us` the moment its end was seen: the true interval lies within.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Real memory: one or several shards of layer tensors, scrubbed, verified and copied by the kernels.
 
-T1 After `scrub`, each listed block of that shard is zero in every byte, or is named in `failed`.
-T2 Which blocks a sampled verification reads cannot be told from outside: the seed is the operating system's.
-T3 A new pool's bytes are whatever was there before: nothing is assumed zero until it has been scrubbed.
+- After `scrub`, each listed block of that shard is zero in every byte, or is named in `failed`.
+- Which blocks a sampled verification reads cannot be told from outside: the seed is the operating system's.
+- A new pool's bytes are whatever was there before: nothing is assumed zero until it has been scrubbed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TensorMemory:
         self.bytes_per_block = tables[0].bytes_per_block
         self.stuck: set[tuple[int, int]] = set()
         self._clock = clock or SystemClock()
-        self._random = np.random.default_rng()  # T2: seeded by the operating system
+        self._random = np.random.default_rng()  # seeded by the operating system
 
     @classmethod
     def allocate(

@@ -1,7 +1,8 @@
-"""Forks: a second sequence over the same blocks, and the copy that the first divergent write makes.
+"""Forks: a second sequence over the same blocks, as parallel sampling and beam search need it, and the copy that the
+first divergent write makes.
 
-V1  A forked block table shares every block; only the partial tail is ever written again, and it is copied first.
-V2  The last sequence on a shared tail takes it back without a copy.
+- A forked block table shares every block; only the partial tail is ever written again, and it is copied first.
+- The last sequence on a shared tail takes it back without a copy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Forks:
         assert parent.leaf is not None, "a running sequence has at least one block"
         path = self.tree.attach(parent.leaf, now_us)
         child.leaf, child.shared_tail = parent.leaf, parent.shared_tail
-        # The path, not the parent's table: where the parent has a duplicate, the block ends with the parent (U2).
+        # The path, not the parent's table: where the parent has a duplicate, the block ends with the parent.
         child.table = np.concatenate(path[::-1])
         child.block_count = child.hit_blocks = child.published = parent.block_count
         child.active_until_us = parent.active_until_us
@@ -67,7 +68,7 @@ class Forks:
                 parent.shared_tail = parent.leaf
 
     def unshare_tail(self, sequence: RunningSequence, fresh: Blocks | None, now_us: int) -> None:
-        """Before the next write: take the shared tail back, or copy it into `fresh`, one block per tail block (V2)."""
+        """Before the next write: take the shared tail back, or copy it into `fresh`, one block per tail block."""
         tail = sequence.shared_tail
         assert tail is not None
         sequence.leaf = tail.parent

@@ -1,7 +1,8 @@
-"""The decode table: lengths, capacities and pending tokens of all running sequences, one array per field.
+"""The decode table: lengths, capacities and pending tokens of all running sequences, one array per field, so that a
+decode step over a whole batch is a few array operations.
 
-Y1  computed <= length <= capacity, in tokens; a sequence at capacity gets a block before its next token.
-Y2  The tokens of the last, partial block wait in `pending`; when the block fills, its key is made and they are gone.
+- computed <= length <= capacity, in tokens; a sequence at capacity gets a block before its next token.
+- The tokens of the last, partial block wait in `pending`; when the block fills, its key is made and they are gone.
 """
 
 from __future__ import annotations

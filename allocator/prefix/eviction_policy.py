@@ -1,13 +1,17 @@
 """Which cached node goes first: one queue per account, filled leaf before parent.
 
 A queue is a set of levels, each a linked list from oldest to newest. A policy only says which level a node belongs to;
-every operation is constant time, nothing is scanned and nothing is resized (ADR 0002).
+every operation is constant time, nothing is scanned and nothing is resized (docs/build/adr/0002-prefix-index.md).
 
-E1  Only a node without children is evicted, from its tail; no policy and no priority overrides that.
-E2  Within a level the oldest use goes first. Releasing a path enters the leaf before its parent, at a level no higher.
-E3  A retention duration starts when a node becomes CACHED and only demotes to the default priority when it lapses. It
-    never extends a deadline, and a node stays at the level of its highest child, so it never overrides E1.
-E4  Nodes wait for their demotion in a heap of at most twice the nodes that wait, plus a constant.
+    queue = EvictionQueue(Lru())
+    queue.add(leaf); queue.add(parent, leaf)      # a released path, leaf first
+    victim = queue.front()                        # the leaf to evict next
+
+- Only a node without children is evicted, from its tail; no policy and no priority overrides that.
+- Within a level the oldest use goes first. Releasing a path enters the leaf before its parent, at a level no higher.
+- A retention duration starts when a node becomes CACHED and only demotes to the default priority when it lapses. It
+  never extends a deadline, and a node stays at the level of its highest child, so leaves still go first.
+- Nodes wait for their demotion in a heap of at most twice the nodes that wait, plus a constant.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ class Lru:
 
 
 class Fifo(Lru):
-    """First in, first out: by birth, where a prefix counts as young as its youngest continuation (E1)."""
+    """First in, first out: by birth, where a prefix counts as young as its youngest continuation."""
 
     name = "fifo"
     by_birth = True
@@ -143,7 +147,7 @@ class EvictionQueue:
         self._waiting = 0  # queued nodes whose demotion is to come
 
     def add(self, node: Node, child: Node | None = None, now_us: int = 0) -> None:
-        """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node (E2)."""
+        """Enter `node` as the newest of its level, which is at least that of `child`, the path's next node."""
         policy = self.policy
         wanted = policy.level(node)
         if child is not None and wanted < child.level:
@@ -178,7 +182,7 @@ class EvictionQueue:
         node.older = node.newer = None
 
     def front(self) -> Node | None:
-        """The node to give up first: the oldest of the lowest level, or its deepest descendant (E1)."""
+        """The node to give up first: the oldest of the lowest level, or its deepest descendant."""
         order, levels = self._order, self._levels
         while order:
             level = levels[order[0]]
@@ -205,7 +209,7 @@ class EvictionQueue:
     # -- demotion -----------------------------------------------------------------------------------------------------
 
     def demote(self, now_us: int) -> None:
-        """Move the nodes whose durations have lapsed to the default priority (E3). Called before victims are chosen."""
+        """Move the nodes whose durations have lapsed to the default priority. Called before victims are chosen."""
         heap = self._demotions
         while heap and heap[0][0] <= now_us:
             due, _, node = heapq.heappop(heap)

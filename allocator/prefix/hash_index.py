@@ -1,14 +1,18 @@
 """The prefix index: from a block key to the node that holds the block.
 
+    index.insert(node)          # a published run
+    index.get(key)              # the node whose run holds the block of `key`, or None
+    index.remove(node)
+
 A node is entered under its first key and under every key at a coarse step of its chain, so a run of n blocks costs
 about 1 + n/16 entries. Entries live in stripes, small dictionaries chosen by the key's hash: a stripe's rehash
-touches a few hundred entries, so no step ever pays for resizing the whole index (ADR 0002).
+touches a few hundred entries, so no step ever pays for resizing the whole index (docs/build/adr/0002-prefix-index.md).
 
 A caller that asks is told each change: `IndexChange` says what may be found from now on, or no longer.
 
-X1  Every entry names a live, indexed node that holds the block of that key.
-X2  A key is entered at most once: publishing a key that exists makes the request hold the canonical block.
-H1  Every key that is entered is told once, and once more when it leaves, in whatever way; a split changes nothing.
+- Every entry names a live, indexed node that holds the block of that key.
+- A key is entered at most once: publishing a key that exists makes the request hold the canonical block.
+- Every key that is entered is told once, and once more when it leaves, in whatever way; a split changes nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """Running keyed digests over a prompt: the block keys of one chain, and the longest match of a chain in the index.
 
 The allocator never sees a key being made: it is given a primed hash state (BLAKE2b-256 keyed with the domain key,
-RFC 7693; design §3) and only updates, copies and reads it.
+RFC 7693; docs/operate/keys.md) and only updates, copies and reads it.
 
-C1  The key of a block is the digest of the state at the block's end, over everything before it in its chain.
-C2  A hit is searched in steps of 16 blocks, then block by block to its exact end; single keys are made only from there.
-C3  Extra content of a block (an image's digest, a positional override) is framed into the state at the block's end.
+    match = search(index, domain, state.copy(), prompt, 0, blocks, block_bytes)   # the longest run of known keys
+    keys = keys_of(state, prompt, 0, blocks, block_bytes)                         # the keys to publish under
+
+- The key of a block is the digest of the state at the block's end, over everything before it in its chain.
+- A hit is searched in steps of 16 blocks, then block by block to its exact end; single keys are made only from there.
+- Extra content of a block (an image's digest, a positional override) is framed into the state at the block's end.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ def search(
 ) -> Match:
     """Match blocks [first, last) of `data` (int32-LE token ids) as a chain that starts at block `first`.
 
-    `state` is consumed. Cost: one digest per 16 matched blocks, then at most 16 more (C2).
+    `state` is consumed. Cost: one digest per 16 matched blocks, then at most 16 more.
     """
     at, end = first * block_bytes, last * block_bytes
     if at >= end:

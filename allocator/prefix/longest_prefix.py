@@ -1,9 +1,13 @@
-"""Longest-prefix look-up over the domains a reader may read: segment, own, grants by id (design §3).
+"""Longest-prefix look-up over the domains a reader may read: segment, own, grants by id.
 
-K1  Only chains that the caller gives a primed state for are searched; every other domain's keys cannot be computed.
-K2  The longest match wins, ties go to the own domain; what a reader adds after a match is keyed in its own chain,
-    seeded with the matched block's key.
-K3  Every match is re-checked at attach: domain, openness, ceiling, deadline. A shorter valid prefix is a shorter hit.
+    found = find_longest_prefix(tree, ReadPlan(own, segment, segment_blocks, grants), prompt, now_us)
+    found.hit_blocks, found.leaf           # how much to attach, and where
+    found.spans                            # what the request will write, domain by domain
+
+- Only chains that the caller gives a primed state for are searched; every other domain's keys cannot be computed.
+- The longest match wins, ties go to the own domain; what a reader adds after a match is keyed in its own chain,
+  seeded with the matched block's key.
+- Every match is re-checked at attach: domain, openness, ceiling, deadline. A shorter valid prefix is a shorter hit.
 """
 
 from __future__ import annotations
@@ -97,7 +101,7 @@ def _match(
     now_us: int,
     fresh: HashState,
 ) -> Match:
-    """The longest valid match of one chain (K3). `fresh` is the chain's state at block `first`, for a shorter hit."""
+    """The longest valid match of one chain. `fresh` is the chain's state at block `first`, for a shorter hit."""
     match = search(
         tree.index, domain, state, prompt.data, first, prompt.limit, prompt.block_bytes, prompt.extras
     )
@@ -163,7 +167,7 @@ def _match_through_grant(
     before: Node | None,
     now_us: int,
 ) -> PrefixMatch:
-    """`best`, or the match through a grant with this request's own continuation, where that is longer (K2)."""
+    """`best`, or the match through a grant with this request's own continuation, where that is longer."""
     owner = chain.domain.owner
     assert chain.state is not None and plan.own.state is not None
     if owner.used_blocks >= owner.limit_blocks:

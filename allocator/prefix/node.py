@@ -3,10 +3,10 @@
 Requests that share a prefix share the nodes of it; where they diverge inside a run, the tree splits the node. A
 `PathResidency` is what such a request leaves behind: a hold on the path from its leaf to the root.
 
-N1  `refs` of a parent is at least that of each child, because a sequence refers to its whole path.
-N2  A node is ACTIVE while `refs > 0`, CACHED while `refs == 0 and holds > 0`, and otherwise ended.
-N3  `ceiling_us` never grows, and is at most the parent's.
-N4  All fields hold for every block of the run: where requests diverge inside a run, the node is split.
+- `refs` of a parent is at least that of each child, because a sequence refers to its whole path.
+- A node is ACTIVE while `refs > 0`, CACHED while `refs == 0 and holds > 0`, and otherwise ended.
+- `ceiling_us` never grows, and is at most the parent's.
+- All fields hold for every block of the run: where requests diverge inside a run, the node is split.
 """
 
 from __future__ import annotations

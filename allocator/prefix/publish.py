@@ -1,9 +1,12 @@
-"""From a sequence's own blocks to nodes that others may find.
+"""Publishing: from a running sequence's own blocks to nodes of the tree that others may find.
 
-U1  Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
-U2  Publishing a key that exists makes the request hold the canonical block; its own copy serves it until release.
-    Every block it comes to refer to in this way is recorded once, in `Pool.attached`.
-U3  Every block a sequence was handed ends with it, or lives on in exactly one node.
+The block manager calls `publish` when blocks are computed, and `end_private` when a sequence ends, for what it does not
+leave in the tree.
+
+- Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
+- Publishing a key that exists makes the request hold the canonical block; its own copy serves it until release.
+  Every block it comes to refer to in this way is recorded once, in `Pool.attached`.
+- Every block a sequence was handed ends with it, or lives on in exactly one node.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class Publication:
     def _attach_canonical(
         self, sequence: RunningSequence, domain: Domain, node: Node, keys: bytes, now_us: int
     ) -> int:
-        """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares (U2).
+        """Refer to the canonical node of these keys; returns how many blocks of it the sequence shares.
 
         0: the node was past its time and has ended, so the keys are free. -1: it cannot be attached nor ended now.
         """
@@ -119,7 +122,7 @@ class Publication:
         return shared
 
     def _prioritise(self, sequence: RunningSequence, node: Node, now_us: int) -> None:
-        """Cut the node where the retention priority changes; the earlier range wins a shared block (peers.md §3a)."""
+        """Cut the node where the retention priority changes; the earlier range wins a shared block."""
         tail, taken = node, 0
         ranges: list[tuple[int, int, int, int]] = []
         for first, last, priority, duration_us in sorted(sequence.priorities):
@@ -139,7 +142,7 @@ class Publication:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def end_private(self, sequence: RunningSequence, cause: str, now_us: int, fence: int) -> None:
-        """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows (U3)."""
+        """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows."""
         ending: list[Ending] = [
             (blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates
         ]
@@ -185,7 +188,7 @@ class Publication:
 
     @staticmethod
     def _keep_duplicate_windows(sequence: RunningSequence, domain: Domain, until: int) -> None:
-        """Own window blocks of a joined part serve this sequence until release, as its other copies do (U2)."""
+        """Own window blocks of a joined part serve this sequence until release, as its other copies do."""
         for group, own in enumerate(sequence.windows):
             spare = until - sequence.window_first[group]
             sequence.duplicates.append((own[:spare], domain))
@@ -193,7 +196,7 @@ class Publication:
             sequence.window_first[group] = until
 
     def _publish_windows(self, sequence: RunningSequence, node: Node, first: int) -> None:
-        """Give the node the last window of its run; what slid out of the sequence's window ends (W3)."""
+        """Give the node the last window of its run; what slid out of the sequence's window ends."""
         windows: list[Blocks] = []
         ending: list[Ending] = []
         end, fence = first + node.length, sequence.fence
@@ -221,7 +224,7 @@ class Publication:
 
     @staticmethod
     def _trim_windows(node: Node, ending: list[Ending], fence: int) -> None:
-        """Earlier runs that only this sequence ever used keep no more of a window than it still needs (W3)."""
+        """Earlier runs that only this sequence ever used keep no more of a window than it still needs."""
         needed = [window - node.length for window in node.domain.windows]
         at = node.parent
         # A run of another domain keeps its window: its other readers start from there.

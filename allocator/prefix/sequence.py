@@ -1,8 +1,8 @@
 """A running sequence: its block table, what it attached, and what it has written but not yet published.
 
-S1  table = attached and published blocks (its path in the tree, root to leaf) ‖ its own blocks, in token order.
-S2  Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
-S3  A duplicate of a canonical block serves its sequence until release, and is then FENCED (L10).
+- table = attached and published blocks (its path in the tree, root to leaf) ‖ its own blocks, in token order.
+- Only whole blocks of computed, accepted tokens are published; the partial tail never is (L10).
+- A duplicate of a canonical block serves its sequence until release, and is then FENCED (L10).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RunningSequence:
 
     @property
     def blocks(self) -> Blocks:
-        """The block table, in token order (S1)."""
+        """The block table, in token order."""
         return self.table[: self.block_count]
 
     def shares(self, first: int, last: int) -> list[tuple[int, int, Domain]]:

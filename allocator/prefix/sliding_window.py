@@ -1,9 +1,9 @@
 """Sliding-window layer groups: each has its own blocks, and needs only the last window of them.
 
-W1  A node keeps, per window group, the blocks at its run's end, at most one window of them. The ends of published runs
-    are therefore the points from which a window group can be reused.
-W2  A path is reusable at a run's end when, for every window group, the last window before it is present (L7).
-W3  Blocks that have slid out of a running sequence's window end at once, as custody of their own.
+- A node keeps, per window group, the blocks at its run's end, at most one window of them. The ends of published runs
+  are therefore the points from which a window group can be reused.
+- A path is reusable at a run's end when, for every window group, the last window before it is present (L7).
+- Blocks that have slid out of a running sequence's window end at once, as custody of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def reusable(node: Node, position: int) -> int:
     """The most blocks of `node` that can be attached, at most `position`; 0 where none can.
 
     Without window groups every position is reusable. With them, `node.windows[g]` must reach back a full window from
-    the run's end, or to the run's start where the ancestors carry on (W2).
+    the run's end, or to the run's start where the ancestors carry on.
     """
     if not node.windows:
         return position
@@ -28,7 +28,7 @@ def reusable(node: Node, position: int) -> int:
 
 
 def complete(node: Node) -> bool:
-    """Whether every window group is present for a full window before the end of `node` (W2)."""
+    """Whether every window group is present for a full window before the end of `node`."""
     for group, needed in enumerate(node.domain.windows):
         missing = min(needed, node.depth + node.length)
         at: Node | None = node

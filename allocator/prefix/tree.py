@@ -12,10 +12,10 @@ hash index (`tree.index`), never by walking down, so that a look-up costs the sa
 A node is ACTIVE while referred to, then CACHED while a residency's hold keeps it, then it ends. Walks are over nodes,
 never blocks: they gather the moves of block states, and `flush` makes each kind of move once.
 
-T1  In full-attention groups a cached child is never reachable without its parent (L7): a node ends only after its
-    descendants, and eviction takes leaves.
-T2  Every walk is over nodes, never blocks; state arrays are touched once per run.
-T3  No hold, renewal or attach moves a ceiling (L8); at its ceiling a node ends with its last reference.
+- In full-attention groups a cached child is never reachable without its parent (L7): a node ends only after its
+  descendants, and eviction takes leaves.
+- Every walk is over nodes, never blocks; state arrays are touched once per run.
+- No hold, renewal or attach moves a ceiling (L8); at its ceiling a node ends with its last reference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PrefixTree:
         self.hold_table: HoldTable[PathResidency] = HoldTable()
         self.queues: dict[Account, EvictionQueue] = {}
         self.evicted: dict[str, int] = {}
-        self.changes: list[IndexChange] | None = None  # a list once somebody asks what may be found (H1)
+        self.changes: list[IndexChange] | None = None  # a list once somebody asks what may be found
         self._policy = policy
         self._reactivated: list[Blocks] = []
         self._cached: list[Blocks] = []
@@ -193,7 +193,7 @@ class PrefixTree:
     def release(
         self, leaf: Node | None, hold: PathResidency | None, now_us: int, cause: str, fence: int = 0
     ) -> None:
-        """Give back one reference on the path of `leaf`; `hold` keeps what policy allows, until its deadline (R3).
+        """Give back one reference on the path of `leaf`; `hold` keeps what policy allows, until its deadline.
 
         `fence` is the newest fence whose device work may still touch the path (0: none).
         """
@@ -364,7 +364,7 @@ class PrefixTree:
         return count
 
     def end_subtree(self, node: Node, cause: str, due_us: int, now_us: int) -> None:
-        """End an unreferenced node with all its descendants, deepest first (T1). The caller flushes.
+        """End an unreferenced node with all its descendants, deepest first. The caller flushes.
 
         A descendant is due now, or when its own last hold ended: until then it could be reached.
         """
@@ -419,7 +419,7 @@ class PrefixTree:
         self.node_count -= 1
 
     def _move_holds_up(self, node: Node) -> None:
-        """Holds whose leaf ends move to the nearest ancestor they hold; a hold without a block is over (R2)."""
+        """Holds whose leaf ends move to the nearest ancestor they hold; a hold without a block is over."""
         hold = node.hold_here
         node.hold_here = None
         while hold is not None:

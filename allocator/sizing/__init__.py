@@ -1,1 +1,1 @@
-"""Sizing."""
+"""How many blocks fit on a device, from the model's config and the memory there is."""

@@ -1,13 +1,12 @@
-"""How many blocks a device holds, from the model's exact config: never a universal bytes-per-token number
-(R-PAG-2).
+"""How many blocks a device holds, from the model's exact config: never a universal bytes-per-token number.
 
     K/V memory = GPU memory x utilisation - weights - workspace - headroom
 
-P1 Blocks of all groups together never need more than the K/V memory.
-P2 Every figure is of one device (one tensor-parallel shard); `bytes_per_token_model` alone is of the whole
-   model.
-P3 Prefix caching changes none of these figures: paging decides how K/V is stored, reuse how often it is
-   recomputed.
+- Blocks of all groups together never need more than the K/V memory.
+- Every figure is of one device (one tensor-parallel shard); `bytes_per_token_model` alone is of the whole
+  model.
+- Prefix caching changes none of these figures: paging decides how K/V is stored, reuse how often it is
+  recomputed.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ def _mix(
 def _fill(
     layout: KvLayout, mix: Sequence[tuple[int, Fraction]], block_tokens: int, kv_bytes: int
 ) -> tuple[tuple[GroupSizing, ...], Fraction]:
-    """P1: as many mean sequences as fit, each group in proportion to what such a sequence holds."""
+    """As many mean sequences as fit, each group in proportion to what such a sequence holds."""
     needs = [
         sum((share * group.blocks_for(tokens, block_tokens) for tokens, share in mix), Fraction(0))
         for group in layout.groups

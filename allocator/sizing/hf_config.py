@@ -4,9 +4,9 @@ thing.
 Nothing is guessed: a field that is missing and has no documented default for its model type is a
 `ConfigError` that names it.
 
-M1 Every layer is in exactly one group, or shares another layer's cache (`num_kv_shared_layers`).
-M2 `bytes_per_token` of a group is layers x kv_heads x (key_dim + value_dim) x bytes, on one shard.
-M3 A latent (MLA) group stores one vector a token for all heads, whole on every shard.
+- Every layer is in exactly one group, or shares another layer's cache (`num_kv_shared_layers`).
+- `bytes_per_token` of a group is layers x kv_heads x (key_dim + value_dim) x bytes, on one shard.
+- A latent (MLA) group stores one vector a token for all heads, whole on every shard.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LayerGroup:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in this group's layers, on one shard (M2)."""
+        """Bytes of one token in this group's layers, on one shard."""
         return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.bytes
 
     def blocks_for(self, context_tokens: int, block_tokens: int) -> int:
@@ -188,7 +188,7 @@ def _named_dtype(name: str, field: str) -> KvDtype:
 
 
 def _latent(model: ModelConfig, dtype: KvDtype) -> tuple[LayerGroup, ...]:
-    """M3: the compressed K/V and the rotary key side by side, whole on every shard."""
+    """The compressed K/V and the rotary key side by side, whole on every shard."""
     width = model.need("kv_lora_rank") + model.need("qk_rope_head_dim")
     model.note("MLA: the latent cache is whole on every tensor-parallel shard")
     return (LayerGroup(Attention.LATENT, model.layers, 1, width, 0, None, dtype),)

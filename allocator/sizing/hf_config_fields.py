@@ -1,7 +1,7 @@
 """The fields of a Hugging Face `config.json`: nesting, aliases, class defaults, and errors that name them.
 
-F1 A field is never guessed: it is in the config, or a documented default of its model type (and then noted),
-   or the caller gets a `ConfigError` that names it.
+- A field is never guessed: it is in the config, or a documented default of its model type (and then noted),
+  or the caller gets a `ConfigError` that names it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizing against figures worked out by hand from well-known configs (M1 M2 M3, P1 P2 P3, F1; R-PAG-2)."""
+"""Sizing against figures worked out by hand from well-known configs."""
 
 from __future__ import annotations
 

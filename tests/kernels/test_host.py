@@ -1,4 +1,4 @@
-"""Host memory: exact bytes however the list is cut, and a count of what was written (H1, H2)."""
+"""Host memory: exact bytes however the list is cut, and a count of what was written."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_listed_byte_and_no_other(monkeypatch, name, run_bytes, small_byte
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 30])
 def test_the_count_is_of_what_was_written(monkeypatch, small_bytes):
-    """A writer that forgot a segment may not claim it (H2)."""
+    """A writer that forgot a segment may not claim it."""
     monkeypatch.setattr(zeroing, "SMALL_BYTES", small_bytes)
     table, _, _ = pool()
     forgotten = table.words[-1][0].nbytes

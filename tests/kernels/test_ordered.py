@@ -1,4 +1,4 @@
-"""Scrubs on their own stream against an engine's writes, over simulated streams (D1-D4, G1-G3).
+"""Scrubs on their own stream against an engine's writes, over simulated streams.
 
 The device of these tests has no order of its own: work of different streams runs in a random interleaving.
 """

@@ -1,4 +1,4 @@
-"""What a table accepts and refuses (S1, S2, S3, S4)."""
+"""What a table accepts and refuses."""
 
 from __future__ import annotations
 

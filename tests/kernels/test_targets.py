@@ -1,4 +1,4 @@
-"""The machine code for devices that are not here: 16-byte accesses, no spills (G1, G2)."""
+"""The machine code for devices that are not here: 16-byte accesses, no spills."""
 
 from __future__ import annotations
 

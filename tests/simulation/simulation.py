@@ -187,7 +187,7 @@ class Simulation:
             f"L2: {scrubbed} blocks scrubbed, {self.handed} handed out, {clean} CLEAN"
         )
         free = [slot for slot, sequence in enumerate(manager.decode.sequences) if sequence is None]
-        assert not manager.decode.pending[free].any(), "Y2: tokens outlive their sequence"
+        assert not manager.decode.pending[free].any(), "tokens outlive their sequence"
         for name, limits in DOMAINS.items():
             account = manager.accounts[name]
             assert account.used_blocks <= account.cap_blocks, "Q2"

@@ -1,4 +1,4 @@
-"""How many leading blocks of a foreign pool may be attached, against a reading of the rules block by block (T3)."""
+"""How many leading blocks of an external pool may be attached, against a reading of the rules block by block."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_stuck_fence_quarantines_and_a_late_retirement_gives_back():
     world.wait(1)
     assert world.states() == {"clean": 13, "quarantined": 3}
     assert [custody.fence for custody in world.m.pool.stuck_findings] == [fence]
-    assert world.m.accounts["a"].used_blocks == 3  # charged until CLEAN (P5)
+    assert world.m.accounts["a"].used_blocks == 3  # charged until CLEAN
     assert isinstance(world.admit("b", run(2, 14)), str)  # never handed out
     world.ok()
     for _ in range(3):

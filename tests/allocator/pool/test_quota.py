@@ -20,7 +20,7 @@ def test_used_never_exceeds_the_cap_and_own_cache_makes_room_first():
     for at in range(8):
         world.cache("a", run(at, 4, 1))
         assert world.m.accounts["a"].used_blocks <= 10
-    assert world.hit("b", run(9, 20, 1)) == 20  # nobody else paid for it (M3)
+    assert world.hit("b", run(9, 20, 1)) == 20  # nobody else paid for it
     world.ok()
 
 
@@ -147,7 +147,7 @@ def test_two_spans_in_one_partition_never_promise_the_same_block_twice():
 
 
 def test_eviction_under_pressure_stops_at_a_guarantee():
-    """M1: making room ahead never digs into what a tenant has within its guarantee."""
+    """Making room ahead never digs into what a tenant has within its guarantee."""
     world = World(64, {"a": {"guaranteed": 48}, "b": {}}, options={"evict_ahead": 64})
     world.cache("a", run(1, 50))
     world.start("b", run(2, 15))

@@ -1,4 +1,4 @@
-"""Memory behind the blocks, real and absent (W1 W2 W3, T1 T2 T3); red-team C1, C2 on one memory."""
+"""Memory behind the blocks, real and absent; red-team C1, C2 on one memory."""
 
 from __future__ import annotations
 

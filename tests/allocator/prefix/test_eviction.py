@@ -1,4 +1,4 @@
-"""Eviction policies over the prefix tree (E1–E4): every policy takes leaves first, then what it says of itself."""
+"""Eviction policies over the prefix tree: every policy takes leaves first, then what it says of itself."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_token_ranges_cut_nodes_where_the_priority_changes(ranges, expected):
 
 
 def test_a_parent_is_as_high_as_its_highest_child():
-    """A low range above a high one: the low blocks cannot go first, because the high ones need them (E1)."""
+    """A low range above a high one: the low blocks cannot go first, because the high ones need them."""
     world = pool(Priority)
     with_ranges(world, 0, [(0, 2, 5, 0), (2, 4, 90, 0)], blocks=4)
     with_ranges(world, 1, [(0, 9, 35, 0)], blocks=4)

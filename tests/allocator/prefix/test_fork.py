@@ -1,4 +1,4 @@
-"""Forks and copy-on-write over real tensors: who reads what, byte by byte (V1, V2)."""
+"""Forks and copy-on-write over real tensors: who reads what, byte by byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefix index and the search in it (X1, X2, C1–C3, K1–K3)."""
+"""The prefix index and the search in it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_last_token_is_always_computed_unless_told():
 
 
 def test_publishing_a_key_that_exists_holds_the_canonical_block():
-    """U2: two requests compute the same prompt at once; the second one's copies serve it and end with it."""
+    """Two requests compute the same prompt at once; the second one's copies serve it and end with it."""
     world = World(64)
     tokens = run(1, 10, 2)
     first, second = world.admit("a", tokens), world.admit("a", tokens)
@@ -168,7 +168,7 @@ def test_tokens_that_the_engine_withholds_are_never_published():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_segment_then_own_then_grant_is_the_longest_match(seed):
-    """K2 against a model of three chains: the segment's blocks, the owner's own, and what a reader adds below them."""
+    """The longest match wins, against a model of three chains: segment's, owner's, and what a reader adds below."""
     rng = random.Random(seed)
     world = World(4096, ("o", "a", "b"))
     world.domain("seg", "o", is_segment=True)

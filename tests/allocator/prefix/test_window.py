@@ -131,7 +131,7 @@ def test_an_attached_path_has_its_whole_last_window_of_the_right_blocks(windows,
 
 
 def test_a_decoding_sequence_keeps_no_more_than_its_window():
-    """W3: what slid out ends at once, so a long decode holds a bounded number of window blocks."""
+    """What slid out ends at once, so a long decode holds a bounded number of window blocks."""
     world = World(256, ("a",), options={"windows": (3,)})
     sequence = world.start("a", run(1, 2))
     for at in range(SIZE * 60):
