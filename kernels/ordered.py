@@ -43,7 +43,7 @@ class RetiredScrub:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _Launch:
     number: int
     event: StreamEvent
     slots: tuple[Slot, ...]
@@ -69,7 +69,7 @@ class OrderedScrub:
         self._staging = WorkListStaging(table.device, capacity=capacity, event=self._streams.event)
         self._uses: dict[Any, StreamEvent] = {}
         self._last: StreamEvent | None = None
-        self._flights: deque[_Flight] = deque()
+        self._launches: deque[_Launch] = deque()
         self._numbers = 0
         self._counted_bytes = 0
         self._free: list[torch.Tensor] = []  # pinned words for counts, used again
@@ -87,7 +87,7 @@ class OrderedScrub:
     @property
     def in_flight(self) -> int:
         """Launches without an answer yet."""
-        return len(self._flights)
+        return len(self._launches)
 
     def used(self, stream: Any = None) -> None:
         """Everything put on `stream` until now may read or write blocks that end later."""
@@ -111,45 +111,45 @@ class OrderedScrub:
     ) -> int:
         """Zero `blocks` on the scrub stream and read `read_back` of them back; returns the launch's number.
 
-        faults: blocks that are spoilt after they were zeroed, in tests. Raises `DeviceError` on bad lists.
+        faults: blocks that are written to after they were zeroed, in tests. Raises `DeviceError` on bad lists.
         """
         ordered = ascending(block_list(self.table, blocks))
         strategy = self._strategy or strategy_of(self.table)
         entries = entries_of(ordered, strategy.group, read_back=np.isin(ordered, read_back))
         if faults is not None and len(faults):
-            entries = _spoilt(entries, faults)
+            entries = _with_faults(entries, faults)
         for event in self._uses.values():
             self._streams.wait(self._stream, event)
         raised: list[int] = []
         size, marked = self._staging.capacity, len(read_back) > 0
         parts = (entries[at : at + size] for at in range(0, len(entries), size))
         slots = [self._send(part, strategy, raised if marked else None, faults is not None) for part in parts]
-        counted = self._free.pop() if self._free else self._word()
+        counted = self._free.pop() if self._free else self._pinned_count()
         self._streams.run(self._stream, lambda: _copy(self.table.counter, counted))
         last = self._streams.event()
         last.record(self._stream)
         self._last = last
         self._numbers += 1
-        self._flights.append(_Flight(self._numbers, last, tuple(slots), raised, counted))
+        self._launches.append(_Launch(self._numbers, last, tuple(slots), raised, counted))
         return self._numbers
 
     def answered(self) -> list[RetiredScrub]:
         """The launches that have retired since the last call, oldest first; waits for nothing."""
         found = []
-        while self._flights and self._flights[0].event.query():
-            flight = self._flights.popleft()
-            self._counted_bytes = int(flight.counted)
-            self._free.append(flight.counted)
-            found.append(self._answer(flight))
+        while self._launches and self._launches[0].event.query():
+            launch = self._launches.popleft()
+            self._counted_bytes = int(launch.counted)
+            self._free.append(launch.counted)
+            found.append(self._answer(launch))
         return found
 
     def settle(self) -> list[RetiredScrub]:
         """Wait until every launch has retired; their answers."""
-        if self._flights:
-            self._flights[-1].event.synchronize()
+        if self._launches:
+            self._launches[-1].event.synchronize()
         return self.answered()
 
-    def _word(self) -> torch.Tensor:
+    def _pinned_count(self) -> torch.Tensor:
         return torch.zeros(1, dtype=torch.int64, pin_memory=self.table.device.type == "cuda")
 
     def _send(
@@ -168,20 +168,20 @@ class OrderedScrub:
         slot.sent(self._stream, raised)
         return slot
 
-    def _answer(self, flight: _Flight) -> RetiredScrub:
+    def _answer(self, launch: _Launch) -> RetiredScrub:
         """Which blocks did not verify. A flag speaks for a run of blocks that wait for it: they are read one by one.
 
         Where the second reading finds nothing, the whole run has failed: what was seen once is not explained.
         """
-        for slot in flight.slots:
-            if slot.owned_by(flight.raised):
+        for slot in launch.slots:
+            if slot.owned_by(launch.raised):
                 slot.harvest()
         failed = [np.empty(0, dtype=np.int64)]
-        for entry in flight.raised:
+        for entry in launch.raised:
             run = blocks_of(entry)
             dirty = verify(self.table, run).dirty if len(run) > 1 else run
             failed.append(dirty if len(dirty) else run)
-        return RetiredScrub(flight.number, np.concatenate(failed))
+        return RetiredScrub(launch.number, np.concatenate(failed))
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -203,7 +203,7 @@ def _zero(table: SegmentTable, slot: Slot, strategy: Strategy, read_back: bool, 
             slot.flags[position] = 1
 
 
-def _spoilt(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
+def _with_faults(entries: NDArray[np.int64], faults: NDArray[np.int64]) -> NDArray[np.int64]:
     """The entries with each block of `faults` in a marked entry of its own."""
     found: list[int] = []
     for entry in entries.tolist():

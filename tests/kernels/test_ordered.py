@@ -135,11 +135,11 @@ def test_a_doubted_run_is_read_block_by_block_and_fails_whole_where_that_explain
     first = device.scrub.launch(np.arange(4), np.arange(4))
     device.streams.drain()
     device.tensors[0][2] = 7  # after the launch: the flag below stands for what it saw
-    slot = device.scrub._flights[0].slots[0]
+    slot = device.scrub._launches[0].slots[0]
     slot.answers[0] = 1
     second = device.scrub.launch(np.arange(8, 12), np.arange(8, 12))
     device.streams.drain()
-    device.scrub._flights[1].slots[0].answers[0] = 1
+    device.scrub._launches[1].slots[0].answers[0] = 1
     answers = {answer.number: answer.dirty.tolist() for answer in device.scrub.answered()}
     assert answers == {first: [2], second: [8, 9, 10, 11]}
 
