@@ -1,4 +1,4 @@
-"""The house names itself: small folders, a sentence for every package and module, no name and no rule code used twice."""
+"""The house names itself: small folders, a sentence for every package and module, no name or code used twice."""
 
 from __future__ import annotations
 
