@@ -32,3 +32,13 @@ def test_every_case_that_it_names_exists():
         room = named.split("/")[0]
         if room in rooms:
             assert any(re.fullmatch(named.replace("*", ".*"), name) for name in names), named
+
+
+def test_every_call_of_the_table_is_one_of_the_port() -> None:
+    from kvcustody import EnginePort
+
+    table = PAGE.split("| when | the engine calls |", 1)[1].split("\n\n", 1)[0]
+    calls = re.findall(r"^\|[^|]*\| ((?:`\w+\([^`]*`(?:, )?)+)", table, re.MULTILINE)
+    named = {name for cell in calls for name in re.findall(r"`(\w+)\(", cell)}
+    assert len(named) > 15
+    assert {name for name in named if not hasattr(EnginePort, name)} == set()

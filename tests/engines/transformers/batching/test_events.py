@@ -114,7 +114,7 @@ def test_positive_control_ends_that_are_not_told_are_seen(monkeypatch: pytest.Mo
         collect(self, *args)
         self.changes = kept
 
-    collect = PrefixTree._collect
+    collect = PrefixTree._gather_end
     monkeypatch.setattr(PrefixTree, "_gather_end", silent)
     router = Router()
     with (
