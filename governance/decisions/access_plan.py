@@ -3,11 +3,11 @@
 A plan is made once per (principal, model, route, hint, salt) and policy revision, and kept in a bounded cache; what
 may change with time is decided again at every request.
 
-G1  A plan holds primed states only of domains that the policy opens to this reader: own, segments, grants.
-G2  Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
-G3  A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
-G4  Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
-G5  A plan that has left the book holds no primed state, whoever still refers to it (docs/operate/keys.md).
+- A plan holds primed states only of domains that the policy opens to this reader: own, segments, grants.
+- Every reuse is decided at the request's own instant; a plan's cached part never answers for a grant or a segment.
+- A tenant that invents principals, salts or epochs evicts its own plans, nobody else's.
+- Under a revision, a grant or segment serves a reader only after its first use is durable in the ledger (class A).
+- A plan that has left the book holds no primed state, whoever still refers to it (docs/operate/keys.md).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def label_of(domain: Domain) -> DomainLabel:
 
 
 class OpenedDomain(NamedTuple):
-    """A grant or segment that the policy lists for the reader; decided again at each use (G2)."""
+    """A grant or segment that the policy lists for the reader; decided again at each use."""
 
     id: str
     owner: str
@@ -161,7 +161,7 @@ class Plan(Generic[PoolT_co]):
         self.matcher: SegmentMatcher | None = None
         self.active_us = 0
         self.admitted: Decision  # the same at every instant under one revision
-        self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants (B5)
+        self.decoy: HashState | None = None  # of a key that keys nothing, for denied grants
         self.subject_key = (principal.tenant, principal.subject, principal.session)
         self.valid_until_utc_us = 1 << 62
         self.priorities: tuple[tuple[int, int | None, int, int | None], ...] = ()
@@ -227,7 +227,7 @@ class PlanCache(Generic[PoolT_co]):
     def plan(self, key: PlanKey, now_utc_us: int) -> Plan[PoolT_co] | None:
         """The reader's plan, or None where the policy admits no such tenant."""
         if self._key_changes != self._keyring.changes:
-            self.drop()  # a rotation or destruction: every plan holds primed states (H2)
+            self.drop()  # a rotation or destruction: every plan holds primed states
         plan = self._by_key.get(key)
         if plan is not None and now_utc_us < plan.valid_until_utc_us:
             return plan

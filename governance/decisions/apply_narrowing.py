@@ -1,8 +1,8 @@
 """A new revision binds what is cached already.
 
-W1  From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
-W2  A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses.
-W3  What became of holds goes on record by itself: the ledger's due times come from leaves alone.
+- From activation on, every live domain has the limits of the active revision, whoever asks for it next, or nobody.
+- A domain that no request can reach any more is closed: it serves no attach, and what it holds lapses.
+- What became of holds goes on record by itself: the ledger's due times come from leaves alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def apply_limits(
     revoked: Collection[str] = (),
     epoch_of: Callable[[KeyOwner], int | None] | None = None,
 ) -> list[HoldsNarrowed]:
-    """Give every domain, interned by spec and pool, its limits under `table`; returns what holds became of it (W3).
+    """Give every domain, interned by spec and pool, its limits under `table`; returns what holds became of it.
 
     With `only_narrow` the stricter of old and new applies, field by field, and nothing is closed: for a revision that
     is not on record yet. `epoch_of` gives the key epoch in which an owner's blocks are found now.

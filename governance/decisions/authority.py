@@ -2,11 +2,11 @@
 
 `Governor` adds a pool that is ours, `EnginePort` a pool that an engine allocates by itself.
 
-A1  Every reuse is decided at the request's own instant under the active revision.
-A2  A widening act is durable before it takes effect; a narrowing one takes effect first.
-A3  One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
-A4  What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
-    nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
+- Every reuse is decided at the request's own instant under the active revision.
+- A widening act is durable before it takes effect; a narrowing one takes effect first.
+- One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
+- What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
+  nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Authority(ABC, Generic[PoolT_co]):
         """Decisions taken before this moment and not yet attached no longer count."""
 
     def _record_keys(self, owner: KeyOwner, made: tuple[KeyFact, ...]) -> None:
-        """Record what was made for `owner`, now or when the ledger could not: until then it has no plan (A2)."""
+        """Record what was made for `owner`, now or when the ledger could not: until then it has no plan."""
         if made:
             self._unrecorded.setdefault(owner, []).extend(made)
         waiting = self._unrecorded.get(owner)
@@ -171,7 +171,7 @@ class Authority(ABC, Generic[PoolT_co]):
     # -- administration -----------------------------------------------------------------------------------------------
 
     def activate(self, table: DecisionTable, *, actor: str, expires_utc_us: int | None = None) -> None:
-        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded (A2).
+        """Make `table` the active revision: what it narrows at once, what it widens once it is recorded.
 
         Revisions only rise; one that is staged may be staged further, or made whole. From `expires_utc_us` on, nothing
         is reused. Raises `LedgerUnavailable` where it cannot be recorded; the narrowing then stays.
@@ -240,7 +240,7 @@ class Authority(ABC, Generic[PoolT_co]):
         )
 
     def revoke(self, ids: Iterable[str], *, actor: str) -> None:
-        """Take grants, segments or sharing groups back for good: nothing attaches through them from now on (A4).
+        """Take grants, segments or sharing groups back for good: nothing attaches through them from now on.
 
         A narrowing act: it holds at once and is recorded after, whatever state the ledger is in.
         """
@@ -257,7 +257,7 @@ class Authority(ABC, Generic[PoolT_co]):
         _log.warning("revoked", ids=sorted(fresh), revision=self.table.revision)
 
     def renew_lease(self, until_us: int) -> None:
-        """The control plane was heard: grants and segments may be used until `until_us`, in boot time (A4)."""
+        """The control plane was heard: grants and segments may be used until `until_us`, in boot time."""
         self._lease_until_us = until_us
         self._reuse.lease_until_us = until_us
 

@@ -1,7 +1,7 @@
 """First uses: under a revision, a grant or segment serves a reader only once the ledger says so (class A).
 
-F1  Until the first use is durable the granted domain is not searched: a miss, not a wait.
-F2  A failed recording is tried again at the next request; it is never taken for done.
+- Until the first use is durable the granted domain is not searched: a miss, not a wait.
+- A failed recording is tried again at the next request; it is never taken for done.
 """
 
 from __future__ import annotations

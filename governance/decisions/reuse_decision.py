@@ -1,14 +1,14 @@
 """The decision behind every reuse: own scope, segments and grants, each at the request's own instant.
 
-U1  A reuse that is not permitted is a miss: the domain is not searched, and the denial is counted, not told.
-U2  A grant or segment of another tenant serves a reader only after its first use is durable (class A).
-U3  A denied grant costs what an absent block costs: a chain is hashed and looked up whose key keys nothing.
-U4  While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
-U5  What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
-    and once the revision itself has expired everything is: it permits nothing any more.
-U6  Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
-U7  Each reuse across tenants is in the reader's log, in its residency's leaf. The first is in both logs (U2), and both
-    count all of them (class C).
+- A reuse that is not permitted is a miss: the domain is not searched, and the denial is counted, not told.
+- A grant or segment of another tenant serves a reader only after its first use is durable (class A).
+- A denied grant costs what an absent block costs: a chain is hashed and looked up whose key keys nothing.
+- While a new revision is being recorded, a reuse needs the permission of both (a narrowing act takes effect first).
+- What was revoked is denied whatever the table says. Once the policy's lease has run out so is all but the own scope,
+  and once the revision itself has expired everything is: it permits nothing any more.
+- Where the policy says `own_hits: deny`, nothing is reused while the ledger has what happens only later.
+- Each reuse across tenants is in the reader's log, in its residency's leaf. The first is in both logs, and both
+  count all of them (class C).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ReuseDecider:
         return ReadPlan(plan.own, segment, blocks, grants)
 
     def may(self, plan: AnyPlan, entry: OpenedDomain, counters: TenantCounters, moment: Moment) -> bool:
-        """Whether the plan's reader may search this grant's or segment's domain now (U2)."""
+        """Whether the plan's reader may search this grant's or segment's domain now."""
         if not entry.chain.domain.is_open:
             return False
         if moment.now_us >= self.lease_until_us:
@@ -112,7 +112,7 @@ class ReuseDecider:
         return self._first_uses.may(entry.reuse, name, decision, moment.trace)
 
     def _decide(self, request: AccessRequest, classification: str, moment: Moment) -> Decision:
-        """By the active revision, and by the coming one too while that is being recorded (U4)."""
+        """By the active revision, and by the coming one too while that is being recorded."""
         decision = self._table.decide(request, moment.utc_us)
         if decision.permitted and self._coming is not None:
             decision = self._coming.decide(request, moment.utc_us)
@@ -125,7 +125,7 @@ class ReuseDecider:
         self._count(plan.tenant, owner, "deny", rule)
 
     def crossed(self, plan: AnyPlan, domain: Domain) -> None:
-        """The plan's reader attached blocks of this domain: another tenant's log says so, too (U7)."""
+        """The plan's reader attached blocks of this domain: another tenant's log says so, too."""
         for entry in (*plan.grants, *plan.segments.values()):
             if entry.chain.domain is domain and entry.owner != plan.tenant:
                 self._count(plan.tenant, entry.owner, "permit", entry.id)
@@ -135,7 +135,7 @@ class ReuseDecider:
         self._counted[key] = self._counted.get(key, 0) + 1
 
     def take_counts(self, now_us: int) -> list[Event]:
-        """Denials and crossings since the last call, counted (class C): to tell each costs time that shows (U3)."""
+        """Denials and crossings since the last call, counted (class C): to tell each costs time that shows."""
         if not self._counted:
             return []
         revision = self._table.revision

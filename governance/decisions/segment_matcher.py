@@ -1,12 +1,12 @@
 """Declared segments: prompt prefixes that an operator opened wider than private, recognised on the server.
 
-G1 A segment is matched by a keyed digest over the token ids at the prompt's start. No caller names, hints or
-   supplies one.
-G2 The digest covers the whole blocks that end at least 8 tokens before the declared text does, because a
-   tokenizer may merge across the text's end.
-G3 The key derives from the owner's epoch secret, the model and the block size: a digest says nothing about
-   the text, and dies with the epoch.
-G4 At most 16 candidates are searched; one short hash of the first block decides whether any could match.
+- A segment is matched by a keyed digest over the token ids at the prompt's start. No caller names, hints or
+  supplies one.
+- The digest covers the whole blocks that end at least 8 tokens before the declared text does, because a
+  tokenizer may merge across the text's end.
+- The key derives from the owner's epoch secret, the model and the block size: a digest says nothing about
+  the text, and dies with the epoch.
+- At most 16 candidates are searched; one short hash of the first block decides whether any could match.
 
 A policy stores a segment as its declared token count and 64 hex digits: 16 of the first block's digest, then
 48 of the digest at the last covered block. Both parts are compared, 256 bits together.
@@ -169,7 +169,7 @@ def declare(
 
 
 def covered_blocks(tokens: int, block_tokens: int) -> int:
-    """How many whole blocks a declared text of `tokens` covers (G2)."""
+    """How many whole blocks a declared text of `tokens` covers."""
     return max(0, tokens - MARGIN_TOKENS) // block_tokens
 
 

@@ -1,12 +1,12 @@
 """A worker's way to what others ask of it: it looks into the ledger for erasures and for orders on keys, and has its
 facade carry them out.
 
-B1  Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
-    was requested while it was away, and what a crash interrupted.
-B2  Looking never runs on the thread that owns the state, and a ledger that cannot be read is read again later.
-B3  An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
-B4  Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
-    they were followed before (key_orders, F1).
+- Before the first request of a process, everything that its worker still owes an answer for is taken up again: what
+  was requested while it was away, and what a crash interrupted.
+- Looking never runs on the thread that owns the state, and a ledger that cannot be read is read again later.
+- An erasure whose subject nobody can name any more is answered by no process: it is logged, and stays partial.
+- Orders on keys are followed on the owning thread, all of them whenever there is a new one: nothing changes where
+  they were followed before.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ErasureInbox:
         self._thread: threading.Thread | None = None
 
     def recover_pending(self, facade: ErasureTarget) -> int:
-        """On the owning thread: carry out what is owed; returns how many were new (B1)."""
+        """On the owning thread: carry out what is owed; returns how many were new."""
         orders = self._orders()
         for selector, order in orders:
             facade.erase(selector, **order)
@@ -82,7 +82,7 @@ class ErasureInbox:
         return len(orders)
 
     def _look_for_keys(self, facade: ErasureTarget) -> None:
-        """Hand over orders on keys that are new, and once more those that failed (B4)."""
+        """Hand over orders on keys that are new, and once more those that failed."""
         last, orders = self._keys_followed, self._key_orders()
         if last is not None and not last.done():
             return

@@ -1,11 +1,11 @@
 """Erasures of one process from their effect to their end: what is awaited, until when, and what goes on record.
 
-Y1  An erasure takes effect in `begin`, before it returns: nothing that it covers is attached any more.
-Y2  It is complete when every block that it ended is zero with receipts, every request that may finish has, and every
-    tier says so. Only then is it on record as complete, with what lawfully stays by count and reason.
-Y3  At its deadline, requests that may finish are ended. What is not done then is on record as partial, with the reason,
-    and is awaited further.
-Y4  The same erasure a second time changes nothing and says the same.
+- An erasure takes effect in `begin`, before it returns: nothing that it covers is attached any more.
+- It is complete when every block that it ended is zero with receipts, every request that may finish has, and every
+  tier says so. Only then is it on record as complete, with what lawfully stays by count and reason.
+- At its deadline, requests that may finish are ended. What is not done then is on record as partial, with the reason,
+  and is awaited further.
+- The same erasure a second time changes nothing and says the same.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ErasureRunner:
         before_us: int | None = None,
         on_record: bool = False,
     ) -> ErasureResult:
-        """Take effect now (Y1); raises `ConfigError` for a malformed selector. Times are boot time.
+        """Take effect now; raises `ConfigError` for a malformed selector. Times are boot time.
 
         Without a deadline the policy's holds, from now on; without `before_us` the erasure covers all until now.
         """
@@ -184,7 +184,7 @@ class ErasureRunner:
         return self._remember(run, unit_states, is_complete=False)
 
     def poll(self, *, now: bool = False) -> None:
-        """Once a step while erasures are pending: end what is over its deadline, record what is done (Y2, Y3).
+        """Once a step while erasures are pending: end what is over its deadline, record what is done.
 
         Looks every 2 ms, every second where all are on record as partial, or `now`.
         """

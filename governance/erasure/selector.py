@@ -1,8 +1,8 @@
 """What an erasure covers: a tenant, narrowed by subject or session, a domain by its parts, or a model.
 
-E1  A selector names at least one part, and a subject or session only with its tenant.
-E2  A holder is inside when its principal and its own domain match every named part; a domain when its label does.
-E3  `text` is one line that depends on the parts alone; no part of it enters the ledger but by pseudonym.
+- A selector names at least one part, and a subject or session only with its tenant.
+- A holder is inside when its principal and its own domain match every named part; a domain when its label does.
+- `text` is one line that depends on the parts alone; no part of it enters the ledger but by pseudonym.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def selector_from(text: str) -> Selector:
 
 
 def check_selector(selector: Selector) -> None:
-    """Raise `ConfigError` for an empty selector or a subject or session without its tenant (E1)."""
+    """Raise `ConfigError` for an empty selector or a subject or session without its tenant."""
     if selector == Selector():
         raise ConfigError("an erasure needs a tenant, a subject, a session, a domain's part or a model")
     if (selector.subject or selector.session) and not selector.tenant:

@@ -1,8 +1,8 @@
 """What erasure and scans ask of a tier off the device: its objects, its index of them, and their end.
 
-R1  `erase` takes effect at once for look-ups: from its return on, nothing of the selector is found in the tier.
-R2  It may be asked again, with the same erasure, until it says that it is done; it changes nothing it did before.
-R3  `objects` and `index` are two sources: what is there, and what the tier believes is there.
+- `erase` takes effect at once for look-ups: from its return on, nothing of the selector is found in the tier.
+- It may be asked again, with the same erasure, until it says that it is done; it changes nothing it did before.
+- `objects` and `index` are two sources: what is there, and what the tier believes is there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who pays in a pool that an engine allocates by itself, and whether a request's whole length fits.
 
-Q1  A request is admitted with its prompt and all it may generate reserved; what it does not use returns at its release.
-Q2  Reservations beyond guarantees fit in what no guarantee has claimed, so no tenant within its guarantee is stalled or
-    preempted by another. Where no tenant has a guarantee or a cap, the engine's own admission stands.
-Q3  `used <= cap` for a tenant with a cap: its own cache makes room, nobody else's.
+- A request is admitted with its prompt and all it may generate reserved; what it does not use returns at its release.
+- Reservations beyond guarantees fit in what no guarantee has claimed, so no tenant within its guarantee is stalled or
+  preempted by another. Where no tenant has a guarantee or a cap, the engine's own admission stands.
+- `used <= cap` for a tenant with a cap: its own cache makes room, nobody else's.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PortAccounts:
         return min(account.cap_blocks, account.guaranteed_blocks + self._pool.partition.common_blocks)
 
     def fits(self, account: Account, need: int) -> bool:
-        """Whether `need` more blocks may be reserved for the account now (Q1, Q2)."""
+        """Whether `need` more blocks may be reserved for the account now."""
         partition = self._pool.partition
         size = partition.size
         if partition.common_blocks == size and account.cap_blocks >= size:

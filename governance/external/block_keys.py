@@ -1,11 +1,14 @@
 """Block keys for an engine with an index of its own: one key a whole block, in the domains the reader may read.
 
-E1  Keys come from the plan's primed states (design §3); the running state goes on at decode, so nothing hashes twice.
-E2  A prefix found through a grant keeps the owner's keys only as far as it can be attached; from there on the request's
-    own chain goes on, seeded with the last key, so nothing is ever published into the owner's domain.
-E3  Engines with several layer groups get the own domain alone: a wider one needs one boundary for every group.
-E4  An engine that looks keys up one by one may have them made so: what the look-up does not reach is made when the
-    blocks are published.
+`EnginePort.look_up` makes a request's keys with `look_up`; `KeyChain.extend` makes those of blocks that decoding fills.
+
+- Keys come from the plan's primed states (docs/operate/keys.md, "The hierarchy"); the running state goes on at decode,
+  so nothing hashes twice.
+- A prefix found through a grant keeps the owner's keys only as far as it can be attached; from there on the request's
+  own chain goes on, seeded with the last key, so nothing is ever published into the owner's domain.
+- Engines with several layer groups get the own domain alone: a wider one needs one boundary for every group.
+- An engine that looks keys up one by one may have them made so: what the look-up does not reach is made when the blocks
+  are published.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _AHEAD_BLOCKS = 4  # made first by an iteration; then as many again as it has: w
 
 
 class LazyKeys(list[bytes]):
-    """Keys of a prompt's whole blocks in order, made as an iteration reaches them (E4).
+    """Keys of a prompt's whole blocks in order, made as an iteration reaches them.
 
     Everything but iteration sees only those that were made; `complete` gives all.
     """
@@ -165,7 +168,7 @@ def look_up(
 def _several(
     residency: ExternalResidency, chain: KeyChain, read: ReadPlan, pool: ExternalPool, find: Find, now_us: int
 ) -> None:
-    """Segment, own, grants by id: the longest match wins, ties go to the own domain (design §3)."""
+    """Segment, own, grants by id: the longest match wins, ties go to the own domain."""
     prompt, own = chain.prompt, read.own
     assert own.state is not None
     first, keys, tags = 0, [], []

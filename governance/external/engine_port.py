@@ -1,16 +1,25 @@
-"""The engine port: what the adapter of an engine that allocates by itself tells the governance, and must obey.
+"""The engine port: what the adapter of an engine that allocates by itself reports, and what it gets back.
 
-The engine keeps its allocator and its index. It says which blocks it handed out, attached, published and released, by
-index; the port answers with keys, decisions and orders. docs/build/engine-port.md has a complete example.
+The engine keeps its allocator and its index. It reports which blocks it handed out, attached, published and released,
+by index; the port answers with keys, decisions and orders to evict, abort or withhold (`EngineControl`):
 
-T1  A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
-T2  Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
-    denied has keys that no other request can compute.
-T3  What is due has ended before any look-up answers, and attach is checked again, block by block.
-T4  Every block that is not zero is in the scrub order of the step that first writes to it (foreign_blocks, X1).
-T5  An adapter may tell late what costs time, if it says so (`defer_calls`): the port then asks for it before it decides
-    or ends anything.
-T6  Telling the port something twice changes nothing (L4); telling it something impossible raises `IsolationError`.
+    residency = port.admit(principal, model, tokens, request_id=...)    # who it is, and what it may ever read
+    keys = port.look_up(residency, find)                                # its block keys, and how many it may read now
+    port.may_start(residency), port.attachable(residency, blocks)       # its quota; domain and deadline, once more
+    port.attached / handed_out / published / returned / release         # what the engine did
+    order = port.step()                                                 # scrubs to do before any other write
+
+docs/build/engine-port.md has a complete example.
+
+- A request without a valid identity reads nothing, publishes nothing and holds nothing; its blocks are in custody.
+- Keys are made here, of the request's own, granted and segment domains, and nowhere else; a request whose reuse is
+  denied has keys that no other request can compute.
+- What is due has ended before any look-up answers, and attach is checked again, block by block.
+- Every block that is not zero is in the scrub order of the step that first writes to it.
+- An adapter may report late what costs time, if it says so (`defer_calls`): the port then asks for it before it decides
+  or ends anything.
+- Reporting something twice changes nothing; reporting something impossible raises `IsolationError`.
+- A residency is on record before its end, and before anything that it gives back while it runs.
 """
 
 from __future__ import annotations
@@ -108,7 +117,7 @@ class EnginePort(Authority[ExternalPool]):
         self._accounts.limit(quotas_of(table))
 
     def defer_calls(self, flush: Callable[[], None]) -> None:
-        """The adapter notes facts and tells it later, in order; `flush` makes it tell everything now (T5)."""
+        """The adapter makes its calls later, in order; `flush` makes it make all of them now."""
         self._flush_deferred = flush
 
     # -- admission ----------------------------------------------------------------------------------------------------
@@ -130,7 +139,7 @@ class EnginePort(Authority[ExternalPool]):
     ) -> ExternalResidency | AdmissionRefused:
         """A request has arrived: who it is and what it may ever read. `request_id` must be the engine's own.
 
-        `principal` None: no valid identity (T1). `tokens`: prompt token ids; `extras`: framed extra content by the
+        `principal` None: no valid identity. `tokens`: prompt token ids; `extras`: framed extra content by the
         block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
         of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the
         W3C trace id that it came with, for its leaves alone. Raises `ConfigError` for token ids outside int32 and
@@ -191,7 +200,7 @@ class EnginePort(Authority[ExternalPool]):
     # -- look-up ------------------------------------------------------------------------------------------------------
 
     def look_up(self, residency: ExternalResidency, find: Find, *, lazily: bool = False) -> RequestKeys:
-        """The keys of the request's whole blocks, and how many leading ones it may read now (T2, T3).
+        """The keys of the request's whole blocks, and how many leading ones it may read now.
 
         `find` gives the block that the engine's index has under a key, or -1; it is asked only where several domains
         may be read. `lazily`: the engine asks for the keys by iterating once, and calls `complete` before it uses
@@ -273,7 +282,7 @@ class EnginePort(Authority[ExternalPool]):
     def attachable(
         self, residency: ExternalResidency, blocks: Sequence[int], positions: Sequence[int] | None = None
     ) -> int:
-        """How many leading blocks may be attached now: domain, deadline and ceiling are compared again (T3).
+        """How many leading blocks may be attached now: domain, deadline and ceiling are compared again.
 
         An adapter that tells late has told every release that may have taken blocks out by now (`keeps_until`).
         `positions`: the key of `look_up` that each block was found by, where that is not its place in `blocks`.
@@ -301,7 +310,7 @@ class EnginePort(Authority[ExternalPool]):
     ) -> None:
         """The engine took references on these cached or running blocks for the request.
 
-        `at_us`, here and below: when it did, on the boot-time clock, where that is not now (T5).
+        `at_us`, here and below: when it did, on the boot-time clock, where that is not now.
         """
         if blocks:
             now_us = self._clock.now_us() if at_us is None else at_us
@@ -311,7 +320,7 @@ class EnginePort(Authority[ExternalPool]):
     def handed_out(
         self, residency: ExternalResidency, blocks: Sequence[int], *, at_us: int | None = None
     ) -> None:
-        """The engine gave these blocks to the request; what they held is scrubbed before the coming step (T4)."""
+        """The engine gave these blocks to the request; what they held is scrubbed before the coming step."""
         if not blocks:
             return
         which: Blocks = np.array(blocks, dtype=np.int64)
@@ -391,9 +400,9 @@ class EnginePort(Authority[ExternalPool]):
         at_us: int | None = None,
         fence: int | None = None,
     ) -> bool:
-        """The request ended, or was preempted; False where it had ended already (L4).
+        """The request ended, or was preempted; False where it had ended already.
 
-        `fence`: the newest one that was open when it ended, 0 for none, where that is not now (T5).
+        `fence`: the newest one that was open when it ended, 0 for none, where that is not now.
         """
         if self._running.get(residency.request_id) is not residency:  # or a resumed one has its place
             return False

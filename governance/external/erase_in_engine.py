@@ -1,4 +1,4 @@
-"""What an erasure does in an engine that allocates by itself (governance.erasure, Z1–Z5).
+"""What an erasure does in an engine that allocates by itself.
 
 Its queue may hold requests that have no block yet: they end with the running ones, or, where those may finish, begin
 after the erasure and see nothing of what was before.
@@ -136,7 +136,7 @@ class _Covered:
 
     @staticmethod
     def _with_ended(pool: ExternalPool, selector: Selector, present: PoolUnits) -> PoolUnits:
-        """And what ended before and has no receipt yet; its block may be somebody else's by now (Z4)."""
+        """And what ended before and has no receipt yet; its block may be somebody else's by now."""
         blocks, generations = [present.blocks], [present.generations]
         for custody in pool.queue.custodies():
             if custody.domain is not None and may_hold(selector, label_of(custody.domain)):

@@ -1,1 +1,1 @@
-"""Governor."""
+"""Custody over our own pools: the Governor that an engine calls, and the parts it owns."""

@@ -1,8 +1,8 @@
 """The allocator's own counters, in the shape in which conservation compares them with the ledger.
 
-K1  Nothing here comes from an event: states, generations, block tables and device counters only.
-K2  A block is live until its custody end is on its way to the ledger, so FENCED blocks are live, and so are those
-    quarantined because their fence never retired.
+- Nothing here comes from an event: states, generations, block tables and device counters only.
+- A block is live until its custody end is on its way to the ledger, so FENCED blocks are live, and so are those
+  quarantined because their fence never retired.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What an erasure does to our own pools: end all custody of a selector, now, in every state.
 
-Z1  Requests of the selector, and readers of what only it owns, are aborted, or marked: they then publish nothing more,
-    leave no hold, and what they alone use is found by nobody. Their blocks are on the way to CLEAN when they end.
-Z2  A block that another lawful holder still holds or uses stays, and is counted with the reason.
-Z3  The owner tenant's erasure overrides readers that came through a grant: their continuations become unreachable.
-Z4  What ended before, may be theirs and is not CLEAN yet is covered too, and awaited: who wrote a block of a wider
-    domain is known to the ledger, not to the pool.
-Z5  The next request of the selector starts with an empty domain: no plan keeps a closed one.
+- Requests of the selector, and readers of what only it owns, are aborted, or marked: they then publish nothing more,
+  leave no hold, and what they alone use is found by nobody. Their blocks are on the way to CLEAN when they end.
+- A block that another lawful holder still holds or uses stays, and is counted with the reason.
+- The owner tenant's erasure overrides readers that came through a grant: their continuations become unreachable.
+- What ended before, may be theirs and is not CLEAN yet is covered too, and awaited: who wrote a block of a wider
+  domain is known to the ledger, not to the pool.
+- The next request of the selector starts with an empty domain: no plan keeps a closed one.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class _Covered:
         return any(id(node) in self.inside for node in _path(sequence.leaf))
 
     def _units(self, selector: Selector) -> PoolUnits:
-        """Every block that the selector's holders wrote, hold or use, or whose end is on its way (Z4)."""
+        """Every block that the selector's holders wrote, hold or use, or whose end is on its way."""
         pool = self.manager.pool
         nodes = dict(self.inside)
         parts: list[Blocks] = []

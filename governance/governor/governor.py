@@ -1,9 +1,15 @@
 """The Governor: the one facade an engine calls. It wraps the block manager in identity, policy, keys and evidence.
 
-O1  No tenant, no admission. A denied reuse is a miss, never a refusal, and looks like one to the requester.
-O2  Every reuse is decided at the request's own instant under the active revision, and attach re-checks the domain.
-O3  One thread owns the state (authority, A3).
-O4  No SQL on this path: events are tuples handed to the ledger's queue. Scrubbing and revocation never wait for it.
+    outcome = governor.admit(principal, model, tokens)      # Admission, AdmissionRefused or Deferred
+    governor.commit([outcome.request_id], [computed])       # whole blocks among these tokens may be reused
+    governor.extend_many(ids, tokens)                       # one more token each; returns who got no room
+    governor.release(outcome.request_id)
+    governor.step()                                         # once an engine step: expiry, scrubs, evidence
+
+- No tenant, no admission. A denied reuse is a miss, never a refusal, and looks like one to the requester.
+- Every reuse is decided at the request's own instant under the active revision, and attach checks the domain again.
+- One thread owns the state; `call` is the way in from others.
+- No SQL on this path: events are tuples handed to the ledger's queue. Scrubbing and revocation never wait for it.
 """
 
 from __future__ import annotations
@@ -284,7 +290,7 @@ class Governor(Authority[BlockManager]):
     # -- release ------------------------------------------------------------------------------------------------------
 
     def release(self, request_id: object, cause: str = "finished") -> bool:
-        """End a request, whatever its state; False where it had ended already (L4)."""
+        """End a request, whatever its state; False where it had ended already."""
         sequence = self._live.pop(request_id, None)
         if sequence is None:
             return False
@@ -424,7 +430,7 @@ class Governor(Authority[BlockManager]):
         self._orphans.scan_online()
 
     def check(self) -> list[str]:
-        """Recompute every invariant (L1–L10) from scratch; an empty list when all hold."""
+        """Recompute every invariant from scratch; an empty list when all hold."""
         return [problem for manager in self._pools.managers for problem in check(manager)]
 
     def stats(self) -> Stats:

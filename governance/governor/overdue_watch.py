@@ -1,9 +1,9 @@
 """Custody that is past its deadline and has not ended: seen in the step in which it is, and put on record.
 
-V1  A suspend, a long step or a backlog of expiries makes holds overdue; no look-up serves them meanwhile (attach
-    compares deadlines by itself), and no step extends one.
-V2  The first step that leaves something overdue for longer than `GRACE_US` records it, with how many and since when;
-    the first one after it that leaves nothing records that too.
+- A suspend, a long step or a backlog of expiries makes holds overdue; no look-up serves them meanwhile (attach
+  compares deadlines by itself), and no step extends one.
+- The first step that leaves something overdue for longer than `GRACE_US` records it, with how many and since when;
+  the first one after it that leaves nothing records that too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The pools of one engine process, cut to what the policy's profile demands.
 
-L1  shared: one pool, one partition, quotas and borrowing as the policy says.
-L2  strict: one pool, one partition per tenant of exactly its guarantee: its own clean reserve, scrub queue and
-    eviction order, so that no tenant's occupancy or eviction is visible to another.
-L3  dedicated: one pool per tenant, with memory of its own.
+- shared: one pool, one partition, quotas and borrowing as the policy says.
+- strict: one pool, one partition per tenant of exactly its guarantee: its own clean reserve, scrub queue and
+  eviction order, so that no tenant's occupancy or eviction is visible to another.
+- dedicated: one pool per tenant, with memory of its own.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def written(sequence: RunningSequence, manager: BlockManager) -> Runs:
 
 
 def unlisted(sequence: RunningSequence, manager: BlockManager) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Blocks and generations the sequence was handed since its admission: generations only rise (L3)."""
+    """Blocks and generations the sequence was handed since its admission: generations only rise."""
     blocks = sequence.table[sequence.hit_blocks : sequence.block_count]
     generations = manager.pool.generation[blocks]
     if sequence.extra_written:

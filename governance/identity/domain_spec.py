@@ -1,11 +1,11 @@
 """The unit of reuse: who may read, at which classification, on which model, under which key epoch.
 
-D1 A domain's `info` bytes name every field, absent ones included; equal bytes, equal domain.
-D2 A scope has exactly the identifiers it needs and no others; a subject or session never stands without its
-   tenant.
-D3 A domain belongs to one key owner, whose secret its key is derived from. Public and group domains have
-   their own owners, so no tenant's secret reaches outside the tenant.
-D4 A caller's salt can only narrow: it is one more field under the owner's secret.
+- A domain's `info` bytes name every field, absent ones included; equal bytes, equal domain.
+- A scope has exactly the identifiers it needs and no others; a subject or session never stands without its
+  tenant.
+- A domain belongs to one key owner, whose secret its key is derived from. Public and group domains have
+  their own owners, so no tenant's secret reaches outside the tenant.
+- A caller's salt can only narrow: it is one more field under the owner's secret.
 """
 
 from __future__ import annotations

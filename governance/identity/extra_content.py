@@ -1,8 +1,8 @@
 """Content other than token ids that conditions K/V values, framed so that no token run can pose as it.
 
-X1 A frame begins with the word -1. Token ids are never negative, so reading left to right a keyed stream of
-   int32 words splits into tokens and frames in one way only.
-X2 A frame has its length and is padded to whole words; its content is a typed record (`tlv`).
+- A frame begins with the word -1. Token ids are never negative, so reading left to right a keyed stream of
+  int32 words splits into tokens and frames in one way only.
+- A frame has its length and is padded to whole words; its content is a typed record (`tlv`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Everything that conditions the K/V values of a block, as one 32-byte digest.
 
-M1 Every field reaches the digest. Two identities that differ in any field share no block.
-M2 An epoch rises each time weights or an adapter are loaded, so a reload under the same digest is a new
-   identity.
-M3 Sampling parameters are not part of it: they do not change K/V values.
+- Every field reaches the digest. Two identities that differ in any field share no block.
+- An epoch rises each time weights or an adapter are loaded, so a reload under the same digest is a new
+  identity.
+- Sampling parameters are not part of it: they do not change K/V values.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Who a request belongs to: an authenticated tenant, and a subject and session that can only narrow.
 
-P1 No tenant, no `Principal`: a request without one never reaches admission.
-P2 Every identifier is checked before anything is keyed, stored or compared by it. Nothing is ever repaired:
-   no trimming, no case folding, no Unicode normalisation. Text that is not already in its normal form is
-   refused.
-P3 Missing and empty differ: missing is `None` and narrows reuse; empty is refused. Numbers are not
-   identifiers.
-P4 A subject or session comes from verified claims, or is asserted by the authenticated tenant and recorded
-   as such. A verified claim cannot be contradicted by an asserted one.
-P5 No subject: reuse stays in the session. No session either: nothing is reused across requests.
+- No tenant, no `Principal`: a request without one never reaches admission.
+- Every identifier is checked before anything is keyed, stored or compared by it. Nothing is ever repaired:
+  no trimming, no case folding, no Unicode normalisation. Text that is not already in its normal form is
+  refused.
+- Missing and empty differ: missing is `None` and narrows reuse; empty is refused. Numbers are not
+  identifiers.
+- A subject or session comes from verified claims, or is asserted by the authenticated tenant and recorded
+  as such. A verified claim cannot be contradicted by an asserted one.
+- No subject: reuse stays in the session. No session either: nothing is reused across requests.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Principal:
 
     @property
     def private_scope(self) -> Literal["subject", "session"] | None:
-        """The narrowest scope that this identity supports; `None` forbids reuse across requests (P5)."""
+        """The narrowest scope that this identity supports; `None` forbids reuse across requests."""
         if self.subject is not None:
             return "subject"
         return "session" if self.session is not None else None
@@ -125,7 +125,7 @@ def check_identifier(field: str, value: object) -> str:
 def _claim(
     name: str, verified: Mapping[str, object], asserted: Mapping[str, object]
 ) -> tuple[str | None, bool]:
-    """The claim's value and whether it was only asserted; verified wins and may not be contradicted (P4)."""
+    """The claim's value and whether it was only asserted; verified wins and may not be contradicted."""
     of_token, of_tenant = verified.get(name), asserted.get(name)
     stated = None if of_tenant is None else check_identifier(name, of_tenant)
     if of_token is None:

@@ -1,11 +1,11 @@
 """Canonical tag-length-value bytes: the only way values become key-derivation input.
 
-T1 Injective: different (schema, version, fields) give different bytes, because `decode(encode(x)) == x` for
-   every x.
-T2 No value can pose as another: each carries its tag, its type and its length. 1, 1.0, true, "1" and b"1"
-   all differ, and so do a missing field (`None`), an empty text and an empty list.
-T3 A schema's field list is fixed per version: a field that does not apply is encoded as `None`, never left
-   out.
+- Injective: different (schema, version, fields) give different bytes, because `decode(encode(x)) == x` for
+  every x.
+- No value can pose as another: each carries its tag, its type and its length. 1, 1.0, true, "1" and b"1"
+  all differ, and so do a missing field (`None`), an empty text and an empty list.
+- A schema's field list is fixed per version: a field that does not apply is encoded as `None`, never left
+  out.
 
     record := "KVC" 0x01  u8 length, schema name (ASCII)  u16 version  u16 field count  field*
     field  := u16 tag (ascending)  value

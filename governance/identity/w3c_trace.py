@@ -1,8 +1,8 @@
 """W3C Trace Context as far as custody needs it: the trace that a request belongs to (www.w3.org/TR/trace-context).
 
-T1 A trace id is 32 lowercase hexadecimal digits, not all zero. Nothing else is kept, compared or recorded as one.
-T2 It is the caller's word: it decides nothing, widens nothing, and only finds what was recorded under it.
-T3 A `traceparent` that is malformed is as good as none, as the standard wants it: it refuses no request.
+- A trace id is 32 lowercase hexadecimal digits, not all zero. Nothing else is kept, compared or recorded as one.
+- It is the caller's word: it decides nothing, widens nothing, and only finds what was recorded under it.
+- A `traceparent` that is malformed is as good as none, as the standard wants it: it refuses no request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHARACTERS_MAX = 512
 
 
 def is_trace(value: object) -> bool:
-    """Whether `value` is a trace id (T1)."""
+    """Whether `value` is a trace id."""
     return type(value) is str and _TRACE.fullmatch(value) is not None
 
 
@@ -37,7 +37,7 @@ def check_trace(value: object) -> str:
 
 
 def trace_of(traceparent: object) -> str:
-    """The trace id in a `traceparent`; empty where there is none, or a malformed one (T3)."""
+    """The trace id in a `traceparent`; empty where there is none, or a malformed one."""
     if type(traceparent) is not str or len(traceparent) > _CHARACTERS_MAX:
         return ""
     found = _PARENT.fullmatch(traceparent)

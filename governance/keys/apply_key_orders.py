@@ -1,7 +1,7 @@
 """What a worker does with its keys when a custodian has ordered it: later epochs, and the end of earlier ones.
 
-F1 Following the same orders again changes nothing: an epoch is older than the order's moment or it is not.
-F2 An order holds for the tenant of that name under every issuer. Owners that this keyring never had are not made.
+- Following the same orders again changes nothing: an epoch is older than the order's moment or it is not.
+- An order holds for the tenant of that name under every issuer. Owners that this keyring never had are not made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
 
 
 def carry_out(keyring: Keyring, orders: Iterable[OrderedKeys]) -> dict[KeyOwner, list[KeyFact]]:
-    """Rotate and destroy what the orders name (F1); what was done, by owner."""
+    """Rotate and destroy what the orders name; what was done, by owner."""
     keyring.refresh()
     done: dict[KeyOwner, list[KeyFact]] = {}
     for order in orders:

@@ -1,8 +1,8 @@
 """The key that signs the ledger's checkpoints: made once, on record before it signs, and handed over on record.
 
-H1 A signing key is in a file of its own, apart from the root key and every data key, and signs for the ledger whose
+- A signing key is in a file of its own, apart from the root key and every data key, and signs for the ledger whose
 leaves name it. A ledger that another key signs for is left to that key: nothing here forks its signatures.
-H2 A handover is a class A event that both keys signed: it is durable before the new key's file takes the old one's
+- A handover is a class A event that both keys signed: it is durable before the new key's file takes the old one's
 place, and a crash between the two is finished at the next start.
 """
 
@@ -54,7 +54,7 @@ def open_signing_key(
     clock: Clock,
     kind: KeyKind = KeyKind.ED25519,
 ) -> SigningKey | None:
-    """The key that signs this ledger; None where another process holds it (H1).
+    """The key that signs this ledger; None where another process holds it.
 
     Makes one of `kind` for a ledger that has none. Raises `ConfigError` where the file holds a key that the ledger
     does not name.
@@ -85,7 +85,7 @@ def rotate_signing_key(
     actor: str,
     kind: KeyKind | None = None,
 ) -> SigningKey:
-    """Hand over to a new key of `kind` (None: of the old one's), on record (H2); the old file stays under its key id.
+    """Hand over to a new key of `kind` (None: of the old one's), on record; the old file stays under its key id.
 
     Raises `LedgerUnavailable` where the handover could not be recorded; the old key then goes on. Raises
     `SigningKeyError` while a signer runs.

@@ -3,8 +3,8 @@
 A GPU core dump holds device memory, a host one the pools on the CPU and the domain keys. Both are off unless
 somebody switched them on, so a switch that is on is named, and refused where the profile is strict.
 
-C1 In strict, no process holds custody while a device core dump is switched on.
-C2 In strict, the soft limit of host core dumps is 0 before the first key is read.
+- In strict, no process holds custody while a device core dump is switched on.
+- In strict, the soft limit of host core dumps is 0 before the first key is read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Primed hash states, one per domain in use: what the hot path copies to compute block keys.
 
-H1 A state is `blake2b(key=domain key, digest_size=32)` with nothing hashed yet. Callers `copy()` it and never
-   update it.
-H2 A domain key exists in a buffer only while its state is primed; then the buffer is wiped. The state itself
-   is as good as the key (docs/operate/keys.md), so dropping an epoch drops its states before anything else is
-   destroyed.
-H3 The number of states is bounded in all and per owner: a tenant that invents domains evicts its own states.
-H4 A forked child starts with no state.
+- A state is `blake2b(key=domain key, digest_size=32)` with nothing hashed yet. Callers `copy()` it and never
+  update it.
+- A domain key exists in a buffer only while its state is primed; then the buffer is wiped. The state itself
+  is as good as the key (docs/operate/keys.md), so dropping an epoch drops its states before anything else is
+  destroyed.
+- The number of states is bounded in all and per owner: a tenant that invents domains evicts its own states.
+- A forked child starts with no state.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class DomainKeys:
 
 
 def _drop_in_children(keys: DomainKeys) -> None:
-    """H4, without keeping `keys` alive."""
+    """Drop the keys in a forked child, without keeping `keys` alive in the parent."""
     reference = weakref.ref(keys)
 
     def drop() -> None:

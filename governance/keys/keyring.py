@@ -1,15 +1,15 @@
 """Every tenant's random secrets, by key epoch: made, rotated, derived from, and destroyed.
 
-R1 Each (owner, epoch) has its own random secret. It is stored only wrapped, and is in memory only in a
-   `KeyBuffer`.
-R2 A key is HKDF-SHA256 of that secret with `info` = canonical bytes of everything that separates uses. Same
-   root and store: same keys in every process. Without the secret nothing about them can be computed.
-R3 An owner has one current epoch, under which new content is keyed. Older epochs stay readable until they are
-   destroyed.
-R4 After `destroy`, no wrapped copy, buffer or primed state of the epoch is left here, and its number is never
-   used again.
-R5 What happened is returned as `KeyFact`s for the ledger; a fact is returned only for what is durable in the
-   store.
+- Each (owner, epoch) has its own random secret. It is stored only wrapped, and is in memory only in a
+  `KeyBuffer`.
+- A key is HKDF-SHA256 of that secret with `info` = canonical bytes of everything that separates uses. Same
+  root and store: same keys in every process. Without the secret nothing about them can be computed.
+- An owner has one current epoch, under which new content is keyed. Older epochs stay readable until they are
+  destroyed.
+- After `destroy`, no wrapped copy, buffer or primed state of the epoch is left here, and its number is never
+  used again.
+- What happened is returned as `KeyFact`s for the ledger; a fact is returned only for what is durable in the
+  store.
 """
 
 from __future__ import annotations

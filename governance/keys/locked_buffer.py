@@ -1,11 +1,11 @@
 """Memory for one secret: locked, kept out of core dumps, emptied in forked children, and wiped on demand.
 
-K1 A secret lives in its own anonymous mapping. Library calls get a `memoryview`; what they can only return as
-   `bytes` is moved in and wiped where it stood.
-K2 After `wipe()` the mapping holds zeros and `view()` raises; wiping twice is harmless.
-K3 A child process sees zeros, so `view()` raises in any process but the one that filled the buffer: a zeroed
-   key is never used.
-K4 A buffer has no printable content and can be neither pickled nor copied.
+- A secret lives in its own anonymous mapping. Library calls get a `memoryview`; what they can only return as
+  `bytes` is moved in and wiped where it stood.
+- After `wipe()` the mapping holds zeros and `view()` raises; wiping twice is harmless.
+- A child process sees zeros, so `view()` raises in any process but the one that filled the buffer: a zeroed
+  key is never used.
+- A buffer has no printable content and can be neither pickled nor copied.
 
 Python and libraries copy what they are given: docs/operate/keys.md lists which copies outlive a call, as measured.
 """
@@ -117,7 +117,7 @@ class KeyBuffer:
             self._map.madvise(advice)
         except (
             OSError
-        ):  # an older kernel: K3's process check still holds, docs/operate/keys.md says what is lost
+        ):  # an older kernel: the check of the process still holds, docs/operate/keys.md says what is lost
             return
 
     def __enter__(self) -> Self:

@@ -1,12 +1,12 @@
 """The wrapping port: what holds the root key wraps, unwraps, signs and destroys; the keyring never sees it.
 
-W1 A wrapped secret opens only under the same root key, owner and key epoch: all of them are bound into the
-   wrap.
-W2 No (key, nonce) pair repeats, across restarts, forks and restored directories included: each wrap has a key
-   of its own, derived with a fresh 256-bit salt.
-W3 A root key file is a regular file of exactly 32 bytes, mode 0600 or stricter, ours, reached through no
-   symbolic link. Anything else is refused with one line that names the path, what is wrong and what to do.
-W4 A root key from the environment is refused in the strict profile.
+- A wrapped secret opens only under the same root key, owner and key epoch: all of them are bound into the
+  wrap.
+- No (key, nonce) pair repeats, across restarts, forks and restored directories included: each wrap has a key
+  of its own, derived with a fresh 256-bit salt.
+- A root key file is a regular file of exactly 32 bytes, mode 0600 or stricter, ours, reached through no
+  symbolic link. Anything else is refused with one line that names the path, what is wrong and what to do.
+- A root key from the environment is refused in the strict profile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT_KEY_VARIABLE = "KVCUSTODY_ROOT_KEY"
 _FORMAT = b"\x01"
 _SALT_BYTES = 32
 _TAG_BYTES = 16
-_NONCE = bytes(12)  # W2: every key encrypts once
+_NONCE = bytes(12)  # every key encrypts once
 WRAPPED_BYTES = 1 + _SALT_BYTES + KEY_BYTES + _TAG_BYTES
 
 
@@ -148,7 +148,7 @@ def create_root_key(path: Path) -> None:
 
 
 def read_root_key(path: Path) -> KeyBuffer:
-    """The root key in `path`, checked as W3 demands on the opened descriptor itself."""
+    """The root key in `path`, its owner and mode checked on the opened descriptor itself."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,10 +1,10 @@
 """Where wrapped secrets live: one JSON file here, a table elsewhere.
 
-S1 A store holds wrapped secrets only, never a secret.
-S2 A save is all or nothing: a crash at any point leaves the old document or the new one, readable.
-S3 Changes are made under a lock shared by every process that opens the file, on a document read under that
-   lock.
-S4 An epoch number, once given to an owner, is never given again, not even after its destruction.
+- A store holds wrapped secrets only, never a secret.
+- A save is all or nothing: a crash at any point leaves the old document or the new one, readable.
+- Changes are made under a lock shared by every process that opens the file, on a document read under that
+  lock.
+- An epoch number, once given to an owner, is never given again, not even after its destruction.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WrappedEpoch(NamedTuple):
 
 @dataclass(slots=True)
 class KeyDocument:
-    """A store's whole content. `latest` keeps the highest epoch ever given to an owner (S4)."""
+    """A store's whole content. `latest` keeps the highest epoch ever given to an owner."""
 
     epochs: dict[tuple[KeyOwner, int], WrappedEpoch] = field(default_factory=dict)
     latest: dict[KeyOwner, int] = field(default_factory=dict)

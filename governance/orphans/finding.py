@@ -1,8 +1,8 @@
 """A finding: custody that two sources disagree about, and what repairs it.
 
-F1  A finding is a disagreement between two sources that are counted apart; a scan changes nothing until it is told to.
-F2  Every finding is of one of the twelve classes and has a repair; blocks that failed to verify are listed beside them.
-    What cannot be explained is ended, never kept; what a fence holds is contained until the fence retires.
+- A finding is a disagreement between two sources that are counted apart; a scan changes nothing until it is told to.
+- Every finding is of one of the twelve classes and has a repair; blocks that failed to verify are listed beside them.
+  What cannot be explained is ended, never kept; what a fence holds is contained until the fence retires.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ledger's side of a full scan: what it records against what the process has, and what then goes on record.
 
-K1  The writer is flushed first, so that nothing on its way counts as missing.
-K2  What is missing is recorded as found by a scan; nothing that is recorded is ever changed.
+- The writer is flushed first, so that nothing on its way counts as missing.
+- What is missing is recorded as found by a scan; nothing that is recorded is ever changed.
 """
 
 from __future__ import annotations

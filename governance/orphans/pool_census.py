@@ -141,7 +141,7 @@ class Census:
         return np.bincount(places[places >= 0], minlength=len(self.nodes)).astype(np.int64)
 
     def _count_holds(self) -> Int64s:
-        """How many residencies explain each node's holds: (node, account) pairs climb to the roots together (N1)."""
+        """How many residencies explain each node's holds: (node, account) pairs climb to the roots together."""
         accounts = list(self.manager.accounts.values())
         every = [residency for account in accounts for residency in self.manager.hold_table.of(account)]
         owners = np.repeat(

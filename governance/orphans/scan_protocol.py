@@ -1,6 +1,6 @@
 """What a scan asks of the process that it scans, and of its ledger.
 
-K1  The ledger is joined only when everything that happened has reached it.
+- The ledger is joined only when everything that happened has reached it.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ class OrphanScans:
         return len(self._drifted)
 
     def scan(self) -> list[Finding]:
-        """Every disagreement between allocator, live requests, holds, queues and tiers (G1)."""
+        """Every disagreement between allocator, live requests, holds, queues and tiers."""
         return [trouble.finding for trouble in self._findings(self._clock.now_us(), None)[0]]
 
     def scan_and_recover(self, blocks: int, ledger: LedgerJoin | None, mode: str) -> Scanned:
-        """Scan, repair every finding, and emit both (G2). With `ledger`, that one is joined too (books, K1)."""
+        """Scan, repair every finding, and emit both. With `ledger`, that one is joined too."""
         started_us = self._clock.now_us()
         found, compared = self._findings(started_us, ledger)
         scanned = Scanned(repair_all(found), compared, blocks, started_us, self._clock.now_us())
@@ -72,7 +72,7 @@ class OrphanScans:
         return self._record(mode, scanned)
 
     def _findings(self, now_us: int, ledger: LedgerJoin | None) -> tuple[list[RepairableFinding], int]:
-        """The ledger answers on a thread of its own meanwhile (G4): its database works without the interpreter."""
+        """The ledger answers on a thread of its own meanwhile: its database works without the interpreter."""
         with ThreadPoolExecutor(1, "orphan-scan") as beside:
             joined = None if ledger is None else beside.submit(ledger.findings, self._books.held(), now_us)
             found, compared = self._books.findings(now_us)
@@ -88,7 +88,7 @@ class OrphanScans:
         self._online, self._turn = self._books.slices(), 0
 
     def step(self) -> None:
-        """One slice of one pool, in turn (G3)."""
+        """One slice of one pool, in turn."""
         if not self._online:
             return
         slices = self._online[self._turn]

@@ -1,11 +1,11 @@
 """A scan in slices: bounded work a step, while the process serves; what rounds agree on is a finding.
 
-J1  A step does `Budget.work` units of work and at most one piece more (`PIECE_BLOCKS` blocks, or one visit), whatever
-    the size of the pool, of a path, or of the number of tenants, requests and holds.
-J2  A disagreement is a finding only when two rounds in a row saw it in the same custody (three for a block that nobody
-    has, as splits may hide one from a round): what a round caught in the middle of a move is gone in the next.
-J3  It changes nothing. What it finds is for a full scan to confirm and repair.
-J4  It keeps arrays and small tables, allocated and touched once: no step pays for growing, freeing or collecting them.
+- A step does `Budget.work` units of work and at most one piece more (`PIECE_BLOCKS` blocks, or one visit), whatever
+  the size of the pool, of a path, or of the number of tenants, requests and holds.
+- A disagreement is a finding only when two rounds in a row saw it in the same custody (three for a block that nobody
+  has, as splits may hide one from a round): what a round caught in the middle of a move is gone in the next.
+- It changes nothing. What it finds is for a full scan to confirm and repair.
+- It keeps arrays and small tables, allocated and touched once: no step pays for growing, freeing or collecting them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Slices(ABC):
         self.rounds = self.nodes = self.holds = self.sequences = self.blocks = 0
 
     def step(self) -> None:
-        """One slice (J1)."""
+        """One slice."""
         self._left = self._budget
         next(self._work, None)
 
@@ -72,7 +72,7 @@ class Slices(ABC):
         return bool(self._found)
 
     def take(self) -> list[Finding]:
-        """What rounds agreed on since the last call (J2); at most `TAKEN_MAX`, the rest at the next call."""
+        """What rounds agreed on since the last call; at most `TAKEN_MAX`, the rest at the next call."""
         chosen = [what for what, _ in zip(self._found, range(TAKEN_MAX), strict=False)]
         return [self._found.pop(what) for what in chosen]
 
@@ -94,7 +94,7 @@ class Slices(ABC):
         return self._left <= 0
 
     def _suspect(self, what: Suspect, tenant: str, cause: str, rounds: int = 2) -> None:
-        """A disagreement; a finding from the `rounds`-th round in a row on (J2)."""
+        """A disagreement; a finding from the `rounds`-th round in a row on."""
         if len(self._suspects) >= SUSPECTS_MAX:
             return
         seen = self._suspects[what] = self._before.get(what, 0) + 1
@@ -111,5 +111,5 @@ def pieces(blocks: int) -> Iterator[slice]:
 
 
 def touched(blocks: int) -> NDArray[np.int64]:
-    """Zeros, in memory that is there: the first use of each page costs nothing later (J4)."""
+    """Zeros, in memory that is there: the first use of each page costs nothing later."""
     return np.full(blocks, 0, dtype=np.int64)

@@ -1,14 +1,14 @@
 """Signed scope tokens: how the process that authenticates tells the engine's process whose a request is.
 
-T1 A token is a fixed record under a keyed BLAKE2b-128 tag. The tag is compared, in constant time, before anything
-   behind it is read, so no byte that a stranger chose is ever interpreted.
-T2 `verify` never raises on hostile input and repairs nothing: what is not byte for byte what `issue` wrote is
-   `Rejected`, with a reason for the log. A rejected request may run, but reuses nothing.
-T3 A token covers as many engine requests as its `uses` say, within its life, at one verifier. What was used is
-   remembered until it expires; when that memory is full, for all or for one tenant, tokens are rejected, not trusted.
-T4 Time never runs back here: a verifier keeps the latest UTC that it saw, and rejects what was issued before it
-   started, so neither a stepped clock nor a restart revives a token.
-T5 The client's own salt travels as a keyed digest. It can only narrow.
+- A token is a fixed record under a keyed BLAKE2b-128 tag. The tag is compared, in constant time, before anything
+  behind it is read, so no byte that a stranger chose is ever interpreted.
+- `verify` never raises on hostile input and repairs nothing: what is not byte for byte what `issue` wrote is
+  `Rejected`, with a reason for the log. A rejected request may run, but reuses nothing.
+- A token covers as many engine requests as its `uses` say, within its life, at one verifier. What was used is
+  remembered until it expires; when that memory is full, for all or for one tenant, tokens are rejected, not trusted.
+- Time never runs back here: a verifier keeps the latest UTC that it saw, and rejects what was issued before it
+  started, so neither a stepped clock nor a restart revives a token.
+- The client's own salt travels as a keyed digest. It can only narrow.
 
     token := base64url(head, identity, tag)      identity: scope_record
     head  := version, key id, flags, uses, life (s), issued (ms), nonce
@@ -223,7 +223,7 @@ class ScopeTokens:
         return state.digest()
 
     def _narrowing(self, client_salt: object) -> bytes:
-        """The keyed digest of a client's own salt (T5)."""
+        """The keyed digest of a client's own salt."""
         state = self._salter.copy()
         state.update(check_client_salt(client_salt).encode("utf-8"))
         return state.digest()

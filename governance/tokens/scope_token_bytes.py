@@ -1,8 +1,8 @@
 """The bytes of an identity inside a scope token, and the text that carries them.
 
-I1 Every text is announced by a flag and has its length before it, so missing and empty differ, no text can pose as
-   another, and different identities give different bytes.
-I2 One sequence of bytes has one text: unpadded base64url without stray bits, which vLLM accepts as a salt.
+- Every text is announced by a flag and has its length before it, so missing and empty differ, no text can pose as
+  another, and different identities give different bytes.
+- One sequence of bytes has one text: unpadded base64url without stray bits, which vLLM accepts as a salt.
 
     identity := text*, salt?                     issuer, tenant, then those that the flags announce
     text     := length, UTF-8

@@ -4,9 +4,9 @@ It is not derived from the root key, because the process that faces the network 
 never hold what opens every tenant's keys. Whoever reads this file can claim to be any tenant; nobody who reads it can
 compute a block key.
 
-F1 Processes that race to make the file all end up with the same secret: it appears whole, under its name, or not at
-   all.
-F2 What is read obeys the rules of a root key file: a regular file of 32 bytes, ours, 0600, behind no symbolic link.
+- Processes that race to make the file all end up with the same secret: it appears whole, under its name, or not at
+  all.
+- What is read obeys the rules of a root key file: a regular file of 32 bytes, ours, 0600, behind no symbolic link.
 """
 
 from __future__ import annotations

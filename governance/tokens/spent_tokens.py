@@ -1,8 +1,8 @@
 """What was spent of single- and few-use tokens, remembered until each expires, in bounded memory.
 
-S1 A tag is counted down from the uses of its first sight and never forgotten before it expires.
-S2 Memory is bounded, for all and for each owner. When it is full nothing live is dropped to make room: the new
-   token is refused, so a flood costs reuse, never a second use.
+- A tag is counted down from the uses of its first sight and never forgotten before it expires.
+- Memory is bounded, for all and for each owner. When it is full nothing live is dropped to make room: the new
+  token is refused, so a flood costs reuse, never a second use.
 """
 
 from __future__ import annotations

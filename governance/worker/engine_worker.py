@@ -1,9 +1,9 @@
 """One engine that allocates by itself, under governance: settings in, an `EnginePort` out (governance.worker's twin).
 
-W1  The worker and its policy are on record, and a dead predecessor's custody is closed, before the first request.
-W2  The first scrub order covers the whole pool, so every block is zero before its first use.
-W3  Erasures that this worker owes an answer for, after a crash too, take effect with the first step.
-W4  `close` ends all custody and says so; without it the next start closes this one's custody as unproven.
+- The worker and its policy are on record, and a dead predecessor's custody is closed, before the first request.
+- The first scrub order covers the whole pool, so every block is zero before its first use.
+- Erasures that this worker owes an answer for, after a crash too, take effect with the first step.
+- `close` ends all custody and says so; without it the next start closes this one's custody as unproven.
 """
 
 from __future__ import annotations

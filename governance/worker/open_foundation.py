@@ -1,9 +1,9 @@
 """What every worker stands on, opened in order: the policy, the keys and the ledger, with the worker on record.
 
-N1  Nothing is admitted before the worker and its policy are on record; a dead predecessor's custody is closed first.
-N2  A policy of another profile than the deployment promises is refused.
-N3  Where the settings name a control plane, policy, ledger and erasures come over its API (control_plane.opening). A
-    start while it is away is on record in the local spill first.
+- Nothing is admitted before the worker and its policy are on record; a dead predecessor's custody is closed first.
+- A policy of another profile than the deployment promises is refused.
+- Where the settings name a control plane, policy, ledger and erasures come over its API (control_plane.opening). A
+  start while it is away is on record in the local spill first.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def open_foundation(
 def _behind_control_plane(
     settings: Settings, clock: Clock, stack: ExitStack, keyring: Keyring, memory: tuple[int, int, int, str]
 ) -> Foundation:
-    """The same over the API (N3); the control plane signs."""
+    """The same over the API; the control plane signs."""
     connection = connect(settings, stack)
     standing = remote_startup_policy(settings, connection, clock)
     writer = open_remote_ledger(settings, connection, clock)
@@ -149,7 +149,7 @@ def _take_to_witnesses(settings: Settings, engine: Engine, stack: ExitStack) -> 
 def _announce(
     writer: EventWriter | RemoteLedger, settings: Settings, table: DecisionTable, started: WorkerStarted
 ) -> None:
-    """The worker and its policy, on record before the first request (N1)."""
+    """The worker and its policy, on record before the first request."""
     writer.submit([started])
     for event in activation_events(table, started.at_us, settings.worker_name):
         writer.submit_durable(event)

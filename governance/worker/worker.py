@@ -1,9 +1,9 @@
 """One engine process under governance: settings in, a Governor out, everything opened in order and closed in reverse.
 
-W1  Nothing is admitted before the worker and its policy are on record (foundation, N1), and before every block is zero.
-W2  Erasures that this worker owes an answer for, after a crash too, take effect before the first request.
-W3  `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
-    start of the same worker closes this one's custody as unproven.
+- Nothing is admitted before the worker and its policy are on record, and before every block is zero.
+- Erasures that this worker owes an answer for, after a crash too, take effect before the first request.
+- `close` releases every request, ends all custody, zeroes the pools and hands over the evidence; without it the next
+  start of the same worker closes this one's custody as unproven.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Worker:
         return recover(self.governor.scan_and_recover, self.writer)
 
     def close(self) -> None:
-        """Stop in order (W2); a second time changes nothing."""
+        """Stop in order; a second time changes nothing."""
         self._stack.close()
 
     def stop(self) -> None:

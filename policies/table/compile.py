@@ -1,8 +1,8 @@
 """Compile a policy into its decision table.
 
-1. C1 Every cell is computed here, once; deciding only looks up. Equal cells are one object.
-2. C2 Revoked ids (grants, segments, groups, or one pair of a group) take no part; a forbid is not revocable.
-3. C3 Grants are not composed: a pair of tenants without a grant of its own has no entry.
+- Every cell is computed here, once; deciding only looks up. Equal cells are one object.
+- Revoked ids (grants, segments, groups, or one pair of a group) take no part; a forbid is not revocable.
+- Grants are not composed: a pair of tenants without a grant of its own has no entry.
 """
 
 from __future__ import annotations

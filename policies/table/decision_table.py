@@ -1,19 +1,18 @@
-"""A tenant's own decisions as one flat tuple, and where in it each of them is.
+"""The decision table: who may do what with whose blocks, as look-ups whose cost ignores the policy's size.
 
-1. Cells are ordered by action, level and scope; every row of a policy has all of them.
-2. `places` answers for well-formed (action, level, scope) alone: anything else raises `KeyError`.
+    table = compile_policy(load_policy(text, name="acme.yaml"), revision=1)
+    table.decide(AccessRequest(Action.REUSE, "labs", "acme", 0, Scope.TENANT, Via.GRANT), now_utc_us)
 
-A tenant has one tuple whatever its rules say, so the memory that a decision touches does not grow with their number.
-Rows of nested dicts, shared between tenants that were decided alike, made decisions slower once rules named tenants.
-
-The decision table: who may do what with whose blocks, as look-ups whose cost ignores the policy's size.
-
-1. T1 Default deny; a forbid overrides every permit; an error while deciding is a deny.
-2. T2 `decide` is pure: equal arguments give equal decisions, and time is an argument.
-3. T3 A permit with reader != owner names a live grant, or a live segment that lists the reader.
-4. T4 A grant opens reuse alone, to its one reader, of tenant-level and wider domains up to its level.
-5. T5 Every decision names what determined it: rules, grants, segments or sections (`tenants:acme`,
+1. Default deny; a forbid overrides every permit; an error while deciding is a deny.
+2. `decide` is pure: equal arguments give equal decisions, and time is an argument.
+3. A permit with reader != owner names a live grant, or a live segment that lists the reader.
+4. A grant opens reuse alone, to its one reader, of tenant-level and wider domains up to its level.
+5. Every decision names what determined it: rules, grants, segments or sections (`tenants:acme`,
    `retention:internal`, `offload:public`), and `default-deny` when nothing did.
+
+A tenant's own decisions are one flat tuple whatever its rules say (`places` finds each cell), so the memory that a
+decision touches does not grow with their number. Rows of nested dicts, shared between tenants that were decided alike,
+made decisions slower once rules named tenants.
 """
 
 from __future__ import annotations

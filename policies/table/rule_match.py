@@ -1,8 +1,8 @@
 """The rules of a policy, evaluated for a pair of tenants into the forbids and permits of every cell.
 
-1. R1 A forbid whose terms cannot be evaluated covers every cell; such a permit covers none. Either way the
+- A forbid whose terms cannot be evaluated covers every cell; such a permit covers none. Either way the
    error is carried into the decision.
-2. R2 The order of rules changes nothing: ids are reported sorted, and every matching rule is reported.
+- The order of rules changes nothing: ids are reported sorted, and every matching rule is reported.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Diff."""
+"""What changes between two revisions: cells, obligations and settings."""
