@@ -10,20 +10,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvcustody.errors import DeviceError
 from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
-from kvcustody.kernels.segment import SegmentTable, ascending, block_list
+from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 
 GATHER_BYTES = 4 << 20  # bytes in flight between source and target on the torch path
 
 
-def copy(table: SegmentTable, source: Any, target: Any) -> int:
+def copy(table: SegmentTable, source: BlockIndices, target: BlockIndices) -> int:
     """Copy block `source[i]` to block `target[i]`; returns the bytes written. On CUDA it only launches.
 
     Raises `DeviceError` on an index outside the pool, unequal lengths, a target listed twice, or a target

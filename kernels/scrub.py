@@ -15,15 +15,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvcustody.kernels.entry import entries_of
 from kvcustody.kernels.launch import HAS_TRITON, PROGRAMS_MAX, on_device, uses_triton
-from kvcustody.kernels.segment import SegmentTable, ascending, block_list
+from kvcustody.kernels.segment import BlockIndices, SegmentTable, ascending, block_list
 from kvcustody.kernels.strategy import Strategy, strategy_of
 
 RUN_BYTES_MIN = (
@@ -32,7 +30,7 @@ RUN_BYTES_MIN = (
 SMALL_BYTES = 1 << 20  # less is not worth waking another core
 
 
-def scrub(table: SegmentTable, blocks: Any, *, strategy: Strategy | None = None) -> int:
+def scrub(table: SegmentTable, blocks: BlockIndices, *, strategy: Strategy | None = None) -> int:
     """Zero `blocks` (int32 or int64, each once); returns the bytes written. On CUDA it only launches.
 
     Raises `DeviceError` on an index outside the pool or listed twice; an empty list launches nothing.

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +48,10 @@ _FLOAT8 = tuple(
     if hasattr(torch, name)
 )
 DTYPES = (*_WHOLE_BYTE, *_FLOAT8, torch.int32, torch.int64)
+
+
+BlockIndices = torch.Tensor | NDArray[np.int64] | NDArray[np.int32] | Sequence[int]
+"""How a caller may list blocks: int32 or int64, one dimension."""
 
 
 class Layout(StrEnum):
@@ -176,7 +179,7 @@ def tile_bytes_max(alignment_bytes: int) -> int:
     return TILE_BYTES_WORDS if alignment_bytes >= 4 else TILE_BYTES_NARROW
 
 
-def block_list(table: SegmentTable, blocks: Any, *, name: str = "blocks") -> NDArray[np.int64]:
+def block_list(table: SegmentTable, blocks: BlockIndices, *, name: str = "blocks") -> NDArray[np.int64]:
     """`blocks` as a checked int64 array on the host; raises `DeviceError` on a bad type, shape or index."""
     array = np.asarray(blocks.cpu() if isinstance(blocks, torch.Tensor) else blocks)
     if array.size == 0:

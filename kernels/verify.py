@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from kvcustody.errors import ConfigError
 from kvcustody.kernels.launch import HAS_TRITON, launch, uses_triton
-from kvcustody.kernels.segment import SegmentTable, block_list
+from kvcustody.kernels.segment import BlockIndices, SegmentTable, block_list
 
 GATHER_BYTES = 1 << 20  # scattered pieces are gathered into a buffer of this size, which stays in the cache
 
@@ -35,7 +35,7 @@ class Verification(NamedTuple):
 
 def verify(
     table: SegmentTable,
-    blocks: Any,
+    blocks: BlockIndices,
     share: float = 1.0,
     *,
     seed: int | None = None,
