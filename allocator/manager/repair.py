@@ -12,7 +12,8 @@ import numpy as np
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.pool.accounting import Domain
-from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, Blocks
+from kvcustody.allocator.pool.records import EndingRun
 from kvcustody.allocator.prefix.hash_index import indexed_positions
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence
@@ -74,7 +75,7 @@ def end_lost(manager: BlockManager, blocks: Blocks, domain: Domain, now_us: int)
             account.charge_active(-len(part))
         else:
             account.cached_blocks -= len(part)
-        pool.end([(part, domain, "orphan", now_us, fence, NEVER_US)], state, now_us)
+        pool.end([EndingRun(part, domain, "orphan", now_us, fence)], state, now_us)
 
 
 def cut_path(manager: BlockManager, sequence: RunningSequence) -> None:

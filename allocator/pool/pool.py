@@ -35,7 +35,7 @@ from kvcustody.allocator.pool.block_state import (
 )
 from kvcustody.allocator.pool.fence import Fences
 from kvcustody.allocator.pool.memory_protocol import Memory, ScrubResult
-from kvcustody.allocator.pool.records import AttachedBlocks, Ending, ReleasedBlocks, Scrubbed
+from kvcustody.allocator.pool.records import AttachedBlocks, EndingRun, ReleasedBlocks, Scrubbed
 from kvcustody.allocator.pool.scrubs_in_flight import ScrubInFlight, ScrubsInFlight, StreamMemory
 from kvcustody.errors import HandleError, IsolationError
 
@@ -118,9 +118,9 @@ class Pool:
         account.charge(count)
         return blocks
 
-    def end(self, ending: list[Ending], source: int, now_us: int) -> None:
+    def end(self, ending: list[EndingRun], source: int, now_us: int) -> None:
         """End custodies: FENCED, then waiting for device work up to their fence."""
-        blocks = ending[0][0] if len(ending) == 1 else np.concatenate([entry[0] for entry in ending])
+        blocks = ending[0].blocks if len(ending) == 1 else np.concatenate([run.blocks for run in ending])
         self.move(blocks, source, FENCED)
         generations = self.generation[blocks]
         at = 0

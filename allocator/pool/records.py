@@ -10,12 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.pool.accounting import Domain, EndedRun
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
 from kvcustody.allocator.pool.residency import Residency
 
-Ending = tuple[Blocks, Domain, str, int, int, int]
-"""Custody that is to end: blocks, domain, cause, when it was due, its fence, and its ceiling (`NEVER_US`: none)."""
+
+class EndingRun(NamedTuple):
+    """Blocks whose custody is to end with the next `Pool.end`, and why. `fence` 0: no device work may touch them."""
+
+    blocks: Blocks
+    domain: Domain
+    cause: str
+    due_us: int
+    fence: int
+    ceiling_us: int = NEVER_US
 
 
 class ReleasedBlocks(NamedTuple):

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 from kvcustody.allocator.pool.accounting import Account, Domain
-from kvcustody.allocator.pool.block_state import ACTIVE, NEVER_US, Blocks
+from kvcustody.allocator.pool.block_state import ACTIVE, Blocks
 from kvcustody.allocator.pool.pool import Pool
-from kvcustody.allocator.pool.records import AttachedBlocks, Ending, ReleasedBlocks
+from kvcustody.allocator.pool.records import AttachedBlocks, EndingRun, ReleasedBlocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
@@ -143,23 +143,22 @@ class Publication:
 
     def end_private(self, sequence: RunningSequence, cause: str, now_us: int, fence: int) -> None:
         """End what the sequence does not leave in the tree: duplicates, unpublished blocks, tail, windows."""
-        ending: list[Ending] = [
-            (blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates
+        ending: list[EndingRun] = [
+            EndingRun(blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates
         ]
         sequence.duplicates = []
         reason = "partial-or-unpublished" if cause == "finished" else cause
         for first, last, domain in sequence.shares(sequence.published, sequence.block_count):
-            ending.append((sequence.table[first:last].copy(), domain, reason, now_us, fence, NEVER_US))
+            ending.append(EndingRun(sequence.table[first:last].copy(), domain, reason, now_us, fence))
         for at, window in zip(sequence.window_first, sequence.windows, strict=True):
             for first, last, domain in sequence.shares(at, at + len(window)):
-                ending.append((window[first - at : last - at], domain, reason, now_us, fence, NEVER_US))
+                ending.append(EndingRun(window[first - at : last - at], domain, reason, now_us, fence))
         sequence.windows = []
         self._end(ending, now_us)
 
-    def _end(self, ending: list[Ending], now_us: int) -> None:
-        for blocks, domain, *_ in ending:
-            account = domain.owner
-            account.charge_active(-len(blocks))
+    def _end(self, ending: list[EndingRun], now_us: int) -> None:
+        for run in ending:
+            run.domain.owner.charge_active(-len(run.blocks))
         if ending:
             self.pool.end(ending, ACTIVE, now_us)
 
@@ -198,7 +197,7 @@ class Publication:
     def _publish_windows(self, sequence: RunningSequence, node: Node, first: int) -> None:
         """Give the node the last window of its run; what slid out of the sequence's window ends."""
         windows: list[Blocks] = []
-        ending: list[Ending] = []
+        ending: list[EndingRun] = []
         end, fence = first + node.length, sequence.fence
         for group, needed in enumerate(node.domain.windows):
             own, at = sequence.windows[group], sequence.window_first[group]
@@ -207,14 +206,14 @@ class Publication:
             assert at == first, "windows are handed over as their run is published"
             if keep_from > first:
                 passed = own[first - at : keep_from - at]
-                ending.append((passed, node.domain, "window-passed", node.born_us, fence, NEVER_US))
+                ending.append(EndingRun(passed, node.domain, "window-passed", node.born_us, fence))
             sequence.windows[group] = own[end - at :]
             sequence.window_first[group] = end
         node.windows = tuple(windows)
         node.update_block_count()
         self._trim_windows(node, ending, fence)
         if ending:
-            blocks = np.concatenate([entry[0] for entry in ending])
+            blocks = np.concatenate([run.blocks for run in ending])
             generations = self.pool.generation[blocks]
             sequence.passed.append(generations)
             self.pool.released.append(
@@ -223,7 +222,7 @@ class Publication:
         self._end(ending, node.born_us)
 
     @staticmethod
-    def _trim_windows(node: Node, ending: list[Ending], fence: int) -> None:
+    def _trim_windows(node: Node, ending: list[EndingRun], fence: int) -> None:
         """Earlier runs that only this sequence ever used keep no more of a window than it still needs."""
         needed = [window - node.length for window in node.domain.windows]
         at = node.parent
@@ -233,7 +232,7 @@ class Publication:
             for window, keep in zip(at.windows, kept, strict=True):
                 if len(keep) < len(window):
                     passed = window[: len(window) - len(keep)]
-                    ending.append((passed, at.domain, "window-passed", node.born_us, fence, NEVER_US))
+                    ending.append(EndingRun(passed, at.domain, "window-passed", node.born_us, fence))
             at.windows = kept
             at.update_block_count()
             needed = [n - at.length for n in needed]

@@ -28,7 +28,7 @@ from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
 from kvcustody.allocator.pool.hold_table import HoldTable
 from kvcustody.allocator.pool.pool import Pool
-from kvcustody.allocator.pool.records import Ending
+from kvcustody.allocator.pool.records import EndingRun
 from kvcustody.allocator.prefix.eviction_policy import EvictionPolicy, EvictionQueue, Lru
 from kvcustody.allocator.prefix.hash_index import IndexChange, PrefixIndex
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node, PathResidency
@@ -50,8 +50,8 @@ class PrefixTree:
         self._policy = policy
         self._reactivated: list[Blocks] = []
         self._cached: list[Blocks] = []
-        self._ending: list[Ending] = []
-        self._ending_active: list[Ending] = []
+        self._ending: list[EndingRun] = []
+        self._ending_active: list[EndingRun] = []
 
     def add_account(self, account: Account) -> None:
         """Make the eviction queue of a new account."""
@@ -357,7 +357,9 @@ class PrefixTree:
                 self.changes.append(IndexChange(node.domain, node.keys[KEY_BYTES * keep :], b"", 0, reason))
             node.keys = node.keys[: KEY_BYTES * keep]
         due_us = _due(node, now_us)
-        self._ending.append((node.blocks[keep:], node.domain, reason, due_us, node.fence, node.ceiling_us))
+        self._ending.append(
+            EndingRun(node.blocks[keep:], node.domain, reason, due_us, node.fence, node.ceiling_us)
+        )
         node.blocks = node.blocks[:keep]
         node.length = node.block_count = keep
         node.domain.owner.cached_blocks -= count
@@ -399,13 +401,13 @@ class PrefixTree:
         self._gather_end(node, self._ending_active, cause, due_us)
         self._detach(node)
 
-    def _gather_end(self, node: Node, into: list[Ending], cause: str, due_us: int) -> None:
+    def _gather_end(self, node: Node, into: list[EndingRun], cause: str, due_us: int) -> None:
         if self.changes is not None and node.keys:
             self.changes.append(IndexChange(node.domain, node.keys, b"", 0, cause))
         if len(node.blocks):
-            into.append((node.blocks, node.domain, cause, due_us, node.fence, node.ceiling_us))
+            into.append(EndingRun(node.blocks, node.domain, cause, due_us, node.fence, node.ceiling_us))
         into += [
-            (window, node.domain, cause, due_us, node.fence, node.ceiling_us)
+            EndingRun(window, node.domain, cause, due_us, node.fence, node.ceiling_us)
             for window in node.windows
             if len(window)
         ]

@@ -124,7 +124,7 @@ MUTANTS = [
         "duplicates never end",
         Publication,
         "end_private",
-        '(blocks, domain, "duplicate", now_us, fence, NEVER_US) for blocks, domain in sequence.duplicates',
+        'EndingRun(blocks, domain, "duplicate", now_us, fence) for blocks, domain in sequence.duplicates',
         "",
     ),
     Mutant(
