@@ -303,7 +303,7 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvcustody.governance.decisions import access_plan as plan
     from kvcustody.governance.decisions import authority
 
-    own, bind = plan.own_domain, authority.bind
+    own, bind = plan.own_domain, authority.apply_limits
     monkeypatch.setattr(
         plan, "own_domain", lambda principal, **fields: own(principal, **(fields | fixed[name]))
     )
@@ -311,7 +311,7 @@ def _without_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         name == "key epoch"
     ):  # a second defence ends the blocks of older epochs; this control is about the keys
         monkeypatch.setattr(
-            authority, "bind", lambda *places, **how: bind(*places, **(how | {"epoch_of": None}))
+            authority, "apply_limits", lambda *places, **how: bind(*places, **(how | {"epoch_of": None}))
         )
 
 
