@@ -58,7 +58,9 @@ class BatchTable:
         entries: list[tuple[int, int, int, int]] = []
 
         def add(key: int, timeline: Timeline) -> None:
-            entries.extend((key, start, end, decision.permitted) for start, end, decision, _ in timeline)
+            entries.extend(
+                (key, piece.start_us, piece.end_us, piece.decision.permitted) for piece in timeline
+            )
 
         for (reader, owner), levels in tables.grants.items():
             pair = self._pair(self._index[reader], self._index[owner])

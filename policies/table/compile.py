@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 from kvcustody.policies.document.digest import digest
 from kvcustody.policies.document.model import (
@@ -28,6 +29,7 @@ from kvcustody.policies.table.model import (
     NEVER_US,
     UNLISTED,
     Decision,
+    LiveInterval,
     Row,
     SegmentRow,
     Tables,
@@ -39,8 +41,14 @@ from kvcustody.policies.table.rule_match import NO_RULING, RuleIndex, Ruling, Ru
 
 _DOMAIN_ACTIONS = (Action.REUSE, Action.PUBLISH, Action.RETAIN, Action.OFFLOAD)
 _PRIVATE_SCOPES = (Scope.SESSION, Scope.SUBJECT, Scope.TENANT)
-Source = tuple[int, int, str]
-"""When something opens, when it closes, and its id."""
+
+
+class SourcePeriod(NamedTuple):
+    """When a grant or segment opens, when it closes (exclusive), and its id."""
+
+    start_us: int
+    end_us: int
+    id: str
 
 
 def compile_policy(policy: Policy, *, revision: int, revoked: frozenset[str] = frozenset()) -> DecisionTable:
@@ -101,7 +109,7 @@ class _Compiler:
     # Own domains
 
     def _own_row(self, tenant: TenantPolicy, key: str | Unlisted) -> Row:
-        """Every cell, in the order of `own_row`."""
+        """Every cell, in the order of `places`."""
         name = "" if key is UNLISTED else tenant.id
         rulings = self._rules.rulings(name, name, Via.OWN, same_group=True)
         owed = self._obligations[key]
@@ -170,7 +178,7 @@ class _Compiler:
             open_at = tuple(grant for grant in grants if level <= grant.at_most)
             key = (ruling, *(grant.id for grant in open_at))
             if key not in known:
-                known[key] = _timeline(map(_grant_source, open_at), self._opened(ruling, None))
+                known[key] = _timeline(map(_grant_period, open_at), self._opened(ruling, None))
             levels.append(known[key])
         return tuple(levels)
 
@@ -222,9 +230,9 @@ class _Compiler:
                 for scope in (Scope.TENANT, Scope.GROUP, Scope.PUBLIC):
                     here = [s for s in segments if s.level == level and scope <= s.scope]
                     if here:
-                        row[action, level, scope, None] = _timeline(map(_segment_source, here), opened)
+                        row[action, level, scope, None] = _timeline(map(_segment_period, here), opened)
                     for segment in here:
-                        row[action, level, scope, segment.id] = _timeline((_segment_source(segment),), opened)
+                        row[action, level, scope, segment.id] = _timeline((_segment_period(segment),), opened)
         return row
 
     def _edges(self) -> tuple[int, ...]:
@@ -235,24 +243,25 @@ class _Compiler:
         return tuple(sorted({*ends, *grants}))
 
 
-def _grant_source(grant: Grant) -> Source:
+def _grant_period(grant: Grant) -> SourcePeriod:
     start = ALWAYS_US if grant.from_us is None else grant.from_us
-    return start, NEVER_US if grant.until_us is None else grant.until_us, grant.id
+    return SourcePeriod(start, NEVER_US if grant.until_us is None else grant.until_us, grant.id)
 
 
-def _segment_source(segment: SegmentRule) -> Source:
-    return ALWAYS_US, NEVER_US if segment.expires_us is None else segment.expires_us, segment.id
+def _segment_period(segment: SegmentRule) -> SourcePeriod:
+    end = NEVER_US if segment.expires_us is None else segment.expires_us
+    return SourcePeriod(ALWAYS_US, end, segment.id)
 
 
-def _timeline(sources: Iterable[Source], decision: Callable[[tuple[str, ...]], Decision]) -> Timeline:
+def _timeline(periods: Iterable[SourcePeriod], decision: Callable[[tuple[str, ...]], Decision]) -> Timeline:
     """Cut time at every edge; each piece with a live source gets its decision."""
-    known = sorted(sources, key=lambda source: source[2])
-    edges = sorted({edge for start, end, _ in known for edge in (start, end)})
+    known = sorted(periods, key=lambda period: period.id)
+    edges = sorted({edge for period in known for edge in (period.start_us, period.end_us)})
     pieces = []
     for start, end in pairwise(edges):
-        live = tuple(source[2] for source in known if source[0] <= start and end <= source[1])
+        live = tuple(period.id for period in known if period.start_us <= start and end <= period.end_us)
         if live:
-            pieces.append((start, end, decision(live), live))
+            pieces.append(LiveInterval(start, end, decision(live), live))
     return tuple(pieces)
 
 

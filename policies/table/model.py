@@ -83,8 +83,19 @@ class Decision:
 
 Row = tuple[Decision, ...]
 """A tenant's own decisions, ordered by action, level and scope."""
-Timeline = tuple[tuple[int, int, Decision, tuple[str, ...]], ...]
-"""Disjoint intervals (start, exclusive end, decision, ids of the live sources); else default deny."""
+
+
+class LiveInterval(NamedTuple):
+    """A piece of time in which the same grants or segments are live, and what is decided then."""
+
+    start_us: int
+    end_us: int  # exclusive
+    decision: Decision
+    sources: tuple[str, ...]
+
+
+Timeline = tuple[LiveInterval, ...]
+"""Disjoint intervals; between them everything is denied by default."""
 SegmentRow = Mapping[tuple[int, int, int, str | None], Timeline]
 """Decisions by (action, level, scope, segment id or None for any)."""
 

@@ -81,7 +81,7 @@ class Explanation:
 
 def explain(table: DecisionTable, request: Request) -> Explanation:
     """Why the table answers as it does."""
-    decision = request.ask(table)
+    decision = request.decide(table)
     declared = Declared(table.policy, table.revoked)
     considered = (*_rules(declared, request), *_sources(declared, request))
     nearest = None if decision.permitted else _nearest(table, declared, request)
@@ -158,7 +158,7 @@ def _nearest(table: DecisionTable, declared: Declared, request: Request) -> Near
             _distance(request, best[2]),
         ):
             continue
-        decision = asked.ask(table)
+        decision = asked.decide(table)
         if decision.permitted:
             best = (*rank, asked, decision)
     if best is None:

@@ -31,7 +31,7 @@ class Request(NamedTuple):
     now_us: int
     source: str | None = None
 
-    def ask(self, table: DecisionTable) -> Decision:
+    def decide(self, table: DecisionTable) -> Decision:
         """The table's answer."""
         return table.decide(self.access, self.now_us)
 

@@ -120,7 +120,7 @@ def run_cases(table: DecisionTable, cases: Cases) -> CasesReport:
 
 def _ask(table: DecisionTable, case: PolicyCase, named: set[str], cells: set[Cell]) -> CaseResult:
     request = case.request
-    decision = request.ask(table)
+    decision = request.decide(table)
     named.update(decision.reasons)
     cells.add((request.via, request.action, request.reader, request.owner, request.level, request.scope))
     passed = decision.effect is case.expect and case.because in (None, decision.reasons)

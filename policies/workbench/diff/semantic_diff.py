@@ -21,7 +21,7 @@ from kvcustody.policies.workbench.diff.setting_changes import setting_changes
 from kvcustody.policies.workbench.request import DOMAIN_ACTIONS, FRESH, SHARED
 
 _ABSENT = CellEffect(False, (DEFAULT_DENY,))
-_Way = tuple[Action, str, Scope, Via]
+_Cell = tuple[Action, str, Scope, Via]
 
 
 class _Side(NamedTuple):
@@ -32,10 +32,10 @@ class _Side(NamedTuple):
     segments: dict[str, SegmentRule]
 
     def answer(
-        self, way: _Way, reader: str, owner: str, now_us: int, source: str | None = None
+        self, cell: _Cell, reader: str, owner: str, now_us: int, source: str | None = None
     ) -> CellEffect:
         """What this table says of one cell."""
-        action, name, scope, via = way
+        action, name, scope, via = cell
         level = self.levels.get(name)
         if level is None:
             return _ABSENT
@@ -97,20 +97,20 @@ def _pieces(old: DecisionTable, new: DecisionTable, reader: str, owner: str) -> 
     edges = {ALWAYS_US, NEVER_US}
     for table in (old, new):
         for timeline in table.timelines(reader, owner):
-            for start, end, _, _ in timeline:
-                edges.update((start, end))
+            for interval in timeline:
+                edges.update((interval.start_us, interval.end_us))
     return list(pairwise(sorted(edges)))
 
 
 def _own_cells(before: _Side, after: _Side, tenant: str, levels: tuple[str, ...]) -> Iterator[CellChange]:
     for action, name, scope in product(Action, levels, Scope):
-        way = (action, name, scope, Via.OWN)
-        one, two = before.answer(way, tenant, tenant, 0), after.answer(way, tenant, tenant, 0)
+        cell = (action, name, scope, Via.OWN)
+        one, two = before.answer(cell, tenant, tenant, 0), after.answer(cell, tenant, tenant, 0)
         if one.permitted != two.permitted:
             yield CellChange(action, tenant, tenant, name, scope, Via.OWN, ALWAYS_US, NEVER_US, one, two)
 
 
-def _ways(levels: tuple[str, ...]) -> Iterator[_Way]:
+def _cells(levels: tuple[str, ...]) -> Iterator[_Cell]:
     """Everything that a grant or a segment can open; whatever else is asked across tenants is denied."""
     for name, scope in product(levels, SHARED):
         yield Action.REUSE, name, scope, Via.GRANT
@@ -126,18 +126,18 @@ def _cross_cells(
     levels: tuple[str, ...],
     pieces: list[tuple[int, int]],
 ) -> Iterator[CellChange]:
-    for way in _ways(levels):
+    for cell in _cells(levels):
         open_cell: CellChange | None = None
         for start, end in pieces:
-            one = before.answer(way, reader, owner, start)
-            two = after.answer(way, reader, owner, start)
+            one = before.answer(cell, reader, owner, start)
+            two = after.answer(cell, reader, owner, start)
             if open_cell is not None and (
                 one.permitted == two.permitted or (one, two) != (open_cell.before, open_cell.after)
             ):
                 yield open_cell
                 open_cell = None
             if one.permitted != two.permitted:
-                action, name, scope, via = way
+                action, name, scope, via = cell
                 begun = start if open_cell is None else open_cell.start_us
                 open_cell = CellChange(action, reader, owner, name, scope, via, begun, end, one, two)
         if open_cell is not None:
@@ -156,17 +156,17 @@ def _openings(
     ids = {
         source
         for timeline in after.table.timelines(reader, owner)
-        for *_, sources in timeline
-        for source in sources
+        for interval in timeline
+        for source in interval.sources
     }
     for source in sorted(ids):
         renewed = before.content(source) != after.content(source)
         opened = [
-            (start, end, way)
-            for way in _ways(levels)
+            (start, end, cell)
+            for cell in _cells(levels)
             for start, end in pieces
-            if after.answer(way, reader, owner, start, source).permitted
-            and (renewed or not before.answer(way, reader, owner, start, source).permitted)
+            if after.answer(cell, reader, owner, start, source).permitted
+            and (renewed or not before.answer(cell, reader, owner, start, source).permitted)
         ]
         if opened:
             yield WidenedAccess(
@@ -174,7 +174,7 @@ def _openings(
                 opened[0][2][3],
                 owner,
                 reader,
-                tuple(name for name in levels if any(way[1] == name for _, _, way in opened)),
+                tuple(name for name in levels if any(cell[1] == name for _, _, cell in opened)),
                 min(start for start, _, _ in opened),
                 max(end for _, end, _ in opened),
                 after.content(source),

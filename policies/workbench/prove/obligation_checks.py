@@ -91,7 +91,7 @@ def _check_kept(table: DecisionTable, tenant: str, level: int, owed: Obligations
     )
     for action, scope in product(refused, Scope):
         request = Request(action, tenant, tenant, level, scope, Via.OWN, 0)
-        decision = request.ask(table)
+        decision = request.decide(table)
         findings.duties_checked += 1
         if decision.permitted:
             findings.breaks("ISO-9", request, "the obligations rule it out", decision)

@@ -139,7 +139,7 @@ class _Search:
             request = Request(
                 Action(action), reader, self._tenants[owners[place]], level, Scope(scope), Via(via), 0
             )
-            self._judge_crossing(request, request.ask(self._table))
+            self._judge_crossing(request, request.decide(self._table))
 
     @cached_property
     def _columns(self) -> tuple[NDArray[np.int64], ...]:
@@ -163,9 +163,9 @@ class _Search:
         edges = self._declared.instants(reader, owner)
         ids: set[str | None] = {None}
         for timeline in timelines:
-            for start, end, _, sources in timeline:
-                edges.update((start, end))
-                ids.update(sources)
+            for interval in timeline:
+                edges.update((interval.start_us, interval.end_us))
+                ids.update(interval.sources)
         if timelines or edges:
             ids.add("~no-such-source")
         instants = sorted({0, *edges, *(edge - 1 for edge in edges)})
@@ -255,7 +255,7 @@ class _Search:
         """What is out of range, and what is no tenant, is denied."""
         for request in _malformed(self._tenants, len(self._levels)):
             self._findings.cells += 1
-            decision = request.ask(self._table)
+            decision = request.decide(self._table)
             if decision.permitted:
                 self._findings.breaks("ISO-10", request, "the request is malformed", decision)
 

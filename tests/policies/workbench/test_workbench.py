@@ -384,7 +384,7 @@ def test_a_deny_names_the_nearest_permit_and_the_term_that_failed(compiled, requ
     found = explain(table, request_)
     assert found.decision.effect is Effect.DENY
     assert [change[0] for change in found.nearest.changed] == [term] and found.nearest.reasons == reasons
-    assert found.nearest.request.ask(table).permitted
+    assert found.nearest.request.decide(table).permitted
 
 
 def test_a_deny_after_the_end_names_the_last_instant(compiled):
