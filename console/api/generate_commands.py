@@ -92,7 +92,11 @@ def commands(document: dict[str, Any]) -> Iterator[Command]:
 
 
 def function_of(command: Command) -> Callable[..., None]:
-    """What typer runs: a function whose signature is the command's."""
+    """What typer runs: a function whose signature is the command's.
+
+    The commands are those of the API's own description, read when the program starts, and typer takes a command's
+    options from a signature alone: there is no source text that could state them, so the signature is made.
+    """
 
     def run(**given: Any) -> None:
         own = ("server", "key_file", "authority", "config", "as_name")

@@ -84,7 +84,11 @@ _OPTIONS: tuple[tuple[str, Any, Any], ...] = (
 
 
 def release_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose parameter `at` stands, for typer, for the options that say which release."""
+    """A command whose parameter `at` stands, for typer, for the options that say which release.
+
+    Typer reads nothing but a function's signature, so the signature is made: written out, the six options and their
+    defaults would stand in each of ten commands, and come to differ.
+    """
     signature = inspect.signature(command, eval_str=True)
     own = [part for part in signature.parameters.values() if part.name != "at"]
     options = [

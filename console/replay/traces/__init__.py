@@ -1,1 +1,1 @@
-"""Traces."""
+"""Recorded traces in their published formats, read as requests of prefix-chained blocks."""

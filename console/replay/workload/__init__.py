@@ -1,1 +1,1 @@
-"""Workload."""
+"""Generated workloads, and the tenants that a trace's requests are given."""

@@ -1,1 +1,1 @@
-"""Pages."""
+"""The pages of the operator console, one subject a module: each function answers one request."""

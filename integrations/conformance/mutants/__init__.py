@@ -1,1 +1,1 @@
-"""Mutants."""
+"""Historic bugs as patches, by engine, and the runner that shows that the kit notices each."""

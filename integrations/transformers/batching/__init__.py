@@ -1,1 +1,1 @@
-"""Batching."""
+"""Continuous batching in custody: the engine's paged cache, scheduler and manager over blocks of a Governor."""

@@ -76,13 +76,13 @@ class BatchCustody:
 
     # -- entering -----------------------------------------------------------------------------------------------------
 
-    def enter(self, request_id: str) -> None:
+    def take_claim(self, request_id: str) -> None:
         """A request joins the waiting queue: from here on it is whose its claim says."""
         if request_id not in self._claimed:
             claim = self._claims.take(request_id)
             self._claimed[request_id] = claim if self._is_sharing else claim.private()
 
-    def leave(self, request_id: str) -> None:
+    def forget(self, request_id: str) -> None:
         """A request is over for good."""
         self._claimed.pop(request_id, None)
         self._deferred.pop(request_id, None)
@@ -93,7 +93,7 @@ class BatchCustody:
         """Admit with the whole prompt; None while a deferred request has no reason to ask again."""
         waits = self._deferred.get(request_id)
         now_us = self.governor.clock.now_us()
-        if waits is not None and self._has_no_news(waits, now_us):
+        if waits is not None and self._must_still_wait(waits, now_us):
             return None
         claim = self._claimed[request_id]
         outcome = self.governor.admit(
@@ -109,32 +109,32 @@ class BatchCustody:
         if not isinstance(outcome, Admission):
             if isinstance(outcome, Deferred):
                 self._deferred[request_id] = (self._releases, self._steps + RETRY_STEPS, now_us + RETRY_US)
-            return self._hopeless(claim, outcome, len(tokens), max_new_tokens)
+            return self._refuse_if_too_big(claim, outcome, len(tokens), max_new_tokens)
         self._deferred.pop(request_id, None)
         plan = self.governor.running[outcome.request_id].residency.facts
         assert isinstance(plan, Plan)
         if self._needed(len(tokens), max_new_tokens) > most_blocks(plan.account):
             self.governor.release(outcome.request_id, "refused")
             return too_big(request_id, self._needed(len(tokens), max_new_tokens), plan.account)
-        self._enter(request_id, outcome, claim, plan, len(tokens))
+        self._record(request_id, outcome, claim, plan, len(tokens))
         return outcome
 
-    def _has_no_news(self, waits: tuple[int, int, int], now_us: int) -> bool:
+    def _must_still_wait(self, waits: tuple[int, int, int], now_us: int) -> bool:
         releases, steps, until_us = waits
         return releases == self._releases and self._steps < steps and now_us < until_us
 
-    def _enter(
+    def _record(
         self, request_id: str, admitted: Admission, claim: RequestClaim, plan: Plan[BlockManager], tokens: int
     ) -> None:
         table = (admitted.blocks + self.blocks.pool_first[plan.manager.number]).tolist()
         self._tables[request_id] = table
-        room = self.page * len(table)
-        self.records[request_id] = RequestRecord(admitted, claim, plan, tokens, table, room)
+        room_tokens = self.page * len(table)
+        self.records[request_id] = RequestRecord(admitted, claim, plan, tokens, table, room_tokens)
 
     def _needed(self, tokens: int, max_new_tokens: int | None) -> int:
         return -(-(tokens + (max_new_tokens or 1) - 1) // self.page)
 
-    def _hopeless(
+    def _refuse_if_too_big(
         self,
         claim: RequestClaim,
         outcome: AdmissionRefused | Deferred,
@@ -175,7 +175,7 @@ class BatchCustody:
         for state in states:
             if state._status == decoding:
                 record = records[state.request_id]
-                if record.room <= state.position_offset:
+                if record.room_tokens <= state.position_offset:
                     wanting.append((record, state.tokens_to_process[0]))
         if not wanting:
             return
@@ -186,25 +186,25 @@ class BatchCustody:
         """The first token of one more block for each record; all of one pool."""
         governor = self.governor
         for record, _ in wanting:
-            if record.told < record.room:  # only where tokens are not known in time (B4)
+            if record.reported_tokens < record.room_tokens:  # only where tokens are not known in time (B4)
                 governor.fill(record.handle, None)
-                record.told = record.room
+                record.reported_tokens = record.room_tokens
         slots = np.array([record.slot for record, _ in wanting], dtype=np.int64)
         ids = None if self.is_async else np.array([token for _, token in wanting], dtype=np.int32)
         without = set(governor.extend_slots(slots, ids, pool))
         for record, _ in wanting:
             if record.handle not in without:
                 record.table.append(int(governor.blocks(record.handle)[-1]) + self.blocks.pool_first[pool])
-                record.told += 1
-                record.room += self.page
+                record.reported_tokens += 1
+                record.room_tokens += self.page
 
     def filled(self, request_id: str, generated: Sequence[int]) -> None:
         """A decoding request's last block is computed in full; `generated`: all its tokens after the prompt."""
         record = self.records.get(request_id)
-        if record is not None and not self.is_async and record.told < record.room:
-            tokens = generated[record.told - record.prompt : record.room - record.prompt]
+        if record is not None and not self.is_async and record.reported_tokens < record.room_tokens:
+            tokens = generated[record.reported_tokens - record.prompt : record.room_tokens - record.prompt]
             self.governor.fill(record.handle, tokens)
-            record.told = record.room
+            record.reported_tokens = record.room_tokens
 
     def computed(self, request_id: str, tokens: int) -> None:
         """The first `tokens` tokens of the prompt have their K/V."""
@@ -277,16 +277,16 @@ class BatchCustody:
         if now_us >= self._trash_us:
             self.blocks.clear_trash()
             self._trash_us = now_us + TRASH_EVERY_US
-        self.tell()
+        self.publish_events()
         running = self.governor.running
         if len(running) == len(self.records):
             return []
         return [request_id for request_id, record in self.records.items() if record.handle not in running]
 
-    def tell(self) -> None:
+    def publish_events(self) -> None:
         """Block events of what has happened since the last call, where somebody listens."""
         if self.events is not None:
-            self.events.tell()
+            self.events.publish_pending()
 
     def free_blocks(self) -> int:
         """Blocks that are not in use by a running request."""

@@ -32,6 +32,7 @@ from kvcustody.governance.identity.w3c_trace import check_trace
 from kvcustody.governance.request import NO_HINTS, Hints
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
+from kvcustody.integrations.events.feed import BlockEventPublisher
 from kvcustody.integrations.transformers.batching.block_memory import EngineBlocks
 from kvcustody.integrations.transformers.batching.check_engine import (
     check_cache,
@@ -42,7 +43,6 @@ from kvcustody.integrations.transformers.batching.check_engine import (
 from kvcustody.integrations.transformers.batching.custody import BatchCustody
 from kvcustody.integrations.transformers.batching.kv_events import (
     BatchingBlockEvents,
-    BatchPublisher,
     open_events,
 )
 from kvcustody.integrations.transformers.batching.manager import ACTING, GovernedManager
@@ -76,7 +76,7 @@ class GovernedBatching:
         generation_config: GenerationConfig | None = None,
         batching_config: ContinuousBatchingConfig | None = None,
         anonymous: Principal = ANONYMOUS,
-        publisher: BatchPublisher | None = None,
+        publisher: BlockEventPublisher | None = None,
         clock: Clock | None = None,
         tick_seconds: float | None = TICK_SECONDS,
     ) -> None:
@@ -310,7 +310,7 @@ class GovernedBatching:
             self._worker.close()
             self._worker = None
         if self._events is not None:
-            self._events.end()
+            self._events.close()
             self._events = None
 
     def __enter__(self) -> GovernedBatching:

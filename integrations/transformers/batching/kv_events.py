@@ -1,17 +1,15 @@
-"""What routers are told of a governed engine: one batch of block events a step, nothing where nobody listens.
+"""Block events of governed continuous batching for routers: one batch a step, nothing where no publisher is set.
 
-T1  Stored minus removed is what the Governor's index holds, each time that something was told: the Governor says what
+T1  Stored minus removed is what the Governor's index holds, after each `publish_pending`: the Governor says what
     was published and what ended, in order, and every way out of the index is among it.
-T2  Every event has the scope of its blocks' domain and the revision of the policy that is active when it is told.
+T2  Every event has the scope of its blocks' domain and the revision of the policy that is active when it is published.
 T3  Token ids and salts are not known here: no setting makes them leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby
-from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.prefix.hash_index import IndexChange
@@ -23,55 +21,36 @@ from kvcustody.integrations.events.block_event import (
     EventScope,
     cleared,
     removed,
-    scope_of,
     stored,
 )
+from kvcustody.integrations.events.feed import BlockEventFeed, BlockEventPublisher
 
 
-class BatchPublisher(Protocol):
-    """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
-
-    def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Hand over; never waits."""
-
-
-class BatchingBlockEvents:
+class BatchingBlockEvents(BlockEventFeed):
     """Turns one Governor's index changes into events. Used in the Governor's turn."""
 
     def __init__(
-        self, governor: Governor, publisher: BatchPublisher, close: Callable[[], None] | None = None
+        self, governor: Governor, publisher: BlockEventPublisher, close: Callable[[], None] | None = None
     ) -> None:
+        super().__init__(publisher, lambda: governor.table.revision, close)
         self._governor = governor
-        self._publisher = publisher
-        self._close = close  # where the publisher is ours
-        self._scopes: WeakKeyDictionary[Domain, EventScope] = WeakKeyDictionary()
-        self._revision = governor.table.revision
         governor.index_changes()  # recorded from here on
 
-    def tell(self) -> None:
-        """Publish what has happened since the last call."""
-        changes = self._governor.index_changes()
-        if not changes:
-            return
-        revision = self._governor.table.revision
-        if revision != self._revision:
-            self._scopes.clear()
-            self._revision = revision
+    def take_pending(self) -> list[BlockEvent]:
+        """See `BlockEventFeed`."""
         events: list[BlockEvent] = []
-        for (domain, cause), run in groupby(changes, key=_kind):
+        for (domain, cause), run in groupby(self._governor.index_changes(), key=_kind):
             scope = self._scope(domain)
             if cause:
                 events.append(removed(scope, b"".join([change.keys for change in run]), cause=cause))
             else:
                 events += [self._stored(scope, change) for change in run]
-        self._publisher.publish(events)
+        return events
 
-    def end(self) -> None:
-        """Custody has ended: everything that was stored is gone."""
+    def take_last(self) -> list[BlockEvent]:
+        """See `BlockEventFeed`. What ended since the last step is among everything that is gone."""
         self._governor.index_changes()
-        self._publisher.publish([cleared(self._governor.table.revision, "shutdown")])
-        if self._close is not None:
-            self._close()
+        return [cleared(self._governor.table.revision, "shutdown")]
 
     def _stored(self, scope: EventScope, change: IndexChange) -> BlockEvent:
         return stored(
@@ -82,15 +61,9 @@ class BatchingBlockEvents:
             block_tokens=self._governor.block_tokens,
         )
 
-    def _scope(self, domain: Domain) -> EventScope:
-        scope = self._scopes.get(domain)
-        if scope is None:
-            scope = self._scopes[domain] = scope_of(domain, self._revision)
-        return scope
-
 
 def open_events(
-    publisher: BatchPublisher | None, governor: Governor, worker: Worker | None, settings: object
+    publisher: BlockEventPublisher | None, governor: Governor, worker: Worker | None, settings: object
 ) -> BatchingBlockEvents | None:
     """Events to `publisher`, or to one that the settings of a worker ask for; None where nobody listens.
 

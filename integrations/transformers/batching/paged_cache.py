@@ -51,7 +51,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         record = self.custody.records.get(state.request_id)
         if record is not None:
             needed: int = state.position_offset + request_len
-            return record.room >= needed
+            return record.room_tokens >= needed
         if self.is_scheduling:  # not admitted
             return False
         tokens: int = state.position_offset + request_len
@@ -63,10 +63,10 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         """A made-up request that captures graphs; nobody's, so that it reuses nothing."""
         custody = self.custody
         with custody.turn:
-            custody.enter(state.request_id)
+            custody.take_claim(state.request_id)
             admitted = isinstance(custody.admit(state.request_id, [0] * tokens, None), Admission)
             if not admitted:
-                custody.leave(state.request_id)
+                custody.forget(state.request_id)
             return admitted
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
@@ -79,7 +79,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         end: int = state.position_offset + request_len
         if end <= record.prompt:
             return end
-        return FILLS if end == record.room else 0
+        return FILLS if end == record.room_tokens else 0
 
     def mark_complete_blocks(self, state: Any, complete_blocks: Any) -> None:
         """The step has run."""
@@ -95,7 +95,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
         """The engine lets go of a request."""
         with self.custody.turn:
             self.custody.release(request_id, "finished")
-            self.custody.leave(request_id)
+            self.custody.forget(request_id)
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
         """The engine starts over. What is CACHED stays in custody until its deadline."""

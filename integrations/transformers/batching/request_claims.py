@@ -6,7 +6,7 @@ C1  An id has at most one claim, and a claim serves one request: a second reques
 C2  A forked child inherits by being forked; an id that merely looks like a child's inherits nothing.
 C3  A request without a claim is nobody's: it is admitted for the anonymous principal, and its blocks can be found by no
     other request, whatever the policy shares. A policy that admits no such tenant refuses it.
-C4  `told <= room`, and `room` is what its block table holds: a token beyond it waits for a block.
+C4  `reported_tokens <= room_tokens`; the latter is what its block table holds: a token beyond it waits for a block.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RequestClaims:
 
 
 class RequestRecord:
-    """One admitted request. `told`: tokens that the Governor knows of; `room`: tokens that its blocks can hold."""
+    """One admitted request: `reported_tokens` are known to the Governor, its blocks can hold `room_tokens`."""
 
     __slots__ = (
         "account",
@@ -91,10 +91,10 @@ class RequestRecord:
         "hit_tokens",
         "manager",
         "prompt",
-        "room",
+        "reported_tokens",
+        "room_tokens",
         "slot",
         "table",
-        "told",
     )
 
     def __init__(
@@ -104,7 +104,7 @@ class RequestRecord:
         plan: Plan[BlockManager],
         prompt: int,
         table: list[int],
-        room: int,
+        room_tokens: int,
     ) -> None:
         self.handle = admission.request_id
         self.slot = admission.slot
@@ -113,6 +113,6 @@ class RequestRecord:
         self.account: Account = plan.account
         self.manager: BlockManager = plan.manager
         self.prompt = prompt
-        self.told = prompt
-        self.room = room
+        self.reported_tokens = prompt
+        self.room_tokens = room_tokens
         self.table = table

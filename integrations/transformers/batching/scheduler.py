@@ -53,28 +53,28 @@ class GovernedScheduler:
         with self.custody.turn:
             if request_id in self.active_requests or request_id in self.waiting_requests:
                 raise HandleError(f"request id `{request_id}` is in use", request_id=request_id)
-            self.custody.enter(request_id)
+            self.custody.take_claim(request_id)
             super().add_waiting_request(state)  # type: ignore[misc]
 
     def finish_request(self, request_id: str) -> None:
         """A request has its last token, or has failed."""
         with self.custody.turn:
-            self._leave(request_id, "finished")
+            self._end(request_id, "finished")
 
     def clear_cancelled_requests(self) -> list[Any]:
         """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (G4)."""
         with self.custody.turn:
             for request_id in self._requests_to_cancel:
                 self.custody.release(request_id, "aborted")
-                self.custody.leave(request_id)
+                self.custody.forget(request_id)
             cancelled: list[Any] = super().clear_cancelled_requests()  # type: ignore[misc]
             for request_id in self.custody.tick():
                 self._fail(request_id, HandleError(f"request `{request_id}` was ended by policy or erasure"))
             return cancelled
 
-    def _leave(self, request_id: str, cause: str) -> None:
+    def _end(self, request_id: str, cause: str) -> None:
         self.custody.release(request_id, cause)
-        self.custody.leave(request_id)
+        self.custody.forget(request_id)
         self.active_requests.pop(request_id, None)
 
     def _fail(self, request_id: str, error: CustodyError) -> None:
@@ -82,7 +82,7 @@ class GovernedScheduler:
         state = self.active_requests.get(request_id) or self.waiting_requests.pop(request_id, None)
         if request_id in self.waiting_requests_order:
             self.waiting_requests_order.remove(request_id)
-        self._leave(request_id, "failed")
+        self._end(request_id, "failed")
         if state is not None:
             type(self).deliver_failure(state, error)
 
@@ -96,11 +96,11 @@ class GovernedScheduler:
             cache.is_scheduling = True
             try:
                 batch, fast, queries, reads = self._schedule(token_budget, cache_budget)
-                while self._relieve(batch):
+                while self._relieve_pressure(batch):
                     batch, fast, queries, reads = self._schedule(token_budget, cache_budget)
             finally:
                 cache.is_scheduling = False
-            custody.tell()  # what this step evicts is known before it is computed
+            custody.publish_events()  # what this step evicts is known before it is computed
             self.starved_requests = []  # else the engine offloads by rules of its own, and blocks new requests
             if custody.is_async and batch:
                 custody.fence([future.state.request_id for future in batch])
@@ -114,7 +114,7 @@ class GovernedScheduler:
     def _infer_request_tokens(self, state: Any, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
         """The tokens that the request wants to process next; a pending one is admitted first, if it can be."""
         if state.status == RequestStatus.PENDING:
-            self._start(state, request_ids_to_remove_from_waiting)
+            self._admit(state, request_ids_to_remove_from_waiting)
         tokens: list[int] = (
             state.tokens_to_process
             if state.status == RequestStatus.DECODING
@@ -122,7 +122,7 @@ class GovernedScheduler:
         )
         return tokens
 
-    def _start(self, state: Any, started: set[str]) -> None:
+    def _admit(self, state: Any, started: set[str]) -> None:
         request_id, custody = state.request_id, self.custody
         if self.active_requests and custody.is_crowded(request_id, self.safety_margin):
             return
@@ -146,12 +146,12 @@ class GovernedScheduler:
             state.position_offset += outcome.hit_tokens
 
     def _try_to_meet_safety_margin(self) -> bool:
-        """The margin holds back admissions of tenants beyond their guarantee, and nobody else: see `_start`."""
+        """The margin holds back admissions of tenants beyond their guarantee, and nobody else: see `_admit`."""
         return True
 
     # -- out of room --------------------------------------------------------------------------------------------------
 
-    def _relieve(self, batch: list[Any]) -> bool:
+    def _relieve_pressure(self, batch: list[Any]) -> bool:
         """Preempt or fail whoever waits for itself (G2); whether scheduling again may find more to do."""
         starved = [state for state, _ in self.starved_requests]
         if not starved:
@@ -171,9 +171,9 @@ class GovernedScheduler:
             if len(states) > 1:
                 acted = self._preempt(states[-1])
             elif account.active_blocks >= most_blocks(account):
-                acted = self._outgrown(states[0])
+                acted = self._fail_outgrown(states[0])
         if not acted and not batch and len(starved) == len(self.active_requests):
-            acted = self._preempt(starved[-1]) if len(starved) > 1 else self._outgrown(starved[0])
+            acted = self._preempt(starved[-1]) if len(starved) > 1 else self._fail_outgrown(starved[0])
         return acted and not batch
 
     def _preempt(self, state: Any) -> bool:
@@ -187,7 +187,7 @@ class GovernedScheduler:
         self.waiting_requests_order.appendleft(request_id)
         return True
 
-    def _outgrown(self, state: Any) -> bool:
+    def _fail_outgrown(self, state: Any) -> bool:
         self._fail(
             state.request_id,
             CapacityError(f"request `{state.request_id}` has outgrown the blocks that its tenant may have"),

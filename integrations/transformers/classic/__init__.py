@@ -1,1 +1,1 @@
-"""Classic."""
+"""Governed counterparts of transformers' cache classes: each cache's slabs are in custody until the cache ends."""

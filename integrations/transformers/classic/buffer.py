@@ -124,7 +124,7 @@ class Buffer:
         """Zero the whole region."""
         self.region.zero_()
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """Forget the region; the slab is zeroed by its owner."""
         self.region = self.rows = torch.empty(0)
         self.by_token = None

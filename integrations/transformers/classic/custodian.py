@@ -94,7 +94,7 @@ class Custodian:
                 residency.slabs = _slab_memory(plan.manager.pool.memory).bind(admission.blocks, sizes)
             except BaseException:
                 self.governor.release(residency.handle, "aborted")
-                self._settle()
+                self._scrub_ended()
                 raise
             self._live[residency.handle] = residency
             return residency
@@ -141,7 +141,7 @@ class Custodian:
             if not self.governor.release(residency.handle, cause):
                 return False
             residency.ended_by = cause
-            self._settle()
+            self._scrub_ended()
             return True
 
     def step(self) -> int:
@@ -157,7 +157,7 @@ class Custodian:
                 if cause is not None and self.governor.release(residency.handle, cause):
                     residency.ended_by = cause
             self.governor.step()
-            self._settle()
+            self._scrub_ended()
             return before - len(self._live)
 
     def _collect(self) -> None:
@@ -171,13 +171,13 @@ class Custodian:
             plan = residency.plan
             residency.bind(self._table.obligations(plan.tenant, plan.level))
 
-    def _settle(self) -> None:
+    def _scrub_ended(self) -> None:
         """Zero what has ended, now rather than when a launch is worth it, and hand over the evidence (K3)."""
         ended = [residency for residency in self._live.values() if not residency.is_running()]
         for residency in ended:
             del self._live[residency.handle]
             residency.ended_by = residency.ended_by or "released by the governor"
-            residency.let_go()
+            residency.drop_tensors()
         now_us = self.now_us()
         for manager in self.governor.managers:
             for partition in manager.pool.partitions:

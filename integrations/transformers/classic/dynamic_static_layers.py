@@ -102,10 +102,10 @@ class GovernedLayer:
     def prefetch(self) -> None:
         """Nothing: see `offload`."""
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """The residency has ended: drop every view of its slab."""
         for buffer in self._buffers:
-            buffer.let_go()
+            buffer.drop_tensors()
         self._tokens = 0
         self._restart()
 

@@ -73,7 +73,7 @@ class GovernedCache(Cache):
     def __init__(self, residency: CacheResidency, layers: list[Any]) -> None:
         Cache.__init__(self, layers=layers)
         self.residency = residency
-        end = weakref.WeakMethod(self._let_go)
+        end = weakref.WeakMethod(self._drop_layers)
         residency.on_end = lambda: None if (known := end()) is None else known()
 
     def end(self, cause: str = "finished") -> bool:
@@ -85,10 +85,10 @@ class GovernedCache(Cache):
         """Whether it has been zeroed: every later update raises `HandleError`."""
         return self.residency.ended_by is not None or not self.residency.is_running()
 
-    def _let_go(self) -> None:
+    def _drop_layers(self) -> None:
         for layer in self.layers:
             if isinstance(layer, GovernedLayer):
-                layer.let_go()
+                layer.drop_tensors()
 
     def __enter__(self) -> GovernedCache:
         return self

@@ -41,10 +41,10 @@ class OffloadStaging:
 
     def fetch_ahead(self, layer: GovernedOffloadedLayer) -> None:
         """Fill the other area with `layer`, after everything that was asked of the device so far."""
-        with self._ahead():
+        with self._on_copy_stream():
             self._fetch(layer, 1 - self._last)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """What is staged no longer stands: the host's rows are about to change. Waits for transfers."""
         self._holds = [None, None]
         if self._stream is not None:
@@ -59,7 +59,7 @@ class OffloadStaging:
             buffer.by_token[:count].copy_(home.by_token[:count], non_blocking=True)
         self._holds[area] = layer
 
-    def _ahead(self) -> AbstractContextManager[Any]:
+    def _on_copy_stream(self) -> AbstractContextManager[Any]:
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -69,12 +69,12 @@ class OffloadStaging:
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """Forget every view of the slab."""
         self._holds = [None, None]
         for area in self._areas:
             for buffer in area:
-                buffer.let_go()
+                buffer.drop_tensors()
 
 
 class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
         """Remove the last `-tokens_to_remove` tokens (0 or negative) and zero them."""
         count = cropped(tokens_to_remove)
         with self._residency:
-            self._staging.forget()
+            self._staging.invalidate()
             if count and self.is_initialized:
                 kept = max(0, self._tokens - count)
                 for buffer in self.home:
@@ -144,16 +144,16 @@ class GovernedOffloadedLayer(GovernedLayer, DynamicLayer):  # type: ignore[no-un
 
     def _gather(self, indices: torch.Tensor) -> None:
         with self._residency:
-            self._staging.forget()
+            self._staging.invalidate()
             super()._gather(indices)
 
     def reset(self) -> None:
         """Zero everything and start over; the reservation and its deadlines stay."""
         with self._residency:
-            self._staging.forget()
+            self._staging.invalidate()
             super().reset()
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """The residency has ended: drop every view of its slabs."""
-        super().let_go()
-        self._staging.let_go()
+        super().drop_tensors()
+        self._staging.drop_tensors()

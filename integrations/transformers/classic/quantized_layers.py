@@ -48,10 +48,10 @@ class WorkArea:
         self._narrow[side].write(0, self.wide(side).read(0, count))
         return self._narrow[side].read(0, count)
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """Forget every view of the slab."""
         for buffer in (*self._wide, *self._narrow):
-            buffer.let_go()
+            buffer.drop_tensors()
 
 
 class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-call]
@@ -136,8 +136,8 @@ class GovernedFp8Layer(GovernedLayer, DynamicLayer):  # type: ignore[no-untyped-
     def _show(self) -> None:
         """Nothing: transformers reads no `keys` of a quantised layer."""
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """The residency has ended: drop every view of its slab."""
-        super().let_go()
+        super().drop_tensors()
         self._scales = None
-        self._work.let_go()
+        self._work.drop_tensors()

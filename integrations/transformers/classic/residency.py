@@ -90,19 +90,19 @@ class CacheResidency:
         """Keep a copy that a forward pass reads until `layer` is used again, or until the end."""
         self.lent.setdefault(layer, []).append(tensor)
 
-    def take_back(self, layer: object) -> None:
+    def zero_lent(self, layer: object) -> None:
         """Zero what was lent for `layer`, in stream order after everything that reads it."""
         with torch.inference_mode():  # where they may have been made; it allows writing to any tensor
             for tensor in self.lent.pop(layer, ()):
                 tensor.zero_()
 
-    def let_go(self) -> None:
+    def drop_tensors(self) -> None:
         """The end, in this process's tensors: nothing here refers to a slab any more."""
         self.slabs = []
         for device in {tensor.device for copies in self.lent.values() for tensor in copies if tensor.is_cuda}:
             torch.cuda.synchronize(device)
         for layer in list(self.lent):
-            self.take_back(layer)
+            self.zero_lent(layer)
         self.on_end()
 
     def end(self, cause: str = "finished") -> bool:

@@ -34,7 +34,7 @@ class _Window(GovernedLayer):
 
     def _append(self, key_states: torch.Tensor, value_states: torch.Tensor) -> States:
         """Keep the states; returns the window before them, and them."""
-        self._residency.take_back(id(self))
+        self._residency.zero_lent(id(self))
         count, past, keep = key_states.shape[-2], self._tokens - self._start, self.window_tokens - 1
         capacity = self._buffers[0].capacity_tokens
         for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):

@@ -1,1 +1,1 @@
-"""Testing."""
+"""The conformance kit over continuous batching, with the historic bugs that it must notice there."""

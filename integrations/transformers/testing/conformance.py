@@ -259,7 +259,7 @@ class TransformersEngineUnderTest:
 
     def events(self) -> list[BlockEvent]:
         """What was published; the loop's next turn would begin by telling what the last step has done."""
-        self._custody.tell()
+        self._custody.publish_events()
         taken, self._told.events = self._told.events, []
         return taken
 

@@ -60,8 +60,8 @@ def _last_claim(original: Any) -> Any:
 def _resumed_as_nobody(original: Any) -> Any:
     def preempt(self: GovernedScheduler, state: Any) -> bool:
         answer = bool(original(self, state))
-        self.custody.leave(state.request_id)
-        self.custody.enter(state.request_id)
+        self.custody.forget(state.request_id)
+        self.custody.take_claim(state.request_id)
         return answer
 
     return preempt

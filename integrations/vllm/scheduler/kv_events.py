@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.block_pool import BlockHashToBlockMap, BlockPool
 
@@ -23,26 +23,18 @@ from kvcustody.integrations.events.block_event import (
     EventScope,
     cleared,
     removed,
-    scope_of,
     stored,
 )
+from kvcustody.integrations.events.feed import BlockEventFeed, BlockEventPublisher
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-    from kvcustody.allocator.pool.accounting import Domain
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 ENDED = "ended"  # by a decision of the port; which one is in the ledger
 _GROUP_BYTES = 4  # of a layer group's number, behind the key, in vLLM's index
-
-
-class StepPublisher(Protocol):
-    """Takes the events of one step; an `EventPublisher`, or whatever a deployment puts in its place."""
-
-    def publish(self, events: Sequence[BlockEvent], /) -> int:
-        """Hand over; never waits."""
 
 
 class WatchedIndex(BlockHashToBlockMap):  # type: ignore[misc]
@@ -74,28 +66,26 @@ class _StoredKey(NamedTuple):
     residency: int
 
 
-class SchedulerBlockEvents:
+class SchedulerBlockEvents(BlockEventFeed):
     """Turns what enters and leaves one pool's index into events. Used on the engine's thread."""
 
     def __init__(
         self,
         pool: BlockPool,
         port: EnginePort,
-        publisher: StepPublisher,
+        publisher: BlockEventPublisher,
         *,
         with_tokens: bool = False,
         groups: int = 1,
         close: Callable[[], None] | None = None,
     ) -> None:
+        super().__init__(publisher, lambda: port.table.revision, close)
         self.cause = ENDED  # of what leaves now
         self._pool = pool
         self._port = port
-        self._publisher = publisher
         self._with_tokens = with_tokens
         self._groups = groups
-        self._close = close  # where the publisher is ours
         self._stored_keys: dict[bytes, _StoredKey] = {}
-        self._scopes: dict[tuple[int, int], EventScope] = {}
         self._events: list[BlockEvent] = []
         self._removals: list[tuple[EventScope, int, str, int, bytes]] = []
         self.index: WatchedIndex
@@ -187,23 +177,20 @@ class SchedulerBlockEvents:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def publish_pending(self) -> None:
-        """Publish what has happened since the last call."""
+    def take_pending(self) -> list[BlockEvent]:
+        """See `BlockEventFeed`."""
         self._append_removals()
         if self.index.inserted:
             raise IsolationError(
                 f"`{len(self.index.inserted)}` keys entered vllm's index, whose is not known"
             )
-        if self._events:
-            events, self._events = self._events, []
-            self._publisher.publish(events)
+        events, self._events = self._events, []
+        return events
 
-    def close(self) -> None:
-        """Custody has ended: everything that was stored is gone."""
+    def take_last(self) -> list[BlockEvent]:
+        """See `BlockEventFeed`."""
         self._events.append(cleared(self._port.table.revision, "shutdown"))
-        self.publish_pending()
-        if self._close is not None:
-            self._close()
+        return self.take_pending()
 
     def _append_removals(self) -> None:
         """What left since, in its place among the stores: one event for each run of one scope and cause."""
@@ -220,12 +207,3 @@ class SchedulerBlockEvents:
                     group=group if self._groups > 1 else None,
                 )
             )
-
-    def _scope(self, domain: Domain) -> EventScope:
-        key = (domain.tag, self._port.table.revision)
-        scope = self._scopes.get(key)
-        if scope is None:
-            if len(self._scopes) >= 4096:
-                self._scopes.clear()
-            scope = self._scopes[key] = scope_of(domain, self._port.table.revision)
-        return scope

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from kvcustody.governance.external.engine_port import EnginePort
     from kvcustody.governance.orphans.scans import Scanned
     from kvcustody.governance.settings import Settings
-    from kvcustody.integrations.vllm.scheduler.kv_events import StepPublisher
+    from kvcustody.integrations.events.feed import BlockEventPublisher
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
 TRACE = "kvcustody_trace"  # where they carry the trace that the request came to the door with
@@ -119,7 +119,7 @@ class SchedulerSide:
         assert publisher is not None, "an endpoint is set"
         self.publish_to(publisher, publisher.close)
 
-    def publish_to(self, publisher: StepPublisher, close: Callable[[], None] | None = None) -> None:
+    def publish_to(self, publisher: BlockEventPublisher, close: Callable[[], None] | None = None) -> None:
         """Hand the block events of every step to `publisher` from now on. Call it before any request arrives.
 
         Raises `IsolationError` where something is in vLLM's index already.

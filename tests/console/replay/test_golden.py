@@ -1,4 +1,4 @@
-"""Recorded traces through the Governor reproduce the reference figures to the digit (R-ISO-1, R-PRE-1)."""
+"""Recorded traces through the Governor reproduce the reference figures to the digit."""
 
 from __future__ import annotations
 

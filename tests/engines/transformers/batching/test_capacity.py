@@ -176,7 +176,7 @@ def test_positive_control_children_that_inherit_nothing_are_strangers(
 ) -> None:
     def strangers(self: BatchCustody, parent_id: str, child_ids: Iterable[str]) -> None:
         for child_id in child_ids:
-            self.enter(child_id)
+            self.take_claim(child_id)
 
     monkeypatch.setattr(BatchCustody, "inherit", strangers)
     generate = generation(num_return_sequences=2, do_sample=True, max_new_tokens=6)

@@ -70,7 +70,7 @@ def reusable(engine: Governed) -> set[bytes]:
 def drive(engine: Governed, router: Router) -> None:
     """Step until idle; after every step the router knows exactly what can be reused."""
     while engine.step() or engine.processor.has_pending_requests():
-        engine.custody.tell()
+        engine.custody.publish_events()
         assert set(router.owner_of) == reusable(engine)
 
 
