@@ -23,7 +23,7 @@ from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.tokens.scope_token import ScopeTokens, VerifiedToken
 from kvcustody.ids import SessionId, SubjectId, TenantId
 from kvcustody.integrations.identity.api_keys import add_key
-from kvcustody.integrations.identity.authenticate_request import Door
+from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 
@@ -66,7 +66,7 @@ def verification(principal: Principal, salt: str | None) -> float:
     return least_us(verify)
 
 
-def make_door(directory: Path) -> tuple[Door, dict[str, str]]:
+def make_gate(directory: Path) -> tuple[RequestGate, dict[str, str]]:
     """A door, and a credential of each kind."""
     clock = SystemClock()
     credentials = {"API key": add_key(directory / "keys.yaml", {"name": "bench", "tenant": "acme"})}
@@ -82,7 +82,7 @@ def make_door(directory: Path) -> tuple[Door, dict[str, str]]:
         credentials[name] = jwt.encode(claims, key, name)
     (directory / "identity.yaml").write_text("\n".join(lines) + "\n")
     document = load_identity(directory / "identity.yaml")
-    return Door(document, directory, KeyBuffer.random(), clock), credentials
+    return RequestGate(document, directory, KeyBuffer.random(), clock), credentials
 
 
 def main() -> None:
@@ -95,17 +95,17 @@ def main() -> None:
         for salt in (None, "mine"):
             print(f"verify, {name}, client salt {salt}: {verification(principal, salt):.1f} us")
     with tempfile.TemporaryDirectory() as name:
-        door, credentials = make_door(Path(name))
+        gate, credentials = make_gate(Path(name))
         for kind, credential in credentials.items():
             headers = [(b"authorization", f"Bearer {credential}".encode())]
             cost = least_us(
-                lambda headers=headers: door.enter("POST", "/v1/completions", RequestHeaders(headers))
+                lambda headers=headers: gate.authenticate("POST", "/v1/completions", RequestHeaders(headers))
             )
             print(f"enter, {kind}: {cost:.0f} us")
-        visitor = door.enter("POST", "/v1/completions", RequestHeaders(headers))
+        admitted = gate.authenticate("POST", "/v1/completions", RequestHeaders(headers))
         for kind, body in BODIES.items():
             data = json.dumps(body).encode()
-            cost = least_us(lambda data=data: door.scope(visitor, data), batch=2)
+            cost = least_us(lambda data=data: gate.scope(admitted, data), batch=2)
             parse = least_us(lambda data=data: json.loads(data), batch=2)
             print(f"scope, {kind}: {cost:.0f} us (parsing alone {parse:.0f} us)")
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from kvcustody.console.web.page_request import PREFIX, Visit
+from kvcustody.console.web.page_request import PREFIX, PageRequest
 from kvcustody.console.web.pages.audit import event as audit_event
 from kvcustody.console.web.pages.audit import explore as audit_explore
 from kvcustody.console.web.pages.consents import show as consent_show
@@ -65,7 +65,7 @@ _CONTENT = (
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 _HEADERS = {"Content-Security-Policy": _CONTENT, "Referrer-Policy": "same-origin"}
-Page = Callable[[Visit], Response]
+Page = Callable[[PageRequest], Response]
 
 _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", "/", overview_show),
@@ -128,7 +128,7 @@ class Console:
             if caller is None:
                 return sign_in_to_sign_in(request)
             form = dict(_fields(await request.body())) if request.method == "POST" else {}
-            visit = Visit(
+            visit = PageRequest(
                 self._service,
                 caller,
                 request.url.path,
@@ -147,7 +147,7 @@ class Console:
         return _with_headers(made)
 
 
-def _answered(page: Page, visit: Visit) -> Response:
+def _answered(page: Page, visit: PageRequest) -> Response:
     """What a page answers; a refusal is a page too (A3)."""
     try:
         return page(visit)
@@ -177,7 +177,7 @@ def _problem(error: CustodyError) -> ProblemError:
     return ProblemError("internal")
 
 
-def _nothing(visit: Visit) -> Response:
+def _nothing(visit: PageRequest) -> Response:
     raise not_found()
 
 

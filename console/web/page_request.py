@@ -32,7 +32,7 @@ _TEXT_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PageRequest:
     """A signed-in request."""
 
     service: Service

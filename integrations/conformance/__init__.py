@@ -9,12 +9,12 @@ from kvcustody.integrations.conformance.case import Case, Failed
 from kvcustody.integrations.conformance.cases import ALL, BY_NAME
 from kvcustody.integrations.conformance.engine_protocol import (
     FEATURES,
-    Ask,
     Capabilities,
     EngineFactory,
     EngineUnderTest,
     FirstWrite,
     RequestOutcome,
+    RequestSpec,
     Setup,
     TierObject,
 )
@@ -28,7 +28,6 @@ __all__ = [
     "BY_NAME",
     "FAULTS",
     "FEATURES",
-    "Ask",
     "Capabilities",
     "Case",
     "CaseVerdict",
@@ -41,6 +40,7 @@ __all__ = [
     "FirstWrite",
     "Mutant",
     "RequestOutcome",
+    "RequestSpec",
     "Setup",
     "TierObject",
     "check",

@@ -26,12 +26,12 @@ from kvcustody.integrations.conformance.engine_protocol import (
     FINISHED,
     OVER,
     RUNNING,
-    Ask,
     Capabilities,
     EngineFactory,
     EngineUnderTest,
     FirstWrite,
     RequestOutcome,
+    RequestSpec,
     Setup,
 )
 from kvcustody.integrations.conformance.policy import SECOND_US
@@ -114,8 +114,8 @@ class Rig:
     def submit(
         self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any
     ) -> object:
-        """Queue a request; `more`: the other fields of `Ask`."""
-        return self.engine.submit(Ask(who, tuple(tokens), max_tokens, **more))
+        """Queue a request; `more`: the other fields of `RequestSpec`."""
+        return self.engine.submit(RequestSpec(who, tuple(tokens), max_tokens, **more))
 
     def ask(
         self, who: Principal | str | None, tokens: Sequence[int], max_tokens: int = 1, **more: Any

@@ -79,7 +79,7 @@ class Setup(NamedTuple):
     seed: int = 0
 
 
-class Ask(NamedTuple):
+class RequestSpec(NamedTuple):
     """One request. `identity`: a principal whose identity the harness proves in whatever way its engine wants; a text
     that is presented as it stands, as a client's raw token; or nothing at all. `salt`: the client's own.
     `route`: as the door says, or None.
@@ -148,7 +148,7 @@ class EngineUnderTest(Protocol):
     def mint(self, principal: Principal, valid_us: int) -> str:
         """A valid raw token of `principal` for one request (`tokens`)."""
 
-    def submit(self, ask: Ask) -> object:
+    def submit(self, ask: RequestSpec) -> object:
         """Queue a request; it starts in a later `step`. Never raises for what a client can cause: `RequestOutcome`."""
 
     def step(self) -> bool:

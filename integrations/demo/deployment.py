@@ -13,7 +13,7 @@ import orjson
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM
 from kvcustody.integrations.identity.api_keys import add_key
-from kvcustody.integrations.identity.from_settings import open_door
+from kvcustody.integrations.identity.from_settings import open_request_gate
 from kvcustody.integrations.identity.request_headers import RequestHeaders
 
 POLICY = """\
@@ -84,12 +84,12 @@ class FrontDoor:
     """The door that the API server's middleware asks, with the two tenants' keys in hand."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._door = open_door(load_settings(**deployment.values()))
+        self._gate = open_request_gate(load_settings(**deployment.values()))
         self._keys = deployment._keys
 
     def pass_on(self, tenant: str, body: dict[str, object]) -> dict[str, object]:
         """`body` as it reaches the engine when the tenant sends it with its own API key."""
         headers = RequestHeaders([(b"authorization", b"Bearer " + self._keys[tenant].encode())])
-        visitor = self._door.enter("POST", PATH, headers)
-        passed: dict[str, object] = orjson.loads(self._door.scope(visitor, orjson.dumps(body)))
+        admitted = self._gate.authenticate("POST", PATH, headers)
+        passed: dict[str, object] = orjson.loads(self._gate.scope(admitted, orjson.dumps(body)))
         return passed

@@ -60,7 +60,7 @@ class VllmDemoEngine:
     ) -> None:
         folder.mkdir(parents=True)
         self._is_ready = False
-        self._door = FrontDoor(deployment) if deployment is not None else None
+        self._gate = FrontDoor(deployment) if deployment is not None else None
         self._log = folder / "engine.log"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVCUSTODY_")}
         environment |= _LOCAL | {"VLLM_PLUGINS": "" if deployment is None else "kvcustody"}
@@ -101,7 +101,7 @@ class VllmDemoEngine:
             body: dict[str, object] = {"model": "demo", "prompt": list(prompt), "max_tokens": 1}
             if salt is not None:
                 body["cache_salt"] = salt
-            bodies.append(body if self._door is None else self._door.pass_on(tenant, body))
+            bodies.append(body if self._gate is None else self._gate.pass_on(tenant, body))
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(json.dumps(bodies).encode() + b"\n")
         self._process.stdin.flush()

@@ -1,1 +1,1 @@
-"""Who a request is: authentication at the door of an HTTP server, and scope tokens for the engine behind it."""
+"""Who a request is: authentication before an HTTP server, and scope tokens for the engine behind it."""

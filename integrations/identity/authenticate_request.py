@@ -1,6 +1,6 @@
-"""Sixteen digits that stand for an owner in ids which other software keys its state by.
+"""The decision on a request before the engine sees it: whether it may pass, as whom, and with what token.
 
-The decision at the door: whether a request may pass, as whom, and with what token. Knows headers, not ASGI.
+`RequestGate.authenticate` reads headers, `scope` puts a scope token into the body. Knows headers, not ASGI.
 
 G1 Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is
    not listed, whoever asks, unless the credential is an operator's.
@@ -75,7 +75,7 @@ class OwnerTags:
 CLASSIFICATION: Final = f"{OWN_HEADERS}classification"
 
 
-class Visitor(NamedTuple):
+class AdmittedRequest(NamedTuple):
     """A request that may pass: as whom, with which request id, if it reaches the engine how it is scoped, its trace."""
 
     principal: Principal
@@ -86,7 +86,7 @@ class Visitor(NamedTuple):
     trace: str = ""
 
 
-class Door:
+class RequestGate:
     """Admits requests under one identity document and one scope token secret."""
 
     def __init__(
@@ -110,8 +110,8 @@ class Door:
         """Whether `path` needs no identity."""
         return path in self._open
 
-    def enter(self, method: str, path: str, headers: RequestHeaders) -> Visitor:
-        """Who is at the door; `RequestRefused` if the request may not pass."""
+    def authenticate(self, method: str, path: str, headers: RequestHeaders) -> AdmittedRequest:
+        """Who a request is from; `RequestRefused` if the request may not pass."""
         proven = self._authenticate(headers)
         scoped = SCOPED.get(path) if method == "POST" else None
         stored = STORED_RESPONSE.fullmatch(path)
@@ -126,29 +126,29 @@ class Door:
         request_id = None if given is None else f"{owner}-{check_id(REQUEST_ID, given)}"
         if scoped is not None and (headers.one("content-encoding") or "identity") != "identity":
             raise malformed("content-encoding", "must be absent")
-        return Visitor(principal, owner, _hint(headers), request_id, scoped, headers.trace)
+        return AdmittedRequest(principal, owner, _hint(headers), request_id, scoped, headers.trace)
 
-    def scope(self, visitor: Visitor, data: bytes) -> bytes:
-        """The visitor's request body with a scope token in it; `RequestRefused` if it is malformed."""
-        assert visitor.scoped is not None, "only requests for the engine are scoped"
+    def scope(self, admitted: AdmittedRequest, data: bytes) -> bytes:
+        """The admitted's request body with a scope token in it; `RequestRefused` if it is malformed."""
+        assert admitted.scoped is not None, "only requests for the engine are scoped"
         body = parse_body(data)
         client_salt = take_client_salt(body)
         check_transfer(body, allowed=self._document.allow_transfer_parameters)
-        bind_ids(body, visitor.scoped.body, visitor.owner)
+        bind_ids(body, admitted.scoped.body, admitted.owner)
         try:
             token = self._tokens.issue(
-                visitor.principal,
-                classification=visitor.hint,
+                admitted.principal,
+                classification=admitted.hint,
                 client_salt=client_salt,  # type: ignore[arg-type]  # checked there
-                uses=engine_requests(visitor.scoped.body, body),
+                uses=engine_requests(admitted.scoped.body, body),
                 ttl_seconds=self._token_seconds,
             )
         except RequestRefused:
             raise
         except IdentityError as error:
             raise malformed(error.operands["field"], error.operands["reason"]) from None
-        put_token(body, self._tokens.carry(token), visitor.scoped)
-        put_trace(body, visitor.trace, visitor.scoped)
+        put_token(body, self._tokens.carry(token), admitted.scoped)
+        put_trace(body, admitted.trace, admitted.scoped)
         return write_body(body)
 
     def _authenticate(self, headers: RequestHeaders) -> Authenticated:

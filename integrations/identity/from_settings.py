@@ -6,15 +6,15 @@ from kvcustody.clock import Clock, SystemClock
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
-from kvcustody.integrations.identity.authenticate_request import Door
+from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 
 
-def open_door(settings: Settings, clock: Clock | None = None) -> Door:
-    """The door of an API server; `ConfigError` or `KeyringError` if a file is missing or wrong."""
+def open_request_gate(settings: Settings, clock: Clock | None = None) -> RequestGate:
+    """The gate of an API server; `ConfigError` or `KeyringError` if a file is missing or wrong."""
     document = load_identity(settings.identity_path)
     with open_scope_key(settings.scope_token_key_path) as secret:
-        return Door(
+        return RequestGate(
             document,
             settings.identity_path.parent,
             secret,

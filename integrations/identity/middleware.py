@@ -1,6 +1,6 @@
 """The ASGI middleware: every request is authenticated, and what reaches the engine carries a signed scope.
 
-M1 The application sees a request only after the door let it pass. An error on the way is a refusal, never a pass.
+M1 The application sees a request only after the gate let it pass. An error on the way is a refusal, never a pass.
 M2 The body is read once, up to a bound, and given to the application once. Responses are not touched.
 M3 Websockets are refused: no field of theirs could carry a scope to the engine.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from kvcustody.integrations.identity.authenticate_request import Door, Visitor
+from kvcustody.integrations.identity.authenticate_request import AdmittedRequest, RequestGate
 from kvcustody.integrations.identity.refusal import (
     Application,
     Message,
@@ -30,9 +30,9 @@ _POLICY_VIOLATION: Final = 1008
 class IdentityMiddleware:
     """Wraps an ASGI application; `body_bytes_max` bounds the bodies that it reads."""
 
-    def __init__(self, app: Application, door: Door, *, body_bytes_max: int = 32 << 20) -> None:
+    def __init__(self, app: Application, gate: RequestGate, *, body_bytes_max: int = 32 << 20) -> None:
         self._app = app
-        self._door = door
+        self._gate = gate
         self._body_bytes_max = body_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,13 +46,13 @@ class IdentityMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope["path"], scope.get("root_path", ""))
-        if self._door.is_open(path):
+        if self._gate.is_open(path):
             await self._app(scope, receive, send)
             return
         try:
             headers = RequestHeaders(scope["headers"])
-            visitor = self._door.enter(scope["method"], path, headers)
-            body = None if visitor.scoped is None else await self._scoped_body(visitor, headers, receive)
+            admitted = self._gate.authenticate(scope["method"], path, headers)
+            body = None if admitted.scoped is None else await self._scoped_body(admitted, headers, receive)
         except RequestRefused as refusal:
             _LOG.warning("request refused", status=refusal.status, reason=refusal.reason)
             await refusal.send(send)
@@ -61,11 +61,13 @@ class IdentityMiddleware:
             return
         passed = {
             **scope,
-            "headers": headers.passed_on(visitor.request_id, None if body is None else len(body)),
+            "headers": headers.passed_on(admitted.request_id, None if body is None else len(body)),
         }
         await self._app(passed, receive if body is None else _Replay(body, receive), send)
 
-    async def _scoped_body(self, visitor: Visitor, headers: RequestHeaders, receive: Receive) -> bytes:
+    async def _scoped_body(
+        self, admitted: AdmittedRequest, headers: RequestHeaders, receive: Receive
+    ) -> bytes:
         stated = headers.one("content-length")
         if (
             stated is not None
@@ -84,7 +86,7 @@ class IdentityMiddleware:
             if size > self._body_bytes_max:
                 raise self._too_large()
             more = message.get("more_body", False)
-        return self._door.scope(visitor, b"".join(parts))
+        return self._gate.scope(admitted, b"".join(parts))
 
     def _too_large(self) -> RequestRefused:
         return RequestRefused(413, f"body: is larger than {self._body_bytes_max} bytes", param="body")

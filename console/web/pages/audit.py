@@ -16,7 +16,7 @@ from starlette.responses import Response
 from kvcustody.audit.events import LEAF_KEYS, SYSTEM, log_of
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.console.report.number_format import count, duration, moment
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.models.base import LARGE
 from kvcustody.governance.api.operations import audit as audit_api
@@ -30,7 +30,7 @@ _TEXTS = ("outcome", "actor", "rule", "grant", "incarnation", "block", "trace")
 _NUMBERS = ("revision", "residency")
 
 
-def explore(visit: Visit) -> Response:
+def explore(visit: PageRequest) -> Response:
     """A page of leaves that fit the filters."""
     tenant, kind = visit.text("tenant"), visit.text("kind")
     if kind is not None and kind not in LEAF_KEYS:
@@ -65,7 +65,7 @@ def explore(visit: Visit) -> Response:
     )
 
 
-def event(visit: Visit) -> Response:
+def event(visit: PageRequest) -> Response:
     """One leaf: what it says, its bytes, and how to check that they are in the ledger."""
     log, idx = visit.text("log"), visit.number("idx")
     if log is None or idx is None:
@@ -91,7 +91,7 @@ def event(visit: Visit) -> Response:
     )
 
 
-def moment_us(visit: Visit, name: str) -> int | None:
+def moment_us(visit: PageRequest, name: str) -> int | None:
     """A moment as the browser's field gives it, read as UTC; None where it is absent."""
     from datetime import UTC, datetime
 
@@ -109,7 +109,7 @@ def moment_us(visit: Visit, name: str) -> int | None:
     return found
 
 
-def _seen(visit: Visit, log: str) -> None:
+def _seen(visit: PageRequest, log: str) -> None:
     """Raise unless the caller may see this log (X2)."""
     if log == SYSTEM:
         if not sees_all(visit):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import release_of
 from kvcustody.governance.release.consents import pending_consents
 from kvcustody.governance.service.access.roles import Permission
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """Everything that waits for this tenant's consent."""
     visit.caller.must(Permission.CONSENT)
     state = release_of(visit)

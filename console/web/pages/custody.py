@@ -9,7 +9,7 @@ from starlette.responses import Response
 from kvcustody.audit.query.live_residencies import Live, live_residencies
 from kvcustody.audit.report.subject_access import subject_page
 from kvcustody.console.report.charts import Figure, columns
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.problem_details import ProblemError
@@ -19,7 +19,7 @@ _READ_MAX, _SHOWN_MAX = 5000, 100
 _BINS = 10
 
 
-def live(visit: Visit) -> Response:
+def live(visit: PageRequest) -> Response:
     """Live residencies, those nearest to their deadline first, and how old they are."""
     tenant = visit.caller.tenant_of(READ, visit.text("tenant"))
     visit.record("consoleCustody", tenant)
@@ -41,7 +41,7 @@ def live(visit: Visit) -> Response:
     )
 
 
-def subject(visit: Visit) -> Response:
+def subject(visit: PageRequest) -> Response:
     """What is held of one subject, why and until when; what was erased; erase."""
     name = visit.text("subject", 128)
     tenant = visit.caller.tenant_of(READ, visit.text("tenant", 128))

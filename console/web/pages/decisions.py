@@ -12,7 +12,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.console.web.pages.policy_status import active_policy, release_of
 from kvcustody.console.web.source_listing import lines_of
@@ -35,7 +35,7 @@ CHOICES = {
 DEFAULT_DENY = "default-deny"
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """Denials by reader, owner and rule; and for those who test policies, an explanation of any request."""
     reads, tests = visit.may(Permission.READ_CUSTODY), visit.may(Permission.WRITE_POLICY)
     if not reads:
@@ -60,7 +60,7 @@ def show(visit: Visit) -> Response:
     )
 
 
-def rule(visit: Visit) -> Response:
+def rule(visit: PageRequest) -> Response:
     """A rule, grant or segment where the revision that decided declares it."""
     visit.caller.must(Permission.READ_POLICY)
     id_, number = visit.text("id"), visit.number("revision")
@@ -88,7 +88,7 @@ def _line_of(found: Proposal, id_: str) -> int:
     return marks.get(id_, marks.get(id_.partition("~")[0], 0))
 
 
-def _explained(visit: Visit) -> dict[str, Any]:
+def _explained(visit: PageRequest) -> dict[str, Any]:
     asked = {name: visit.text(name, 160) for name in _ASKED}
     try:
         what = PolicyQuestion(**{name: value for name, value in asked.items() if value is not None})  # type: ignore[arg-type]

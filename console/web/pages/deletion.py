@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from kvcustody.audit.coverage.summary import coverage_by_period
 from kvcustody.console.report.charts import Figure, columns
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -23,7 +23,7 @@ _PAGE = 50
 _LEGEND = [("covered", 1), ("due and not covered", 4)]
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """Coverage of a period by tenant and classification, over time, with orphan findings and gaps."""
     tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
     visit.record("consoleDeletion", tenant)
@@ -48,7 +48,7 @@ def show(visit: Visit) -> Response:
 
 
 def _over_time(
-    visit: Visit, tenant: str | None, since_us: int, until_us: int, step_us: int, form: str
+    visit: PageRequest, tenant: str | None, since_us: int, until_us: int, step_us: int, form: str
 ) -> Figure:
     from datetime import UTC, datetime
 

@@ -14,7 +14,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.api.models.erasures import ErasureRequest
 from kvcustody.governance.api.operations import erasures as erasures_api
@@ -32,7 +32,7 @@ FILES = {
 }
 
 
-def listed(visit: Visit) -> Response:
+def listed(visit: PageRequest) -> Response:
     """Every erasure that the caller may see, newest first."""
     tenant = visit.text("tenant", 128)
     visit.record("consoleErasures", tenant)
@@ -48,7 +48,7 @@ def listed(visit: Visit) -> Response:
     )
 
 
-def request(visit: Visit) -> Response:
+def request(visit: PageRequest) -> Response:
     """Ask for an erasure (Z1); its page shows how it goes."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
@@ -59,7 +59,7 @@ def request(visit: Visit) -> Response:
     return redirect(f"/erasures/{_once(visit, what)}")
 
 
-def preview(visit: Visit) -> Response:
+def preview(visit: PageRequest) -> Response:
     """What a selector would cover now, and the form that asks for it (Z4)."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
@@ -78,7 +78,7 @@ def preview(visit: Visit) -> Response:
     )
 
 
-def _wanted(visit: Visit) -> ErasureRequest:
+def _wanted(visit: PageRequest) -> ErasureRequest:
     """The request that a form holds; raises `invalid` for a selector that is none."""
     parts: dict[str, Any] = {name: visit.text(name, 128) for name in _TEXTS}
     parts |= {"key_epoch": visit.number("key_epoch"), "labels": _labels(visit.text("labels", 1024))}
@@ -101,12 +101,12 @@ def _labels(text: str | None) -> dict[str, str]:
     return made
 
 
-def _narrowest(visit: Visit, what: ErasureRequest) -> str:
+def _narrowest(visit: PageRequest, what: ErasureRequest) -> str:
     """What is typed again to confirm: the narrowest name of a person or tenant."""
     return what.session or what.subject or what.tenant or visit.caller.tenant or "every tenant"
 
 
-def _once(visit: Visit, what: ErasureRequest) -> str:
+def _once(visit: PageRequest, what: ErasureRequest) -> str:
     """The erasure that this form asked for: sent twice, it is asked for once (Z3)."""
     key = visit.text("once", 64)
     if key is None:
@@ -125,7 +125,7 @@ def _once(visit: Visit, what: ErasureRequest) -> str:
     return erasure
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """One erasure: which workers have answered, and what each ended."""
     visit.record("consoleErasure")
     found = _status(visit)
@@ -138,7 +138,7 @@ def show(visit: Visit) -> Response:
     )
 
 
-def download(visit: Visit) -> Response:
+def download(visit: PageRequest) -> Response:
     """The certificate, its page for people, or the opening of its commitment (Z2)."""
     name = visit.places["file"]
     found = _status(visit)
@@ -150,7 +150,7 @@ def download(visit: Visit) -> Response:
     return Response(content, media_type=FILES[name], headers=headers)
 
 
-def _status(visit: Visit) -> dict[str, Any]:
+def _status(visit: PageRequest) -> dict[str, Any]:
     erasure = visit.places["erasure"]
     if not (len(erasure) <= 64 and erasure.isascii() and erasure.replace("-", "").isalnum()):
         raise not_found()
@@ -158,7 +158,7 @@ def _status(visit: Visit) -> dict[str, Any]:
     return erasures_api.erasure_of(visit.caller, visit.service, erasure)
 
 
-def _certifies(visit: Visit, tenant: str | None) -> bool:
+def _certifies(visit: PageRequest, tenant: str | None) -> bool:
     """Whether the caller may have the certificate of an erasure of this tenant."""
     if not visit.may(Permission.CERTIFY):
         return False
@@ -169,7 +169,7 @@ def _certifies(visit: Visit, tenant: str | None) -> bool:
     return tenant is not None or visit.caller.tenant is None
 
 
-def _file(visit: Visit, name: str, erasure: str) -> bytes:
+def _file(visit: PageRequest, name: str, erasure: str) -> bytes:
     if name == "opening.json":
         return orjson.dumps(opening(visit.service, erasure)._asdict())
     document = certificate(visit.service, erasure)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import release_of
 from kvcustody.governance.release.declared_openings import (
     OVER,
@@ -22,7 +22,7 @@ from kvcustody.governance.service.access.roles import Permission
 _MATRIX_MAX = 24
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """The matrix of the active revision, and every way in a table."""
     visit.caller.must(Permission.READ_POLICY, Permission.CONSENT)
     state = release_of(visit)
@@ -48,14 +48,14 @@ def show(visit: Visit) -> Response:
     )
 
 
-def _ways(visit: Visit, state: ReleaseState) -> tuple[DeclaredOpening, ...]:
+def _ways(visit: PageRequest, state: ReleaseState) -> tuple[DeclaredOpening, ...]:
     now_us = visit.service.clock.utc_us()
     if visit.may(Permission.READ_POLICY):
         return () if state.active is None else declared_openings(state.active.policy, state.revoked, now_us)
     return own_declared_openings(state, visit.caller.tenant or "", now_us)
 
 
-def _to_take_back(visit: Visit, live: list[DeclaredOpening]) -> list[str]:
+def _to_take_back(visit: PageRequest, live: list[DeclaredOpening]) -> list[str]:
     """The ids that this person may revoke (G2)."""
     may = visit.may(Permission.NARROW_POLICY, Permission.CONSENT)
     return sorted({way.id for way in live}) if may else []

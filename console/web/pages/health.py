@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.overview import witnesses
 from kvcustody.governance.api.models.scan_orders import ScanWanted
 from kvcustody.governance.api.operations import fleet as orders_api
@@ -19,7 +19,7 @@ _WORKERS_MAX = 1000
 _ORDERS_SHOWN = 20
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """What is well, and what is not; workers for those who may see operations."""
     visit.caller.must(Permission.READ_HEALTH)
     visit.record("consoleHealth")
@@ -40,7 +40,7 @@ def show(visit: Visit) -> Response:
     )
 
 
-def scan(visit: Visit) -> Response:
+def scan(visit: PageRequest) -> Response:
     """Ask a worker for a full scan (H1); the page shows what becomes of it."""
     visit.caller.must(Permission.OPERATE)
     worker = visit.text("worker", 128)

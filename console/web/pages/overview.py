@@ -9,7 +9,7 @@ from starlette.responses import Response
 from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.console.web.pages.policy_status import release_of, standing
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
@@ -18,7 +18,7 @@ from kvcustody.governance.service.access.roles import Permission, Reach
 _TENANTS_MAX = 12
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """Everything that the caller's roles reach, each in its own part."""
     visit.record("consoleOverview")
     sees = visit.may(Permission.READ_CUSTODY)
@@ -39,13 +39,13 @@ def show(visit: Visit) -> Response:
     )
 
 
-def witnesses(visit: Visit) -> WitnessStatus:
+def witnesses(visit: PageRequest) -> WitnessStatus:
     """How far others have seen the ledger."""
     with visit.service.reading() as connection:
         return witness_status(connection, visit.service.clock.utc_us())
 
 
-def held_by_tenant(visit: Visit) -> Figure:
+def held_by_tenant(visit: PageRequest) -> Figure:
     """Blocks handed out and not ended yet, by tenant: the largest ones, the rest together."""
     totals = custody_api.totals(visit.caller, visit.service, limit=1000)["items"]
     held = sorted(
@@ -65,7 +65,7 @@ def held_by_tenant(visit: Visit) -> Figure:
     )
 
 
-def _denials(visit: Visit) -> list[dict[str, Any]]:
+def _denials(visit: PageRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = custody_api.denials(visit.caller, visit.service, limit=1000)["items"]
     return sorted(found, key=lambda row: -row["requests"])[:5]
 
@@ -75,6 +75,6 @@ def _open(state: Any) -> int:
     return sum(1 for number in state.proposals if number > state.active_revision)
 
 
-def sees_all(visit: Visit) -> bool:
+def sees_all(visit: PageRequest) -> bool:
     """Whether the caller sees every tenant's custody."""
     return visit.caller.reach(Permission.READ_CUSTODY) is Reach.ALL

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.policy_status import release_of, standing
 from kvcustody.console.web.source_listing import Line, lines_of
 from kvcustody.errors import PolicyError
@@ -49,7 +49,7 @@ class Checked:
         return not self.problems
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """What is in effect, and every revision; a tenant's administrator is led to what waits for consent."""
     if not visit.may(Permission.READ_POLICY):
         visit.caller.must(Permission.CONSENT)
@@ -68,7 +68,7 @@ def show(visit: Visit) -> Response:
     )
 
 
-def revision(visit: Visit) -> Response:
+def revision(visit: PageRequest) -> Response:
     """One revision: where it is on its way, its proof, what it changes, its text, and the next step."""
     visit.caller.must(Permission.READ_POLICY)
     state, found = _proposal(visit)
@@ -94,7 +94,7 @@ def revision(visit: Visit) -> Response:
     )
 
 
-def draft(visit: Visit) -> Response:
+def draft(visit: PageRequest) -> Response:
     """A text to write in: the active document, a policy of the library, or what is being restored."""
     visit.caller.must(Permission.WRITE_POLICY)
     state = release_of(visit)
@@ -106,7 +106,7 @@ def draft(visit: Visit) -> Response:
     return _draft_page(visit, document, None)
 
 
-def check(visit: Visit) -> Response:
+def check(visit: PageRequest) -> Response:
     """Check the text in the form (Y1)."""
     visit.caller.must(Permission.WRITE_POLICY)
     document = visit.document("source")
@@ -125,7 +125,7 @@ def state_word(state: ReleaseState, number: int) -> str:
     return "approved" if found.approval is not None else "proposed"
 
 
-def _draft_page(visit: Visit, document: str, checked: Checked | None) -> Response:
+def _draft_page(visit: PageRequest, document: str, checked: Checked | None) -> Response:
     return visit.page(
         "policy/draft.html",
         "A draft",
@@ -136,7 +136,7 @@ def _draft_page(visit: Visit, document: str, checked: Checked | None) -> Respons
     )
 
 
-def _checked(visit: Visit, document: str) -> Checked:
+def _checked(visit: PageRequest, document: str) -> Checked:
     found = validate(document, name="policy")
     if found.policy is None:
         return Checked(lines_of(document, found.problems), found.problems, (), None, None)
@@ -153,7 +153,7 @@ def _change(state: ReleaseState | None, table: DecisionTable) -> PolicyDiff | No
     return diff(gates.table_of(state.active, state.revoked), table)
 
 
-def _proposal(visit: Visit) -> tuple[ReleaseState, Proposal]:
+def _proposal(visit: PageRequest) -> tuple[ReleaseState, Proposal]:
     text = visit.places["revision"]
     state = visit.service.policies.state()
     if not (text.isascii() and text.isdecimal() and len(text) < 10):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.governance.release.record import ReleaseAction
 from kvcustody.governance.release.replay_records import Proposal, ReleaseState
 from kvcustody.governance.service.problem_details import ProblemError
@@ -30,7 +30,7 @@ class PolicyStatus(NamedTuple):
     proof: Proof
 
 
-def release_of(visit: Visit) -> ReleaseState | None:
+def release_of(visit: PageRequest) -> ReleaseState | None:
     """The release, every record verified; None where this service releases no policies."""
     try:
         return visit.service.policies.state()

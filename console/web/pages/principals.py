@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.governance.api.models.access import Ending, KeyEnding
 from kvcustody.governance.api.operations import principals as endings_api
 from kvcustody.governance.service.access.roles import Permission
@@ -17,7 +17,7 @@ _SHOWN = 200
 _PREFIX_DIGITS = 12
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """Principals in the order of names, and the keys of the one that was chosen."""
     visit.caller.must(Permission.MANAGE_KEYS)
     book, name = visit.service.principals, visit.text("name")
@@ -32,7 +32,7 @@ def show(visit: Visit) -> Response:
     )
 
 
-def disable(visit: Visit) -> Response:
+def disable(visit: PageRequest) -> Response:
     """End a principal (A1)."""
     visit.caller.must(Permission.MANAGE_KEYS)
     name = _name(visit)
@@ -43,7 +43,7 @@ def disable(visit: Visit) -> Response:
     return redirect("/principals", name=name)
 
 
-def revoke(visit: Visit) -> Response:
+def revoke(visit: PageRequest) -> Response:
     """Refuse one key of a principal (A1)."""
     visit.caller.must(Permission.MANAGE_KEYS)
     name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
@@ -53,7 +53,7 @@ def revoke(visit: Visit) -> Response:
     return redirect("/principals", name=name)
 
 
-def _name(visit: Visit) -> str:
+def _name(visit: PageRequest) -> str:
     name = visit.text("name", 128)
     if name is None:
         raise not_found()

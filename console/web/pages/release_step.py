@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from kvcustody.console.web.page_request import Visit
+from kvcustody.console.web.page_request import PageRequest
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
 from kvcustody.governance.release.consents import consent_body, pending_consents
@@ -38,7 +38,7 @@ _ACTIONS = {
 }
 
 
-def prepare(visit: Visit) -> Response:
+def prepare(visit: PageRequest) -> Response:
     """The step that the form asks for, as JSON: head, body, the manifest that is signed by itself, and where to."""
     name = visit.text("step") or ""
     if name not in _ACTIONS:
@@ -73,7 +73,7 @@ def prepare(visit: Visit) -> Response:
 
 
 def _body(
-    visit: Visit, state: ReleaseState, name: str, at_us: int
+    visit: PageRequest, state: ReleaseState, name: str, at_us: int
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The body without the manifest's signature, and the manifest where it is signed too."""
     if name == "proposed":
@@ -93,7 +93,7 @@ def _body(
     }, None
 
 
-def _proposed(visit: Visit, state: ReleaseState, at_us: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _proposed(visit: PageRequest, state: ReleaseState, at_us: int) -> tuple[dict[str, Any], dict[str, Any]]:
     days = visit.number("days") or 365
     if not 1 <= days <= _DAYS_MAX:
         raise ProblemError("invalid", f"`days` is from 1 to {_DAYS_MAX}")
@@ -122,7 +122,7 @@ def _proposed(visit: Visit, state: ReleaseState, at_us: int) -> tuple[dict[str, 
     return body, manifest.form()
 
 
-def _approved(visit: Visit, state: ReleaseState, found: Proposal) -> dict[str, Any]:
+def _approved(visit: PageRequest, state: ReleaseState, found: Proposal) -> dict[str, Any]:
     found.approval = None  # of this copy alone: an approval is against what is active now
     review = gates.review(state, found)
     if (visit.text("cells") or "") != review.cells:
@@ -136,7 +136,7 @@ def _approved(visit: Visit, state: ReleaseState, found: Proposal) -> dict[str, A
     }
 
 
-def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
+def _consented(visit: PageRequest, state: ReleaseState) -> dict[str, Any]:
     wanted, revision = visit.text("opening"), visit.number("revision")
     for found in pending_consents(state, visit.caller.tenant or ""):
         if (found.id, found.revision) == (wanted, revision):
@@ -144,7 +144,7 @@ def _consented(visit: Visit, state: ReleaseState) -> dict[str, Any]:
     raise not_found()
 
 
-def _revoked(visit: Visit, state: ReleaseState) -> dict[str, Any]:
+def _revoked(visit: PageRequest, state: ReleaseState) -> dict[str, Any]:
     source = visit.text("id") or ""
     owners = state.owners(source)
     if not owners or not (visit.may(Permission.NARROW_POLICY) or owners == {visit.caller.tenant}):
@@ -152,7 +152,7 @@ def _revoked(visit: Visit, state: ReleaseState) -> dict[str, Any]:
     return {"ids": [source], "reason": visit.text("reason") or ""}
 
 
-def _proposal(visit: Visit, state: ReleaseState) -> Proposal:
+def _proposal(visit: PageRequest, state: ReleaseState) -> Proposal:
     return _find(state, visit.number("revision") or 0)
 
 

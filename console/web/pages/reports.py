@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import FileResponse, Response
 
 from kvcustody.audit.report.framework import NAMES, load_framework
-from kvcustody.console.web.page_request import Visit, redirect
+from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
 from kvcustody.console.web.pages.overview import sees_all
 from kvcustody.governance.service.access.roles import Permission
@@ -16,7 +16,7 @@ _LISTED = 50
 _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": "application/json"}
 
 
-def listed(visit: Visit) -> Response:
+def listed(visit: PageRequest) -> Response:
     """One's own reports and other jobs, newest first, and a form for another."""
     visit.caller.must(Permission.READ_CUSTODY)
     jobs = visit.service.jobs.listed(principal=visit.caller.name, limit=_LISTED)
@@ -30,7 +30,7 @@ def listed(visit: Visit) -> Response:
     )
 
 
-def make(visit: Visit) -> Response:
+def make(visit: PageRequest) -> Response:
     """Begin a report (J1)."""
     tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
     framework = visit.text("framework") or ""
@@ -50,21 +50,21 @@ def make(visit: Visit) -> Response:
     return redirect(f"/reports/{job.job}")
 
 
-def show(visit: Visit) -> Response:
+def show(visit: PageRequest) -> Response:
     """One job: how far it is, and what it made."""
     visit.caller.must(Permission.READ_CUSTODY)
     job = visit.service.jobs.get(visit.places["job"], principal=visit.caller.name)
     return visit.page("operate/job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job)
 
 
-def cancel(visit: Visit) -> Response:
+def cancel(visit: PageRequest) -> Response:
     """Ask a job to stop."""
     visit.caller.must(Permission.READ_CUSTODY)
     job = visit.service.jobs.cancel(visit.places["job"], principal=visit.caller.name)
     return redirect(f"/reports/{job.job}")
 
 
-def download(visit: Visit) -> Response:
+def download(visit: PageRequest) -> Response:
     """A file that one of one's own jobs made."""
     visit.caller.must(Permission.READ_CUSTODY)
     name = visit.places["file"]

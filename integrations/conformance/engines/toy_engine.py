@@ -27,10 +27,10 @@ from kvcustody.integrations.conformance.engine_protocol import (
     REFUSED,
     RUNNING,
     WAITING,
-    Ask,
     Capabilities,
     FirstWrite,
     RequestOutcome,
+    RequestSpec,
     Setup,
     TierObject,
 )
@@ -45,7 +45,7 @@ ANONYMOUS = "anonymous"
 class ToyRequest:
     """One request in the engine's own books. `sent`: tokens whose computation was submitted; `landed`: has retired."""
 
-    def __init__(self, number: int, ask: Ask, principal: Principal | None, hints: Hints) -> None:
+    def __init__(self, number: int, ask: RequestSpec, principal: Principal | None, hints: Hints) -> None:
         self.number = number
         self.ask = ask
         self.principal = principal
@@ -121,7 +121,7 @@ class ToyEngine(ABC):
         """A valid raw token for one request."""
         return self.door.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
 
-    def submit(self, ask: Ask) -> object:
+    def submit(self, ask: RequestSpec) -> object:
         """Queue a request under whatever identity it can prove."""
         identity = ask.identity
         if isinstance(identity, Principal):
@@ -132,7 +132,7 @@ class ToyEngine(ABC):
         return self.queue(ask, None, NO_HINTS)
 
     def queue(
-        self, ask: Ask, principal: Principal | None, hints: Hints, like: ToyRequest | None = None
+        self, ask: RequestSpec, principal: Principal | None, hints: Hints, like: ToyRequest | None = None
     ) -> object:
         """Put a request behind the others, one that goes on from another (`like`) too; returns its handle."""
         request = ToyRequest(len(self.requests) + 1, ask, principal, hints)

@@ -38,10 +38,10 @@ from kvcustody.integrations.conformance.engine_protocol import (
     REFUSED,
     RUNNING,
     WAITING,
-    Ask,
     Capabilities,
     FirstWrite,
     RequestOutcome,
+    RequestSpec,
     Setup,
 )
 from kvcustody.integrations.events.block_event import BlockEvent, split_keys
@@ -115,7 +115,7 @@ class TransformersEngineUnderTest:
         """Not asked: there are no tokens."""
         raise NotImplementedError
 
-    def submit(self, ask: Ask) -> object:
+    def submit(self, ask: RequestSpec) -> object:
         """Queue it; without a principal nobody claims it."""
         name = f"request-{len(self._asked)}"
         self._asked.append(name)

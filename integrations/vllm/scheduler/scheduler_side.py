@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from kvcustody.integrations.events.feed import BlockEventPublisher
 
 TRANSFER = "kvcustody"  # where `kv_transfer_params` carry a token that is too long for `cache_salt`
-TRACE = "kvcustody_trace"  # where they carry the trace that the request came to the door with
+TRACE = "kvcustody_trace"  # where they carry the trace that the request came with
 _DEADLINE_STEPS = 4  # what has to be scrubbed within so many steps does not wait for the next one's
 _log = structlog.get_logger(__name__)
 
@@ -179,7 +179,7 @@ class SchedulerSide:
         self._admit(governed)
 
     def _trace(self, request: Request) -> str:
-        """The trace that the door saw, or vLLM, which hands its headers on where it sends spans itself; else empty."""
+        """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans itself; else empty."""
         params = request.kv_transfer_params
         if isinstance(params, dict) and TRACE in params:
             rest = dict(params)

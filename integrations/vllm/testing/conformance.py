@@ -34,10 +34,10 @@ from kvcustody.integrations.conformance.engine_protocol import (
     REFUSED,
     RUNNING,
     WAITING,
-    Ask,
     Capabilities,
     FirstWrite,
     RequestOutcome,
+    RequestSpec,
     Setup,
 )
 from kvcustody.integrations.conformance.engines.toy_model import canary_of
@@ -108,7 +108,7 @@ class VllmEngineUnderTest:
         """A valid raw token for one request."""
         return self._tokens.issue(principal, ttl_seconds=-(-valid_us // 1_000_000))
 
-    def submit(self, ask: Ask) -> object:
+    def submit(self, ask: RequestSpec) -> object:
         """As the API server would: the token is the salt, or beside a reference to it."""
         name = f"request-{len(self._requests)}"
         salt, transfer, identity = ask.salt, None, ask.identity

@@ -18,7 +18,7 @@ from kvcustody.clock import MICROSECONDS, VirtualClock
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
 from kvcustody.governance.tokens.scope_token import Rejected, ScopeTokens, VerifiedToken
 from kvcustody.integrations.identity.api_keys import add_key
-from kvcustody.integrations.identity.authenticate_request import Door
+from kvcustody.integrations.identity.authenticate_request import RequestGate
 from kvcustody.integrations.identity.identity_document import load_identity
 from kvcustody.integrations.identity.middleware import IdentityMiddleware
 from kvcustody.integrations.identity.request_body import OUR_TRANSFER_FIELD
@@ -99,7 +99,7 @@ class Deployment:
         (directory / "jwks.json").write_text(json.dumps({"keys": rows}))
         (directory / "identity.yaml").write_text(document)
         self.tokens = ScopeTokens(secret(), self.clock)
-        self.door = Door(load_identity(directory / "identity.yaml"), directory, secret(), self.clock)
+        self.gate = RequestGate(load_identity(directory / "identity.yaml"), directory, secret(), self.clock)
 
     def token(self, algorithm: str = "EdDSA", kid: str | None = "ed", /, **claims: Any) -> str:
         """A signed token of the issuer for alice of acme; claims given as `None` are left out."""
@@ -171,7 +171,7 @@ class Recorder:
 
 
 def ask(
-    door: Door,
+    gate: RequestGate,
     path: str = "/v1/completions",
     body: bytes | dict[str, Any] | None = None,
     headers: dict[str, str] | list[tuple[bytes, bytes]] | None = None,
@@ -206,7 +206,7 @@ def ask(
 
     app = Recorder()
     scope = {"type": "http", "method": method, "path": path, "root_path": root_path, "headers": raw}
-    middleware = IdentityMiddleware(app, door, body_bytes_max=body_bytes_max)
+    middleware = IdentityMiddleware(app, gate, body_bytes_max=body_bytes_max)
     asyncio.run(middleware(scope, receive, send))
     start = outbox[0]
     found = {name.decode(): value.decode() for name, value in start["headers"]}

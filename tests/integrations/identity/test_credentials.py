@@ -27,7 +27,7 @@ from kvcustody.integrations.identity.web_tokens import read_verification_keys
 
 def who(deployment: Deployment, key: str) -> VerifiedToken | None:
     """Who the engine believes to be asking, `None` for a 401."""
-    reply = ask(deployment.door, key=key)
+    reply = ask(deployment.gate, key=key)
     if reply.status == 401:
         assert reply.received is None
         return None
@@ -139,7 +139,7 @@ def test_keys_are_compared_by_digest_in_constant_time(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=600))
 def test_no_other_text_is_a_key(deployment: Deployment, text: str) -> None:
-    assert ask(deployment.door, headers={"Authorization": f"Bearer {text}"}).status == 401
+    assert ask(deployment.gate, headers={"Authorization": f"Bearer {text}"}).status == 401
 
 
 @pytest.mark.parametrize(("algorithm", "kid"), [("RS256", "rs"), ("ES256", "es"), ("EdDSA", "ed")])
@@ -236,9 +236,9 @@ PROVE_NOTHING: dict[str, Callable[[Deployment], str]] = {
 def test_a_token_that_proves_nothing_gets_the_one_answer(
     deployment: Deployment, make: Callable[[Deployment], str]
 ) -> None:
-    expected = ask(deployment.door)
+    expected = ask(deployment.gate)
     assert expected.status == 401
-    reply = ask(deployment.door, key=make(deployment))
+    reply = ask(deployment.gate, key=make(deployment))
     assert reply == expected
     assert who(deployment, deployment.token()) is not None  # the control: the untouched token is good
 
@@ -260,7 +260,7 @@ def test_every_single_bit_of_a_token_counts(deployment: Deployment) -> None:
             changed[bit // 8] ^= 1 << bit % 8
             parts = [part(head), part(payload), part(signature)]
             parts[index] = part(bytes(changed))
-            assert ask(deployment.door, key=".".join(parts)).status == 401, (index, bit)
+            assert ask(deployment.gate, key=".".join(parts)).status == 401, (index, bit)
 
 
 @pytest.mark.parametrize(

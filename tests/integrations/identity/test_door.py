@@ -28,14 +28,14 @@ ADMINISTRATION = (
 def scoped(
     deployment: Deployment, key: str, headers: dict[str, str] | None = None, path: str = "/v1/completions"
 ):  # type: ignore[no-untyped-def]
-    found = deployment.verify(ask(deployment.door, path, headers=headers, key=key).passed.json)
+    found = deployment.verify(ask(deployment.gate, path, headers=headers, key=key).passed.json)
     assert isinstance(found, VerifiedToken), found
     return found
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping", "/version", "/metrics"])
 def test_open_paths_need_no_identity(deployment: Deployment, path: str) -> None:
-    assert ask(deployment.door, path, method="GET").passed.path == path
+    assert ask(deployment.gate, path, method="GET").passed.path == path
 
 
 @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ def test_open_paths_need_no_identity(deployment: Deployment, path: str) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_every_other_path_needs_identity(deployment: Deployment, path: str, method: str) -> None:
-    reply = ask(deployment.door, path, method=method)
+    reply = ask(deployment.gate, path, method=method)
     assert (reply.status, reply.received) == (401, None)
-    assert reply == ask(deployment.door, key="not-a-key-of-this-deployment"), "one answer for every reason"
+    assert reply == ask(deployment.gate, key="not-a-key-of-this-deployment"), "one answer for every reason"
 
 
 def test_the_401_is_openais_shape_and_says_how(deployment: Deployment) -> None:
-    reply = ask(deployment.door)
+    reply = ask(deployment.gate)
     assert reply.headers["www-authenticate"] == "Bearer"
     assert reply.headers["content-type"] == "application/json"
     assert set(json.loads(reply.body)["error"]) == {"message", "type", "param", "code"}
@@ -58,10 +58,10 @@ def test_the_401_is_openais_shape_and_says_how(deployment: Deployment) -> None:
 
 def test_the_reason_of_a_401_is_in_the_log_and_quotes_nothing(deployment: Deployment) -> None:
     with structlog.testing.capture_logs() as lines:
-        ask(deployment.door)
-        ask(deployment.door, key="a-secret-that-somebody-mistyped")
-        ask(deployment.door, key=deployment.token(exp=5))
-        ask(deployment.door, key=deployment.token(org="initech"))
+        ask(deployment.gate)
+        ask(deployment.gate, key="a-secret-that-somebody-mistyped")
+        ask(deployment.gate, key=deployment.token(exp=5))
+        ask(deployment.gate, key=deployment.token(org="initech"))
     reasons = [line["reason"] for line in lines]
     assert reasons == [
         "no credential",
@@ -77,9 +77,9 @@ def test_administration_is_refused_to_tenants_and_open_to_operators(
     deployment: Deployment, path: str
 ) -> None:
     for key in (deployment.acme, deployment.token()):
-        reply = ask(deployment.door, path, key=key)
+        reply = ask(deployment.gate, path, key=key)
         assert (reply.status, reply.received) == (403, None)
-    assert ask(deployment.door, path, key=deployment.operator).passed.path == path
+    assert ask(deployment.gate, path, key=deployment.operator).passed.path == path
 
 
 @pytest.mark.parametrize("path", sorted(SCOPED))
@@ -87,12 +87,12 @@ def test_the_body_is_scoped_on_every_path_to_the_engine(deployment: Deployment, 
     found = scoped(deployment, deployment.acme, path=path)
     assert found.principal.tenant == "acme"
     assert found.principal.route == ("/search" if path == "/v1/embeddings" else path)
-    assert ask(deployment.door, path, key=deployment.acme, method="PUT").status == 403
+    assert ask(deployment.gate, path, key=deployment.acme, method="PUT").status == 403
 
 
 def test_what_another_path_is_sent_passes_untouched(deployment: Deployment) -> None:
     body = b'{"prompt": "p", "cache_salt": "", "prompt": "q"}'
-    got = ask(deployment.door, "/tokenize", body, key=deployment.acme).passed
+    got = ask(deployment.gate, "/tokenize", body, key=deployment.acme).passed
     assert got.body == body and got.headers["content-length"] == str(len(body))
 
 
@@ -112,9 +112,9 @@ def test_paths_are_read_as_the_server_routes_them(path: str, root: str, expected
 
 
 def test_a_mounted_server_is_not_opened_by_its_prefix(deployment: Deployment) -> None:
-    assert ask(deployment.door, "/llm/v1/completions", root_path="/llm").status == 401
-    assert ask(deployment.door, "/llm/v1/completions", root_path="/llm", key=deployment.acme).status == 200
-    assert ask(deployment.door, "/health/v1/completions", root_path="/health").status == 401
+    assert ask(deployment.gate, "/llm/v1/completions", root_path="/llm").status == 401
+    assert ask(deployment.gate, "/llm/v1/completions", root_path="/llm", key=deployment.acme).status == 200
+    assert ask(deployment.gate, "/health/v1/completions", root_path="/health").status == 401
 
 
 def test_our_headers_and_hop_lengths_do_not_pass(deployment: Deployment) -> None:
@@ -124,7 +124,7 @@ def test_our_headers_and_hop_lengths_do_not_pass(deployment: Deployment) -> None
         "Transfer-Encoding": "chunked",
         "X-Other": "1",
     }
-    got = ask(deployment.door, headers=sent, key=deployment.acme).passed
+    got = ask(deployment.gate, headers=sent, key=deployment.acme).passed
     assert not [name for name in got.headers if "kvcustody" in name]
     assert "transfer-encoding" not in got.headers and got.headers["x-other"] == "1"
     assert got.headers["content-length"] == str(len(got.body))
@@ -141,7 +141,7 @@ def test_a_subject_that_the_tenant_asserts_is_recorded_as_asserted(deployment: D
 def test_a_verified_subject_cannot_be_contradicted(deployment: Deployment) -> None:
     same = scoped(deployment, deployment.alice, {"X-KVCustody-Subject": "alice"})
     assert not same.principal.subject_asserted
-    reply = ask(deployment.door, headers={"X-KVCustody-Subject": "bob"}, key=deployment.alice)
+    reply = ask(deployment.gate, headers={"X-KVCustody-Subject": "bob"}, key=deployment.alice)
     assert reply.status == 400 and b"contradicts" in reply.body and b"bob" not in reply.body
 
 
@@ -193,7 +193,7 @@ BAD_HEADERS: dict[str, list[tuple[bytes, bytes]]] = {
 def test_a_malformed_header_is_a_400_and_never_a_missing_one(
     deployment: Deployment, headers: list[tuple[bytes, bytes]]
 ) -> None:
-    reply = ask(deployment.door, headers=headers, key=deployment.acme)
+    reply = ask(deployment.gate, headers=headers, key=deployment.acme)
     assert (reply.status, reply.received) == (400, None)
     assert len(reply.body) < 300
 
@@ -218,12 +218,12 @@ def test_anything_but_one_credential_is_the_401(
 ) -> None:
     key = deployment.acme.encode()
     raw = [(name, value.replace(b"%s", key)) for name, value in headers]
-    assert ask(deployment.door, headers=raw) == ask(deployment.door)
+    assert ask(deployment.gate, headers=raw) == ask(deployment.gate)
 
 
 def test_a_key_may_come_in_either_header(deployment: Deployment) -> None:
-    assert ask(deployment.door, headers={"X-Api-Key": deployment.acme}).status == 200
-    assert ask(deployment.door, headers={"authorization": f"bEaReR {deployment.acme}"}).status == 200
+    assert ask(deployment.gate, headers={"X-Api-Key": deployment.acme}).status == 200
+    assert ask(deployment.gate, headers={"authorization": f"bEaReR {deployment.acme}"}).status == 200
 
 
 def test_identity_comes_before_the_body(deployment: Deployment) -> None:
@@ -237,7 +237,7 @@ def test_identity_comes_before_the_body(deployment: Deployment) -> None:
         pass
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    asyncio.run(IdentityMiddleware(_unreachable, deployment.door)(scope, receive, send))
+    asyncio.run(IdentityMiddleware(_unreachable, deployment.gate)(scope, receive, send))
     assert read == []
 
 
@@ -253,7 +253,7 @@ def test_a_client_that_leaves_mid_body_reaches_nothing(deployment: Deployment) -
 
     headers = [(b"authorization", b"Bearer " + deployment.acme.encode())]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-    asyncio.run(IdentityMiddleware(_unreachable, deployment.door)(scope, receive, _unreachable))
+    asyncio.run(IdentityMiddleware(_unreachable, deployment.gate)(scope, receive, _unreachable))
     assert inbox == []
 
 
@@ -269,7 +269,7 @@ def test_sockets_are_refused_with_any_credential(deployment: Deployment, kind: s
 
     headers = [(b"authorization", b"Bearer " + deployment.operator.encode())]
     scope = {"type": kind, "path": "/health", "headers": headers}
-    asyncio.run(IdentityMiddleware(_unreachable, deployment.door)(scope, receive, send))
+    asyncio.run(IdentityMiddleware(_unreachable, deployment.gate)(scope, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -281,15 +281,15 @@ def test_an_error_of_ours_is_never_a_pass(deployment: Deployment, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(door_module, part, broken)
             with pytest.raises(RuntimeError):
-                ask(deployment.door, key=deployment.acme)
+                ask(deployment.gate, key=deployment.acme)
 
 
 def test_transfer_parameters_pass_where_the_document_says_so(tmp_path: Any, signers: Signers) -> None:
     trusting = Deployment(tmp_path, signers, DOCUMENT + "allow_transfer_parameters: true\n")
     sent = {"prompt": "p", "kv_transfer_params": {"do_remote_decode": True, "kvcustody": "forged"}}
-    got = ask(trusting.door, body=sent, key=trusting.token(sid="x" * 128)).passed.json
+    got = ask(trusting.gate, body=sent, key=trusting.token(sid="x" * 128)).passed.json
     assert got["kv_transfer_params"]["do_remote_decode"] is True
     assert isinstance(trusting.verify(got), VerifiedToken)
-    short = ask(trusting.door, body=sent, key=trusting.acme).passed.json
+    short = ask(trusting.gate, body=sent, key=trusting.acme).passed.json
     assert short["kv_transfer_params"] == {"do_remote_decode": True}
     assert isinstance(trusting.verify(short), VerifiedToken)

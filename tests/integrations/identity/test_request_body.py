@@ -69,7 +69,7 @@ def test_any_body_arrives_whole_with_our_scope(
     deployment: Deployment, rest: dict[str, Any], salt: str | None, path: str, chunks: int
 ) -> None:
     sent = {**rest, "cache_salt": salt, "kv_transfer_params": {OUR_TRANSFER_FIELD: "forged"}}
-    reply = ask(deployment.door, path, sent, key=deployment.acme, chunks=chunks)
+    reply = ask(deployment.gate, path, sent, key=deployment.acme, chunks=chunks)
     if reply.status == 400:  # a request id of hypothesis's own making
         assert b"request_id" in reply.body
         return
@@ -101,7 +101,7 @@ def test_the_check_above_catches_a_door_that_forgets_a_step(
     if part == "put_token":
         monkeypatch.setattr(door_module, "take_client_salt", _leave_salt)
     sent = {"prompt": "p", "cache_salt": "mine"}
-    got = ask(deployment.door, body=sent, key=deployment.acme).passed.json
+    got = ask(deployment.gate, body=sent, key=deployment.acme).passed.json
     assert expected in problems(sent, got, deployment)
 
 
@@ -151,7 +151,7 @@ MALFORMED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 def test_a_malformed_body_is_a_400_before_admission(deployment: Deployment, data: bytes) -> None:
-    reply = ask(deployment.door, body=data, key=deployment.acme, body_bytes_max=4 << 20)
+    reply = ask(deployment.gate, body=data, key=deployment.acme, body_bytes_max=4 << 20)
     assert (reply.status, reply.received) == (400, None)
     error = json.loads(reply.body)["error"]
     assert error["type"] == "invalid_request_error" and error["param"]
@@ -160,9 +160,9 @@ def test_a_malformed_body_is_a_400_before_admission(deployment: Deployment, data
 
 def test_a_body_over_the_bound_is_a_413_stated_or_not(deployment: Deployment) -> None:
     body = {"prompt": "p" * 2_000}
-    stated = ask(deployment.door, body=body, key=deployment.acme, body_bytes_max=1_000)
+    stated = ask(deployment.gate, body=body, key=deployment.acme, body_bytes_max=1_000)
     unstated = ask(
-        deployment.door,
+        deployment.gate,
         body=body,
         headers=[(b"content-length", b"7")],
         key=deployment.acme,
@@ -170,7 +170,7 @@ def test_a_body_over_the_bound_is_a_413_stated_or_not(deployment: Deployment) ->
     )
     assert stated.status == 413 and stated.received is None
     assert unstated.status == 400  # two lengths
-    assert ask(deployment.door, body=body, key=deployment.acme, body_bytes_max=2_014).status == 200
+    assert ask(deployment.gate, body=body, key=deployment.acme, body_bytes_max=2_014).status == 200
 
 
 @pytest.mark.parametrize(
@@ -208,36 +208,36 @@ def test_a_token_covers_the_engine_requests_of_its_body(
     deployment: Deployment, path: str, body: dict[str, Any], expected: int
 ) -> None:
     assert engine_requests(SCOPED[path].body, body) == expected
-    got = ask(deployment.door, path, body, key=deployment.acme).passed.json
+    got = ask(deployment.gate, path, body, key=deployment.acme).passed.json
     outcomes = [deployment.verify(got) for _ in range(expected + 1)]
     assert [type(outcome) for outcome in outcomes] == [VerifiedToken] * expected + [Rejected]
     assert outcomes[-1] == Rejected("replayed")
 
 
 def test_two_requests_never_share_a_token(deployment: Deployment) -> None:
-    first, second = (ask(deployment.door, key=deployment.acme).passed.json["cache_salt"] for _ in range(2))
+    first, second = (ask(deployment.gate, key=deployment.acme).passed.json["cache_salt"] for _ in range(2))
     assert first != second
 
 
 def test_a_stolen_token_sent_by_another_tenant_is_only_a_salt(deployment: Deployment) -> None:
-    stolen = ask(deployment.door, key=deployment.acme).passed.json["cache_salt"]
+    stolen = ask(deployment.gate, key=deployment.acme).passed.json["cache_salt"]
     body = {"prompt": "p", "cache_salt": stolen, "kv_transfer_params": {OUR_TRANSFER_FIELD: stolen}}
-    outcome = deployment.verify(ask(deployment.door, body=body, key=deployment.globex).passed.json)
+    outcome = deployment.verify(ask(deployment.gate, body=body, key=deployment.globex).passed.json)
     assert isinstance(outcome, VerifiedToken) and outcome.principal.tenant == "globex"
 
 
 def test_a_token_too_long_for_a_salt_goes_beside_it_or_is_refused(deployment: Deployment) -> None:
     token = deployment.token(sub="s" * 128, sid="x" * 128)
-    got = ask(deployment.door, key=token).passed.json
+    got = ask(deployment.gate, key=token).passed.json
     assert len(got["cache_salt"]) <= 128 and OUR_TRANSFER_FIELD in got["kv_transfer_params"]
     outcome = deployment.verify(got)
     assert isinstance(outcome, VerifiedToken) and outcome.principal.subject == "s" * 128
-    refused = ask(deployment.door, "/v1/embeddings", {"input": "p"}, key=token)
+    refused = ask(deployment.gate, "/v1/embeddings", {"input": "p"}, key=token)
     assert refused.status == 400 and b"too long" in refused.body
 
 
 def _ids(deployment: Deployment, key: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    return ask(deployment.door, path, copy.deepcopy(body), {"X-Request-Id": "mine"}, key=key).passed.json
+    return ask(deployment.gate, path, copy.deepcopy(body), {"X-Request-Id": "mine"}, key=key).passed.json
 
 
 def test_ids_of_different_owners_never_meet(deployment: Deployment) -> None:
@@ -249,7 +249,7 @@ def test_ids_of_different_owners_never_meet(deployment: Deployment) -> None:
     seen = {"request_id": set(), "uuid": set(), "header": set()}
     for key in (deployment.acme, deployment.globex, deployment.alice):
         reply = ask(
-            deployment.door, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key
+            deployment.gate, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key
         )
         got = reply.passed.json
         seen["request_id"].add(got["request_id"])
@@ -257,7 +257,7 @@ def test_ids_of_different_owners_never_meet(deployment: Deployment) -> None:
         seen["header"].add(reply.passed.headers["x-request-id"])
         assert got["messages"][0]["content"][1] == {"type": "text", "text": "uuid"}
         again = ask(
-            deployment.door, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key
+            deployment.gate, "/v1/chat/completions", copy.deepcopy(body), {"X-Request-Id": "7"}, key=key
         )
         assert again.passed.json["request_id"] == got["request_id"]
     assert all(len(values) == 3 for values in seen.values()), seen
@@ -268,7 +268,7 @@ def test_without_binding_the_ids_would_meet(deployment: Deployment, monkeypatch:
     monkeypatch.setattr(door_module, "bind_ids", lambda *_: None)
     body = {"request_id": "7", "prompt": "p"}
     keys = (deployment.acme, deployment.globex)
-    assert {ask(deployment.door, body=body, key=key).passed.json["request_id"] for key in keys} == {"7"}
+    assert {ask(deployment.gate, body=body, key=key).passed.json["request_id"] for key in keys} == {"7"}
 
 
 def test_a_tools_own_data_named_uuid_is_not_touched(deployment: Deployment) -> None:
@@ -278,18 +278,18 @@ def test_a_tools_own_data_named_uuid_is_not_touched(deployment: Deployment) -> N
         "tools": [{"uuid": "u"}],
         "metadata": {"uuid": "u"},
     }
-    got = ask(deployment.door, "/v1/messages", copy.deepcopy(body), key=deployment.acme).passed.json
+    got = ask(deployment.gate, "/v1/messages", copy.deepcopy(body), key=deployment.acme).passed.json
     assert {name: got[name] for name in body} == body
 
 
 def test_media_hashes_of_the_raw_token_interface_are_refused(deployment: Deployment) -> None:
     body = {"token_ids": [1], "sampling_params": {}, "features": {"mm_hashes": {"image": ["h"]}}}
-    assert ask(deployment.door, "/inference/v1/generate", body, key=deployment.acme).status == 400
+    assert ask(deployment.gate, "/inference/v1/generate", body, key=deployment.acme).status == 400
     smuggled = {
         "token_ids": [1],
         "sampling_params": {"extra_args": {"kv_transfer_params": {"kvcustody": "x"}}},
     }
-    assert ask(deployment.door, "/inference/v1/generate", smuggled, key=deployment.acme).status == 400
+    assert ask(deployment.gate, "/inference/v1/generate", smuggled, key=deployment.acme).status == 400
 
 
 def test_a_stored_response_is_its_owners_alone(deployment: Deployment) -> None:
@@ -298,16 +298,16 @@ def test_a_stored_response_is_its_owners_alone(deployment: Deployment) -> None:
     assert response_id.startswith("resp_") and response_id.endswith("_chosen")
     assert _ids(deployment, deployment.acme, "/v1/responses", {"input": "p"})["request_id"] != response_id
     follow = {"input": "q", "previous_response_id": response_id}
-    assert ask(deployment.door, "/v1/responses", follow, key=deployment.acme).status == 200
-    absent = ask(deployment.door, "/v1/responses/resp_none", key=deployment.acme, method="GET")
+    assert ask(deployment.gate, "/v1/responses", follow, key=deployment.acme).status == 200
+    absent = ask(deployment.gate, "/v1/responses/resp_none", key=deployment.acme, method="GET")
     for key in (deployment.globex, deployment.alice):
-        assert ask(deployment.door, "/v1/responses", follow, key=key) == absent
+        assert ask(deployment.gate, "/v1/responses", follow, key=key) == absent
         for method, path in (
             ("GET", f"/v1/responses/{response_id}"),
             ("POST", f"/v1/responses/{response_id}/cancel"),
         ):
-            assert ask(deployment.door, path, key=key, method=method) == absent
-    got = ask(deployment.door, f"/v1/responses/{response_id}", key=deployment.acme, method="GET")
+            assert ask(deployment.gate, path, key=key, method=method) == absent
+    got = ask(deployment.gate, f"/v1/responses/{response_id}", key=deployment.acme, method="GET")
     assert got.passed.path == f"/v1/responses/{response_id}"
     assert (absent.status, absent.received) == (404, None)
 
@@ -354,7 +354,7 @@ TRACEPARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 def test_the_headers_trace_goes_with_the_body_where_there_is_room(deployment: Deployment, path: str) -> None:
     sent = {"prompt": "p"}
     bare, traced = (
-        ask(deployment.door, path, sent, key=deployment.acme, headers=headers).passed
+        ask(deployment.gate, path, sent, key=deployment.acme, headers=headers).passed
         for headers in ({}, {"traceparent": TRACEPARENT})
     )
     had, got = (passed.json.get("kv_transfer_params", {}) for passed in (bare, traced))
@@ -369,5 +369,5 @@ def test_the_headers_trace_goes_with_the_body_where_there_is_room(deployment: De
 def test_what_is_no_trace_goes_nowhere_and_refuses_nothing(deployment: Deployment, header: str) -> None:
     """Nor does a trace that the client writes where ours goes."""
     sent = {"prompt": "p", "kv_transfer_params": {OUR_TRACE_FIELD: TRACE}}
-    got = ask(deployment.door, body=sent, key=deployment.acme, headers={"traceparent": header}).passed.json
+    got = ask(deployment.gate, body=sent, key=deployment.acme, headers={"traceparent": header}).passed.json
     assert OUR_TRACE_FIELD not in got.get("kv_transfer_params", {})
