@@ -179,7 +179,7 @@ class SchedulerSide:
         self._admit(governed)
 
     def _trace(self, request: Request) -> str:
-        """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans itself; else empty."""
+        """The trace that the middleware saw, or vLLM, which hands headers on where it sends spans; else empty."""
         params = request.kv_transfer_params
         if isinstance(params, dict) and TRACE in params:
             rest = dict(params)
