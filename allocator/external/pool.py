@@ -122,7 +122,7 @@ class ExternalPool:
         self.expired_residencies = 0
         self._next_domain = 1
         self._next_residency = 1
-        self._tips: dict[
+        self._holds_by_last_block: dict[
             tuple[int, int], ExternalResidency
         ] = {}  # (last block, generation) -> newest hold that ends there
         self._clock = 0
@@ -443,7 +443,7 @@ class ExternalPool:
         self.holds[held] += 1
         self.hold_until_us[held] = np.maximum(self.hold_until_us[held], deadline)
         self.hold_table.add(residency)
-        self._tips[int(held[-1]), int(residency.held_generations[-1])] = residency
+        self._holds_by_last_block[int(held[-1]), int(residency.held_generations[-1])] = residency
 
     def _holdable(self, tags: NDArray[np.int32], account: Account) -> NDArray[np.bool_]:
         """Readers through a grant get references, not holds; a segment's blocks are held by whoever reads them."""
@@ -462,7 +462,9 @@ class ExternalPool:
         """
         if not len(residency.attached):
             return
-        older = self._tips.get((int(residency.attached[-1]), int(residency.attached_generations[-1])))
+        older = self._holds_by_last_block.get(
+            (int(residency.attached[-1]), int(residency.attached_generations[-1]))
+        )
         if older is None or not older.is_held or older.principal != residency.principal:
             return
         if older.domain is not residency.domain:
@@ -475,9 +477,9 @@ class ExternalPool:
 
     def _remove_hold(self, hold: ExternalResidency) -> None:
         self.hold_table.remove(hold)
-        tip = (int(hold.held[-1]), int(hold.held_generations[-1]))
-        if self._tips.get(tip) is hold:
-            del self._tips[tip]
+        last = (int(hold.held[-1]), int(hold.held_generations[-1]))
+        if self._holds_by_last_block.get(last) is hold:
+            del self._holds_by_last_block[last]
 
     def lapse(self, hold: ExternalResidency, cause: str, now_us: int, due_us: int | None = None) -> list[int]:
         """End one hold; blocks that nothing else keeps end, due at `due_us` (else now) or with their last hold.

@@ -280,14 +280,14 @@ class PrefixTree:
         """Drop the ended residency of the same principal and domain that `hold` extends."""
         node: Node | None = leaf
         while node is not None:
-            tip, tries = node.hold_here, 8
-            while tip is not None and tries:
+            ending_here, tries = node.hold_here, 8
+            while ending_here is not None and tries:
                 tries -= 1
-                if tip.domain is hold.domain and tip.principal == hold.principal:
-                    self._remove_hold(tip)
-                    self._drop_holds(tip)
+                if ending_here.domain is hold.domain and ending_here.principal == hold.principal:
+                    self._remove_hold(ending_here)
+                    self._drop_holds(ending_here)
                     break
-                tip = tip.next_at_leaf
+                ending_here = ending_here.next_at_leaf
             node = node.parent
 
     def lapse(self, hold: PathResidency, cause: str, now_us: int) -> None:
@@ -315,15 +315,15 @@ class PrefixTree:
         self.hold_table.remove(hold)
         leaf = hold.leaf
         assert leaf is not None
-        tip = leaf.hold_here
-        if tip is hold:
+        ending_here = leaf.hold_here
+        if ending_here is hold:
             leaf.hold_here = hold.next_at_leaf
             return
-        while tip is not None:
-            if tip.next_at_leaf is hold:
-                tip.next_at_leaf = hold.next_at_leaf
+        while ending_here is not None:
+            if ending_here.next_at_leaf is hold:
+                ending_here.next_at_leaf = hold.next_at_leaf
                 return
-            tip = tip.next_at_leaf
+            ending_here = ending_here.next_at_leaf
 
     # -- evict and end -----------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ MUTANTS = [
         "head.ceiling_us, head.deadline_us = head.ceiling_us,",
     ),
     Mutant("holds not decremented", PrefixTree, "lapse", "node.holds -= 1", "pass"),
-    Mutant("replaced hold stays", PrefixTree, "_replace_extended", "self._drop_holds(tip)", "pass"),
+    Mutant("replaced hold stays", PrefixTree, "_replace_extended", "self._drop_holds(ending_here)", "pass"),
     Mutant("hold keeps no deadline", PrefixTree, "_place_hold", "node.deadline_us = deadline", "pass"),
     Mutant(
         "hold outlives the ceiling",
