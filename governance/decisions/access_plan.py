@@ -190,14 +190,11 @@ def plan_of(residency: Residency) -> AnyPlan:
 MODEL_DIGITS = 16  # of a ModelIdentity's digest, in leaves
 
 
-class PlanKey(NamedTuple):
-    """What decides a plan, all that a request says of itself; `model` is the digest of its identity."""
+PlanKey = tuple[Principal, bytes, str | None, str | None, str | None]
+"""What decides a plan, all that a request says of itself: principal, digest of the model, route, classification, salt.
 
-    principal: Principal
-    model: bytes
-    route: str | None
-    classification: str | None
-    salt: str | None
+A plain tuple: one is made for every request, and a named one costs several times as much to make.
+"""
 
 
 class PlanCache(Generic[PoolT_co]):

@@ -42,7 +42,7 @@ from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.custody_events import residency_released
-from kvcustody.governance.decisions.access_plan import Plan, PlanKey
+from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment
@@ -185,7 +185,7 @@ class EnginePort(Authority[ExternalPool]):
     ) -> Plan[ExternalPool] | AdmissionRefused | None:
         if principal is None:
             return None
-        key = PlanKey(principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         plan = self._plan(key, request_id, moment)
         if isinstance(plan, Deferred):
             return AdmissionRefused(request_id, "the ledger cannot record the tenant's first key; try again")

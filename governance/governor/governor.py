@@ -39,7 +39,7 @@ from kvcustody.governance.custody_events import (
     residency_released,
     scrub_receipts,
 )
-from kvcustody.governance.decisions.access_plan import Plan, PlanKey
+from kvcustody.governance.decisions.access_plan import Plan
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
@@ -127,15 +127,13 @@ class Governor(Authority[BlockManager]):
         leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         outside int32.
         """
-        key = PlanKey(principal, model.digest, route or principal.route, hints.classification, hints.salt)
+        key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
             return self._without_plan(principal, plan)
         counters = self._counters(plan.tenant)
-        if (
-            request_id is None
-        ):  # numbered by tenant: one counter for all would tell each of the others' requests
+        if request_id is None:  # one counter for all tenants would tell each of the others' requests
             counters.numbered += 1
             request_id = ("request", counters.numbered)
         handle = (plan.tenant, request_id)

@@ -40,7 +40,7 @@ NONE: Blocks = np.empty(0, dtype=np.int64)
 
 
 class Finding(NamedTuple):
-    """One disagreement: its class as the design names it, its owner, and the blocks it is about.
+    """One disagreement: its class (docs/audit/deletion.md explains each), its owner, and its blocks.
 
     `age_us`: for how long at least, where that is known. `action` and `outcome` are empty until it was repaired.
     """
