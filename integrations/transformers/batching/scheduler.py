@@ -9,12 +9,14 @@ G4  The engine's loop wakes ten times a second when idle, and every time expiry,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, PrefillFirstScheduler
 
+from kvcustody.allocator.pool.accounting import Account
 from kvcustody.errors import CapacityError, ConfigError, CustodyError, HandleError, IdentityError
 from kvcustody.governance.admission_outcome import Admission, AdmissionRefused
 from kvcustody.integrations.transformers.batching.custody import (
@@ -31,14 +33,14 @@ class GovernedScheduler:
     """Mixed into one of the engine's schedulers by `scheduler_for`. `install` takes the new cache into custody."""
 
     install: ClassVar[Callable[[Any], BatchCustody]]
-    deliver_failure: ClassVar[Callable[[Any, Exception], None]]
+    deliver_failure: ClassVar[Callable[[RequestState, Exception], None]]
 
     cache: Any
     safety_margin: float
-    active_requests: dict[str, Any]
-    waiting_requests: dict[str, Any]
-    waiting_requests_order: Any
-    starved_requests: list[tuple[Any, int]]
+    active_requests: dict[str, RequestState]
+    waiting_requests: dict[str, RequestState]
+    waiting_requests_order: deque[str]
+    starved_requests: list[tuple[RequestState, int]]
     _requests_to_cancel: set[str]
 
     def __init__(self, cache: Any, safety_margin: float | None, max_requests_per_batch: int) -> None:
@@ -47,7 +49,7 @@ class GovernedScheduler:
 
     # -- queue --------------------------------------------------------------------------------------------------------
 
-    def add_waiting_request(self, state: Any) -> None:
+    def add_waiting_request(self, state: RequestState) -> None:
         """Queue a request under its claim. Raises `HandleError` where its id is in use."""
         request_id = state.request_id
         with self.custody.turn:
@@ -61,13 +63,13 @@ class GovernedScheduler:
         with self.custody.turn:
             self._end(request_id, "finished")
 
-    def clear_cancelled_requests(self) -> list[Any]:
+    def clear_cancelled_requests(self) -> list[RequestState]:
         """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (G4)."""
         with self.custody.turn:
             for request_id in self._requests_to_cancel:
                 self.custody.release(request_id, "aborted")
                 self.custody.forget(request_id)
-            cancelled: list[Any] = super().clear_cancelled_requests()  # type: ignore[misc]
+            cancelled: list[RequestState] = super().clear_cancelled_requests()  # type: ignore[misc]
             for request_id in self.custody.tick():
                 self._fail(request_id, HandleError(f"request `{request_id}` was ended by policy or erasure"))
             return cancelled
@@ -111,7 +113,9 @@ class GovernedScheduler:
         batch, fast, queries, reads = super().schedule_batch(token_budget, cache_budget)  # type: ignore[misc]
         return batch or [], fast, queries, reads
 
-    def _infer_request_tokens(self, state: Any, request_ids_to_remove_from_waiting: set[str]) -> list[int]:
+    def _infer_request_tokens(
+        self, state: RequestState, request_ids_to_remove_from_waiting: set[str]
+    ) -> list[int]:
         """The tokens that the request wants to process next; a pending one is admitted first, if it can be."""
         if state.status == RequestStatus.PENDING:
             self._admit(state, request_ids_to_remove_from_waiting)
@@ -122,7 +126,7 @@ class GovernedScheduler:
         )
         return tokens
 
-    def _admit(self, state: Any, started: set[str]) -> None:
+    def _admit(self, state: RequestState, started: set[str]) -> None:
         request_id, custody = state.request_id, self.custody
         if self.active_requests and custody.is_crowded(request_id, self.safety_margin):
             return
@@ -157,10 +161,10 @@ class GovernedScheduler:
         if not starved:
             return False
         records = self.custody.records
-        waiting: dict[Any, list[Any]] = {}
+        waiting: dict[Account, list[RequestState]] = {}
         for state in starved:
             waiting.setdefault(records[state.request_id].account, []).append(state)
-        running: dict[Any, int] = {}
+        running: dict[Account, int] = {}
         for request_id in self.active_requests:
             account = records[request_id].account
             running[account] = running.get(account, 0) + 1
@@ -176,7 +180,7 @@ class GovernedScheduler:
             acted = self._preempt(starved[-1]) if len(starved) > 1 else self._fail_outgrown(starved[0])
         return acted and not batch
 
-    def _preempt(self, state: Any) -> bool:
+    def _preempt(self, state: RequestState) -> bool:
         """Take a request's blocks; it is queued in front, with what it has generated as part of its prompt."""
         request_id = state.request_id
         self.custody.release(request_id, "preempted")
@@ -187,7 +191,7 @@ class GovernedScheduler:
         self.waiting_requests_order.appendleft(request_id)
         return True
 
-    def _fail_outgrown(self, state: Any) -> bool:
+    def _fail_outgrown(self, state: RequestState) -> bool:
         self._fail(
             state.request_id,
             CapacityError(f"request `{state.request_id}` has outgrown the blocks that its tenant may have"),
@@ -196,7 +200,9 @@ class GovernedScheduler:
 
 
 def scheduler_for(
-    kind: str, install: Callable[[Any], BatchCustody], deliver_failure: Callable[[Any, Exception], None]
+    kind: str,
+    install: Callable[[Any], BatchCustody],
+    deliver_failure: Callable[[RequestState, Exception], None],
 ) -> type[GovernedScheduler]:
     """A scheduler class for the engine's registry. Raises `ConfigError` for a kind that is not the engine's own."""
     base = BASES.get(kind)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from kvcustody.allocator.external.residency import ExternalResidency
     from kvcustody.integrations.vllm.scheduler.governed_request import GovernedRequest
 
 _NOTHING: list[bytes] = []
@@ -33,18 +34,21 @@ def governed_block_hasher(*_args: Any, **_kwargs: Any) -> Callable[[Request], li
 
 
 def new_keys(
-    governed: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], end: int
+    governed: GovernedRequest, extend: Callable[[ExternalResidency, list[int]], list[bytes]], end: int
 ) -> list[bytes]:
     """The keys, not made before, of the whole blocks that end at token `end` or earlier."""
     if end <= governed.keyed_tokens:
         return _NOTHING
-    start = governed.reported_tokens
+    start, residency = governed.reported_tokens, governed.residency
+    assert residency is not None, "keys are made for requests that run"
     governed.reported_tokens = governed.keyed_tokens = end
-    return extend(governed.residency, governed.request._all_token_ids[start:end])
+    return extend(residency, governed.request._all_token_ids[start:end])
 
 
 def running_hasher(
-    governed: GovernedRequest, extend: Callable[[Any, list[int]], list[bytes]], block_tokens: int
+    governed: GovernedRequest,
+    extend: Callable[[ExternalResidency, list[int]], list[bytes]],
+    block_tokens: int,
 ) -> Callable[[Request], list[bytes]]:
     """The hasher of an admitted request, called by vLLM for every accepted token (H3)."""
     tokens = governed.request._all_token_ids

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
@@ -311,7 +311,7 @@ class SchedulerState:
                     self.withheld.add(block)
                     self.pool.withhold(block)
 
-    def _mine(self, request: Any) -> GovernedRequest:
+    def _mine(self, request: Request) -> GovernedRequest:
         governed = governed_request(request)
         if governed is None:
             raise IsolationError(f"request `{request.request_id}` reached the cache without admission")
