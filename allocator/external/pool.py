@@ -26,7 +26,7 @@ its scrub is still on its way, because the scrub is enqueued on the engine's str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -40,6 +40,7 @@ from kvcustody.allocator.pool.accounting import (
     DomainFacts,
     DomainLimits,
     EndedRun,
+    OwnerData,
     PoolPartition,
 )
 from kvcustody.allocator.pool.block_state import (
@@ -165,9 +166,9 @@ class ExternalPool:
         self,
         account: Account,
         domain: Domain,
-        principal: object,
-        facts: object,
-        request_id: object,
+        principal: Hashable,
+        facts: OwnerData | None,
+        request_id: Hashable,
         now_us: int,
     ) -> ExternalResidency:
         """A new residency without blocks."""

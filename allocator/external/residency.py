@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.residency import Residency
 
@@ -53,9 +55,9 @@ class ExternalResidency(Residency):
         id_: int,
         account: Account,
         domain: Domain,
-        principal: object,
-        facts: object,
-        request_id: object,
+        principal: Hashable,
+        facts: OwnerData | None,
+        request_id: Hashable,
         opened_us: int,
     ) -> None:
         super().__init__(id_, account, domain, principal, facts, opened_us)
@@ -79,7 +81,7 @@ class ExternalResidency(Residency):
         self.is_reserved = False
         self.began_us = opened_us  # when it got its first block
         # What governance finds at look-up: its keys, the domains of its leading blocks, and why.
-        self.keys: object = None
+        self.keys: OwnerData | None = None
         self.expected: NDArray[np.int32] | int = 0
         self.reasons: tuple[str, ...] = ()
         self.segment_blocks = 0

@@ -26,14 +26,21 @@ always passed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.reclaim import POOL_FULL, Reclaimer
-from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, DomainLimits, PoolPartition
+from kvcustody.allocator.pool.accounting import (
+    Account,
+    Domain,
+    DomainFacts,
+    DomainLimits,
+    OwnerData,
+    PoolPartition,
+)
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
 from kvcustody.allocator.pool.hold_table import HoldList
 from kvcustody.allocator.pool.memory_protocol import Memory
@@ -120,7 +127,7 @@ class BlockManager:
         return domain
 
     def residency(
-        self, account: Account, domain: Domain, principal: object, facts: object, now_us: int
+        self, account: Account, domain: Domain, principal: Hashable, facts: OwnerData | None, now_us: int
     ) -> PathResidency:
         """A new residency, not yet holding anything."""
         id_ = self._next_residency
@@ -160,7 +167,7 @@ class BlockManager:
 
     def allocate(
         self,
-        id_: object,
+        id_: Hashable,
         found: PrefixMatch,
         prompt: Prompt,
         residency: PathResidency,
@@ -338,7 +345,7 @@ class BlockManager:
                 span.state = None
 
     def fork(
-        self, parent: RunningSequence, id_: object, residency: PathResidency, now_us: int
+        self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int
     ) -> RunningSequence:
         """A child on the same blocks; the first divergent write copies the partial tail."""
         if self.options.windows:

@@ -98,6 +98,12 @@ class Account:
         return over if over > 0 else 0
 
 
+class OwnerData:
+    """Base of what the owner of a pool keeps with a domain or a residency: carried here, and never looked at."""
+
+    __slots__ = ()
+
+
 class DomainLimits(NamedTuple):
     """The numeric limits of a domain; times are microseconds."""
 
@@ -110,7 +116,7 @@ class DomainLimits(NamedTuple):
 class DomainFacts(TypedDict, total=False):
     """What a pool is told of a domain that it makes; each is an argument of `Domain`."""
 
-    label: object
+    label: OwnerData | None
     idle_us: int
     absolute_us: int
     scrub_within_us: int
@@ -140,7 +146,7 @@ class Domain:
         tag: int,
         owner: Account,
         *,
-        label: object = None,
+        label: OwnerData | None = None,
         idle_us: int = NEVER_US,
         absolute_us: int = NEVER_US,
         scrub_within_us: int = NEVER_US,

@@ -10,9 +10,10 @@ one; `facts` and `trace` are the caller's own and are never read here.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Self
 
-from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 
 
 class Residency:
@@ -35,7 +36,13 @@ class Residency:
     )
 
     def __init__(
-        self, id_: int, account: Account, domain: Domain, principal: object, facts: object, opened_us: int
+        self,
+        id_: int,
+        account: Account,
+        domain: Domain,
+        principal: Hashable,
+        facts: OwnerData | None,
+        opened_us: int,
     ) -> None:
         self.id = id_
         self.account = account

@@ -7,6 +7,8 @@ first divergent write makes.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from kvcustody.allocator.pool.block_state import Blocks
@@ -27,7 +29,7 @@ class Forks:
         self.decode = decode
 
     def fork(
-        self, parent: RunningSequence, id_: object, residency: PathResidency, now_us: int
+        self, parent: RunningSequence, id_: Hashable, residency: PathResidency, now_us: int
     ) -> RunningSequence:
         """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)

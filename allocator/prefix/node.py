@@ -11,7 +11,9 @@ Requests that share a prefix share the nodes of it; where they diverge inside a 
 
 from __future__ import annotations
 
-from kvcustody.allocator.pool.accounting import Account, Domain
+from collections.abc import Hashable
+
+from kvcustody.allocator.pool.accounting import Account, Domain, OwnerData
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.residency import Residency
 
@@ -123,7 +125,13 @@ class PathResidency(Residency):
     __slots__ = ("leaf", "next_at_leaf")
 
     def __init__(
-        self, id_: int, account: Account, domain: Domain, principal: object, facts: object, opened_us: int
+        self,
+        id_: int,
+        account: Account,
+        domain: Domain,
+        principal: Hashable,
+        facts: OwnerData | None,
+        opened_us: int,
     ) -> None:
         super().__init__(id_, account, domain, principal, facts, opened_us)
         self.leaf: Node | None = None

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from kvcustody.allocator.pool.accounting import Account, Domain
@@ -60,7 +62,7 @@ class RunningSequence:
         "windows",
     )
 
-    def __init__(self, id_: object, account: Account, domain: Domain, residency: PathResidency) -> None:
+    def __init__(self, id_: Hashable, account: Account, domain: Domain, residency: PathResidency) -> None:
         self.id = id_
         self.account = account
         self.domain = domain

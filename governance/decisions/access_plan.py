@@ -16,10 +16,11 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar, Unpack
 from weakref import WeakValueDictionary
 
-from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts
+from kvcustody.allocator.pool.accounting import Account, Domain, DomainFacts, OwnerData
 from kvcustody.allocator.pool.residency import Residency
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, ReadPlan
@@ -55,7 +56,8 @@ class DomainPool(Protocol):
 PoolT_co = TypeVar("PoolT_co", bound=DomainPool, covariant=True)
 
 
-class DomainLabel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DomainLabel(OwnerData):
     """What the governor hangs on an allocator domain: names for the ledger, never keys."""
 
     tenant: str
@@ -112,7 +114,7 @@ def is_revoked(source: str, revoked: Collection[str]) -> bool:
     return source in revoked or source.partition("~")[0] in revoked
 
 
-class Plan(Generic[PoolT_co]):
+class Plan(OwnerData, Generic[PoolT_co]):
     """One reader's standing under one revision."""
 
     __slots__ = (

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
-from kvcustody.allocator.pool.accounting import Domain
+from kvcustody.allocator.pool.accounting import Domain, OwnerData
 from kvcustody.allocator.prefix.key_chain import Extras, HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
 
@@ -81,7 +81,7 @@ class RequestKeys(NamedTuple):
 NO_KEYS = RequestKeys([], 0, False)
 
 
-class KeyChain:
+class KeyChain(OwnerData):
     """One request's prompt, its keys, and the running state behind its last whole block."""
 
     __slots__ = ("epoch", "keys", "prompt", "single_group", "source", "state", "tail")
