@@ -1,9 +1,8 @@
 """How every command of kvcustody behaves: one-line errors, exit codes, JSON on request, progress on stderr.
 
-X1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's
-    mistake.
-X2. Ctrl-C exits 130 after everything that was open has been closed.
-X3. stdout carries the result alone; with `--json` it is one JSON document.
+1. A `CustodyError` prints `error: KVC…: message` on stderr and exits 2; there is no traceback for a user's mistake.
+2. Ctrl-C exits 130 after everything that was open has been closed.
+3. stdout carries the result alone; with `--json` it is one JSON document.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class CustodyGroup(typer.core.TyperGroup):
     """The command group: turns our errors into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command under X1 and X2."""
+        """Run the command under rule 1 and rule 2."""
         try:
             return super().invoke(ctx)
         except _UsageError as error:

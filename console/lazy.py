@@ -1,8 +1,8 @@
 """Commands that are imported when they are asked for: what one costs to start does not grow by the others.
 
-Z1  A listing (`--help`, shell completion) imports none of ours: it shows the summaries of the table, which a test holds
-    to be how the commands' own help begins.
-Z2  A command that runs, or whose own help is shown, is the one that its module makes.
+1. A listing (`--help`, shell completion) imports none of ours: it shows the summaries of the table, which a test
+   holds to be how the commands' own help begins.
+2. A command that runs, or whose own help is shown, is the one that its module makes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class LazyGroup(CustodyGroup):
     _listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Ours in the order of the table, then the others by name; a name of ours cannot be taken (G2)."""
+        """Ours in the order of the table, then the others by name; a name of ours cannot be taken."""
         return [*self.table, *(name for name in self._plugins() if name not in self.table)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name; within a listing its summary alone (Z1)."""
+        """The command of a name; within a listing its summary alone (rule 1)."""
         if cmd_name not in self.commands:
             lazy, entry = self.table.get(cmd_name), self._plugins().get(cmd_name)
             if lazy is not None and self._listing:

@@ -1,8 +1,8 @@
 """Commands that other packages, and our own integrations, add to `kvcustody`: entry points in `kvcustody.commands`.
 
-G1  An entry point is a typer app (its commands become `kvcustody NAME …`) or a function (it becomes `kvcustody NAME`;
-    its module's `EPILOG` is shown below its help).
-G2  One that cannot be loaded costs its own command alone: that command says why. A name of ours cannot be taken.
+1. An entry point is a typer app (its commands become `kvcustody NAME …`) or a function (it becomes `kvcustody NAME`;
+   its module's `EPILOG` is shown below its help).
+2. One that cannot be loaded costs its own command alone: that command says why. A name of ours cannot be taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def installed() -> tuple[EntryPoint, ...]:
 
 
 def add_command(app: typer.Typer, entry: EntryPoint) -> None:
-    """Add the command of one entry point, or one that says why it cannot be loaded (G2)."""
+    """Add the command of one entry point, or one that says why it cannot be loaded (rule 2)."""
     try:
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):

@@ -1,10 +1,10 @@
 """Bring a ledger's schema to this program's revision, from any earlier one, without losing a row.
 
-M1 Every revision and the record of it commit together, on SQLite too; a failed upgrade leaves the earlier
-schema.
-M2 The migrated schema equals the tables of `audit.schema`. M3 A newer schema is refused, never downgraded.
-M4 On PostgreSQL the months to come have their partitions afterwards, where nobody is in the way.
-M5 Upgrades of several ledgers by one process take turns: Alembic knows one connection a process.
+1. Every revision and the record of it commit together, on SQLite too; a failed upgrade leaves the earlier schema.
+2. The migrated schema equals the tables of `audit.schema`.
+3. A newer schema is refused, never downgraded.
+4. On PostgreSQL the months to come have their partitions afterwards, where nobody is in the way.
+5. Upgrades of several ledgers by one process take turns: Alembic knows one connection a process.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _upgrade(connection: Connection, revision: str, progress: Progress | None) -
         raise LedgerError(
             f"the ledger's schema `{found}` is newer than this program's `{head}`", found=found, expected=head
         )
-    with _TURN:  # M5
+    with _TURN:  # rule 5
         command.upgrade(config, revision)
     reached = current(connection)
     assert reached is not None

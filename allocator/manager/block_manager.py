@@ -190,7 +190,9 @@ class BlockManager:
                 leaf = tree.split(leaf, found.position)
             parts = tree.attach(leaf, now_us)
         if over < partition.over_blocks > partition.common_blocks and not can_preempt:
-            refused: str | None = POOL_FULL  # reviving this much cache would eat into a guarantee (Q3)
+            refused: str | None = (
+                POOL_FULL  # reviving this much cache would eat into a guarantee (rule 3 of `accounting`)
+            )
         else:
             refused = self._allocate_spans(sequence, found, parts, total, now_us, can_preempt)
         if refused is not None:

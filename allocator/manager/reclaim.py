@@ -3,7 +3,7 @@
     refused = reclaimer.ensure(account, count, now_us)     # None: `count` CLEAN blocks may be handed out
     reclaimer.keep_reserve(partition, now_us)              # each step: scrub what is due, refill the reserve
 
-- A tenant within its guarantee is never refused for want of another tenant's cache (Q3), and never evicted by it.
+- A tenant within its guarantee is never refused for want of another tenant's cache, and never evicted by it.
 - Under pressure: evict, scrub and hand out in one batched launch (L9).
 - A request over its quota is refused alone; nobody else is stalled, preempted or evicted for it.
 """
@@ -85,7 +85,7 @@ class Reclaimer:
         return None
 
     def _within_common(self, account: Account, partition: PoolPartition, count: int, now_us: int) -> bool:
-        """Whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed (Q2).
+        """Whether a tenant that does not borrow stays within its guarantee and what no guarantee has claimed.
 
         Others' cache beyond their guarantees makes room for it, whoever is furthest over first.
         """

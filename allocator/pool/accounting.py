@@ -7,11 +7,11 @@ A caller gets its objects from the block manager and passes them back:
 
 The four refer to one another, so they stand together. They hold numbers, never a policy.
 
-Q1  Blocks are charged to the owner of their domain, once, from hand-out until they are CLEAN again.
-Q2  `used <= cap`. Without borrowing a tenant uses its guarantee and what no guarantee has claimed, as far as others
-    have left it; with borrowing also, for its cache, what others' guarantees leave idle.
-Q3  Only CACHED blocks are lent: the ACTIVE blocks that tenants hold beyond their guarantees fit in what no
-    guarantee has claimed, so a tenant within its guarantee always gets its blocks by evicting somebody's cache.
+1. Blocks are charged to the owner of their domain, once, from hand-out until they are CLEAN again.
+2. `used <= cap`. Without borrowing a tenant uses its guarantee and what no guarantee has claimed, as far as others
+   have left it; with borrowing also, for its cache, what others' guarantees leave idle.
+3. Only CACHED blocks are lent: the ACTIVE blocks that tenants hold beyond their guarantees fit in what no guarantee
+   has claimed, so a tenant within its guarantee always gets its blocks by evicting somebody's cache.
 - A block is in one domain from ACTIVE until it is CLEAN again (L5).
 - A closed domain serves no attach; it never opens again.
 """
@@ -80,7 +80,7 @@ class Account:
             self.partition.charged_over += (after if after > 0 else 0) - (before if before > 0 else 0)
 
     def charged_over_blocks(self) -> int:
-        """Charged blocks beyond the guarantee (Q2)."""
+        """Charged blocks beyond the guarantee (rule 2)."""
         over = self.used_blocks - self.guaranteed_blocks
         return over if over > 0 else 0
 
@@ -93,7 +93,7 @@ class Account:
             self.partition.over_blocks += (after if after > 0 else 0) - (before if before > 0 else 0)
 
     def over_blocks(self) -> int:
-        """ACTIVE blocks beyond the guarantee (Q3)."""
+        """ACTIVE blocks beyond the guarantee (rule 3)."""
         over = self.active_blocks - self.guaranteed_blocks
         return over if over > 0 else 0
 

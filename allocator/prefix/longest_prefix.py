@@ -193,7 +193,7 @@ def _match_through_grant(
 
 
 def _may_lend(owner: Account, leaf: Node) -> bool:
-    """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee (Q3)."""
+    """Whether the path may become ACTIVE on the owner's charge without eating into a guarantee."""
     revived = 0
     node: Node | None = leaf
     while node is not None and node.refs == 0:

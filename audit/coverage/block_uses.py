@@ -1,11 +1,11 @@
 """Who used which block until when, and which receipts name it: the evidence behind coverage, laid flat.
 
-U1 A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
-residency's release, or until the residency let go of that block early. U2 Its hold ends at its deadline, at
-the earlier one that a narrowing act gave it, or at an erasure that selects the residency; a residency without
-a hold ends its claim when it is released.
-U3 A use whose release was never recorded never ends. What a residency let go of and came to use again later, it
-used until it let go of it again or was released.
+1. A use is one residency with one block it wrote, or attached at its admission or later. It lasts until the
+   residency's release, or until the residency let go of that block early.
+2. Its hold ends at its deadline, at the earlier one that a narrowing act gave it, or at an erasure that selects the
+   residency; a residency without a hold ends its claim when it is released.
+3. A use whose release was never recorded never ends. What a residency let go of and came to use again later, it used
+   until it let go of it again or was released.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class _ReleasedRuns(NamedTuple):
 def _dropped(
     gone: _ReleasedRuns, *, keys: Int64s, residency: Int64s, since: Int64s, released: Int64s, hold: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """A block that its residency let go of early was used until then, not until the end (U3)."""
+    """A block that its residency let go of early was used until then, not until the end (rule 3)."""
     owner = gone.leaves.owner
     mine = gone.early[owner]
     theirs, whose = unit_keys_of(gone.leaves)[mine], gone.leaves.column("residency")

@@ -1,6 +1,6 @@
 """Agreement of the two implementations of coverage: every figure of every row, and the lags.
 
-G1 Nothing is rounded and nothing is left out: a row that only one side has differs in every figure that is not 0.
+1. Nothing is rounded and nothing is left out: a row that only one side has differs in every figure that is not 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Conservation: what came in equals what went out plus what is there, by counters nobody shares.
 
-N1 Each identity compares the ledger's rows with the pool's or the device's own counters. Removing any one
-recording step (residency opened, released, custody end, receipt, one shard's receipt) breaks at least one
-of them.
-N2 Counts are of one live incarnation at a quiet moment: nothing submitted that is not yet in the ledger.
+1. Each identity compares the ledger's rows with the pool's or the device's own counters. Removing any one recording
+   step (residency opened, released, custody end, receipt, one shard's receipt) breaks at least one of them.
+2. Counts are of one live incarnation at a quiet moment: nothing submitted that is not yet in the ledger.
 """
 
 from __future__ import annotations

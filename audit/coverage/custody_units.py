@@ -1,8 +1,8 @@
 """Units of custody with their verdicts, read from the ledger: what coverage counts and what a sample is drawn from.
 
-I1 A unit is (block, generation); it counts once a shard. Units that ended have one verdict each; units that are due and
-whose end nobody recorded are overdue.
-I2 A period takes a unit by its recomputed due time in UTC; by the recorded one where a use of it never ended.
+1. A unit is (block, generation); it counts once a shard. Units that ended have one verdict each; units that are due
+   and whose end nobody recorded are overdue.
+2. A period takes a unit by its recomputed due time in UTC; by the recorded one where a use of it never ended.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _picked(
     chosen: CustodySelection,
     models: dict[int, str] | None,
 ) -> JudgedUnits:
-    """The units of the period (I2) and model."""
+    """The units of the period (rule 2) and model."""
     claimed = ends.column("due_boot_us")[units.row]
     kept = _in_period(np.where(units.due < NEVER, units.due, claimed) + life.offset_us, chosen)
     if models is not None:

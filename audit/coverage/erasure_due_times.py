@@ -1,7 +1,7 @@
 """What erasures covered, and when each was asked for: custody that one ended was due at its request.
 
-A1 The leaf of an effect lists what an erasure covers in one process; the request's leaf says when. No leaf of a
-residency is needed, so erasures by domain or model count, and those of people who go by several pseudonyms.
+1. The leaf of an effect lists what an erasure covers in one process; the request's leaf says when. No leaf of a
+   residency is needed, so erasures by domain or model count, and those of people who go by several pseudonyms.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A recount of a ledger, in a process of its own where the ledger is large: two implementations, side by side.
 
-B1 The answer is the same wherever it is made: a question holds all that it depends on besides the leaves.
-B2 The other process reads the ledger for itself. Should it have read another state (retention dropped leaves
-meanwhile), or have died, its answer is not taken and the recount is made here, from the snapshot of the tables.
-B3 Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
+1. The answer is the same wherever it is made: a question holds all that it depends on besides the leaves.
+2. The other process reads the ledger for itself. Should it have read another state (retention dropped leaves
+   meanwhile), or have died, its answer is not taken and the recount is made here, from the snapshot of the tables.
+3. Which process makes it is a matter of how many leaves there are, never of how busy the machine is.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RecountProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
-        """Start a process of its own where there are leaves enough for one (B3)."""
+        """Start a process of its own where there are leaves enough for one (rule 3)."""
         query = select(func.count()).select_from(events).where(is_in(self._state, events))
         self._leaves = self._connection.scalar(query) or 0
         target = _target(self._connection.engine)
@@ -102,7 +102,7 @@ class RecountProcess:
         self._process.stdin = None  # `communicate` closes no pipe twice
 
     def answer(self) -> RecountResult:
-        """The answer, from beside or, where that is not to be taken, from here (B2)."""
+        """The answer, from beside or, where that is not to be taken, from here (rule 2)."""
         if self._process is not None:
             made, said = self._process.communicate()
             status, self._process = self._process.returncode, None

@@ -1,22 +1,21 @@
 """Deletion coverage: of all custody due to end, how much has evidence of its end, in time.
 
-C1 The unit is (block, generation, shard). A custody of n shards is n units with one verdict: it is covered
-only when every shard has a receipt for that very block and generation, started after the last use, ended
-within `scrub_within` of `due_at` or, if later, of the fence's retirement.
-C2 `due_at = max(last release, min(ceiling, end of the last hold, erasure))`, recomputed from the
-residencies' own leaves. A hold ends at its deadline, at an erasure of its residency, or when custody did
-(eviction), whichever is first. A reader of another tenant holds blocks only where custody says so (a segment; through
-a grant it has references, not holds). The due time that the allocator claimed decides nothing; where the two
-differ the custody counts as disputed.
-C3 Every due unit gets exactly one verdict: in time, late, failed (receipts exist, none that counts),
-missing (a shard has no receipt), unproven (its process died, or nothing recorded that the block was ever
-written). Covered is what is in time and not disputed: a recorded due time that the holds do not give
-may be an error of either, and covers nothing.
-C4 Two figures, never mixed: custody ended (and by when), and bytes destroyed, by the weakest verification
-level of their shards. A sampled block is counted as sampled; only `reread_blocks` counts what was read
-back.
-C5 All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due
-time in UTC (`units`).
+1. The unit is (block, generation, shard). A custody of n shards is n units with one verdict: it is covered only when
+   every shard has a receipt for that very block and generation, started after the last use, ended within
+   `scrub_within` of `due_at` or, if later, of the fence's retirement.
+2. `due_at = max(last release, min(ceiling, end of the last hold, erasure))`, recomputed from the residencies' own
+   leaves. A hold ends at its deadline, at an erasure of its residency, or when custody did (eviction), whichever is
+   first. A reader of another tenant holds blocks only where custody says so (a segment; through a grant it has
+   references, not holds). The due time that the allocator claimed decides nothing; where the two differ the custody
+   counts as disputed.
+3. Every due unit gets exactly one verdict: in time, late, failed (receipts exist, none that counts), missing (a shard
+   has no receipt), unproven (its process died, or nothing recorded that the block was ever written). Covered is what
+   is in time and not disputed: a recorded due time that the holds do not give may be an error of either, and covers
+   nothing.
+4. Two figures, never mixed: custody ended (and by when), and bytes destroyed, by the weakest verification level of
+   their shards. A sampled block is counted as sampled; only `reread_blocks` counts what was read back.
+5. All arithmetic runs on boot-time microseconds of the incarnation. A period selects by the recomputed due time in
+   UTC (`units`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from kvcustody.audit.events.block_runs import Int64s
 
 
 class CoverageRow(NamedTuple):
-    """Coverage of one tenant's custody of one classification; every count is of units (C1)."""
+    """Coverage of one tenant's custody of one classification; every count is of units (rule 1)."""
 
     tenant: str
     classification: str

@@ -1,8 +1,9 @@
 """Verdicts: for every custody that ended, whether its destruction is proved, and in time. Arrays in, arrays
 out.
 
-X1 This module reads no database and no clock; it is the arithmetic of coverage (C1-C3) and nothing else.
-X2 Of two ends of one custody the first counts: an incarnation's own before its successor's, then by sequence.
+1. This module reads no database and no clock; it is the arithmetic of coverage (rule 1 of `summary`-C3) and nothing
+   else.
+2. Of two ends of one custody the first counts: an incarnation's own before its successor's, then by sequence.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Matched(NamedTuple):
 def assess(
     ends: Evidence, uses: BlockUses, cells: ReceiptCells, shards: int, asked: ErasureDueTimes
 ) -> JudgedUnits:
-    """A verdict for every custody that ended (C1–C3): arrays in, arrays out."""
+    """A verdict for every custody that ended (rule 1 of `summary`–rule 3 of `summary`): arrays in, arrays out."""
     in_order = _in_order(ends)
     keys, first = np.unique(unit_keys_of(ends)[in_order], return_index=True)
     first = in_order[first]
@@ -126,7 +127,7 @@ def assess(
 
 
 def _in_order(ends: Evidence) -> Int64s:
-    """The flat entries in the order of X2."""
+    """The flat entries in the order of rule 2."""
     columns = [ends.column(name) for name in ("part", "sequence", "by_successor")]
     rank = np.empty(ends.size, np.int64)
     rank[np.lexsort(columns)] = np.arange(ends.size)

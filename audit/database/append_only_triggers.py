@@ -1,10 +1,10 @@
 """Leaves and trees are only ever inserted: the database itself refuses to change or delete them.
 
-U1 On both databases a trigger (migrations 0010, 0012) refuses every UPDATE and DELETE of leaves, nodes, root leaves and
-checkpoints (and TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is exempt, the owner
-included, short of dropping the trigger, which leaves the trees to tell.
-U2 Retention alone deletes leaves, inside `triggers_lifted`, for one transaction; on PostgreSQL its role needs the
-right to it.
+1. On both databases a trigger (migrations 0010, 0012) refuses every UPDATE and DELETE of leaves, nodes, root leaves
+   and checkpoints (and TRUNCATE, which SQLite has not), and every change of a log but its growth. Nobody is exempt,
+   the owner included, short of dropping the trigger, which leaves the trees to tell.
+2. Retention alone deletes leaves, inside `triggers_lifted`, for one transaction; on PostgreSQL its role needs the
+   right to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 @contextmanager
 def triggers_lifted(connection: Connection) -> Iterator[None]:
-    """Leaves may be deleted inside this block of the caller's transaction, and by nobody else meanwhile (U2)."""
+    """Leaves may be deleted inside this block of the caller's transaction, and by nobody else meanwhile (rule 2)."""
     run = connection.exec_driver_sql
     if connection.dialect.name != "sqlite":
         run("SET LOCAL kvcustody.retention = 'on'")

@@ -1,7 +1,7 @@
 """Many rows into one table at once: prepared INSERTs of many rows on SQLite, binary COPY on PostgreSQL.
 
-L1 A failure is the error that SQLAlchemy gives for a statement of its own, so callers tell a refused row from
-a lost database in one way. L2 Rows, and columns, arrive in the order of the table's columns.
+1. A failure is the error that SQLAlchemy gives for a statement of its own, so callers tell a refused row from a lost
+   database in one way. L2 Rows, and columns, arrive in the order of the table's columns.
 
 On SQLite a statement of many rows costs a third less than as many of one row, and runs without the interpreter lock
 from its first row to its last, so that another thread encodes meanwhile. The widths are powers of two, because each

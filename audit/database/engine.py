@@ -1,12 +1,10 @@
 """Where the ledger lives: engines for SQLite files and PostgreSQL, and their failures as one-line errors.
 
-O1 A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default of
-its database or role is. A commit that returned survives a crash of the machine.
-O2 A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its
-middle.
-O3 Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can
-spill.
-O4 A ledger of another schema revision is refused, naming both.
+1. A SQLite ledger is WAL with synchronous=FULL; a PostgreSQL session has synchronous_commit on, whatever the default
+   of its database or role is. A commit that returned survives a crash of the machine.
+2. A writing transaction begins IMMEDIATE, so two writers queue up at its start and never fail in its middle.
+3. Every wait is bounded: a locked or silent database becomes an error within the timeout, so the writer can spill.
+4. A ledger of another schema revision is refused, naming both.
 """
 
 from __future__ import annotations

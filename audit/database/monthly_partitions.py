@@ -1,15 +1,15 @@
 """Months of leaves: on PostgreSQL `events` is partitioned by the time that each leaf states.
 
-P1 A leaf lies in the UTC month of its `at_us`, or in `events_rest` where that month has no partition: none is refused
-for its time.
-P2 A unique index of a partitioned table has to contain `at_us`, so it no longer keeps (log, idx) by itself. The trigger
-`places` does, and keeps it gapless too: an insert has to begin at the `logs.size` of each log that it touches, go on
-without a hole or a double, and moves that size, whose row stays locked until the commit.
-P3 (incarnation, sequence, part, log) comes with the leaf's bytes, and so does `at_us`: a leaf that is replayed meets
-its own month and key. Two different leaves of one name are for `fsck` to find.
-P4 Months are made ahead and attached: that waits for no writer, and none waits for it.
-P5 No role has rights on a partition by itself; row-level security without a policy stands behind that, and triggers
-refuse TRUNCATE of it outside retention.
+1. A leaf lies in the UTC month of its `at_us`, or in `events_rest` where that month has no partition: none is refused
+   for its time.
+2. A unique index of a partitioned table has to contain `at_us`, so it no longer keeps (log, idx) by itself. The
+   trigger `places` does, and keeps it gapless too: an insert has to begin at the `logs.size` of each log that it
+   touches, go on without a hole or a double, and moves that size, whose row stays locked until the commit.
+3. (incarnation, sequence, part, log) comes with the leaf's bytes, and so does `at_us`: a leaf that is replayed meets
+   its own month and key. Two different leaves of one name are for `fsck` to find.
+4. Months are made ahead and attached: that waits for no writer, and none waits for it.
+5. No role has rights on a partition by itself; row-level security without a policy stands behind that, and triggers
+   refuse TRUNCATE of it outside retention.
 
 Migration 0012 makes the partitioned table and its triggers; docs/adr/0008 has the measurements and what else was
 considered. A SQLite ledger is one table.
@@ -85,7 +85,7 @@ def months_from(at_us: int, count: int) -> tuple[MonthPartition, ...]:
 
 
 def create_partitions(connection: Connection, now_us: int, months: int = MONTHS_AHEAD) -> tuple[str, ...]:
-    """Make the partitions of this month and of `months` after it that are missing; their names (P4).
+    """Make the partitions of this month and of `months` after it that are missing; their names (rule 4).
 
     Only the tables' owner may; for anybody else, and where `events` is one table, nothing is done.
     """
@@ -115,7 +115,7 @@ def ensure_partitions(engine: Engine, now_us: int, months: int = MONTHS_AHEAD) -
 
 
 def _attach(connection: Connection, month: MonthPartition) -> None:
-    """A month's partition, with the leaves of it that the rest holds; beside the table first, for P4."""
+    """A month's partition, with the leaves of it that the rest holds; beside the table first, for rule 4."""
     run = connection.exec_driver_sql
     run(f"CREATE TABLE {month.name} (LIKE events)")
     inside = f"at_us >= {month.first_us} AND at_us < {month.below_us}"
@@ -128,7 +128,7 @@ def _attach(connection: Connection, month: MonthPartition) -> None:
 
 
 def _settle(connection: Connection, name: str, bound: str) -> None:
-    """Attach a table, and wall it off by itself (P5)."""
+    """Attach a table, and wall it off by itself (rule 5)."""
     run = connection.exec_driver_sql
     run(f"ALTER TABLE events ATTACH PARTITION {name} {bound}")
     run(

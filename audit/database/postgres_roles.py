@@ -1,14 +1,14 @@
 """Who may do what in a PostgreSQL ledger: separate roles, and rows by tenant as a second wall behind the queries.
 
-E1 The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
-`frontier`, the root log's frontier) and the life of an incarnation. It deletes nothing.
-E2 A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no row
-at all. The service that reads for people sets it for each transaction; it is no defence against somebody who may write
-SQL as that role.
-E3 An auditor reads everything, a signer reads and adds signed checkpoints, and retention alone deletes leaves, where
-the triggers let it.
-E4 `COPY` is refused to a role that row-level security applies to, so the writer bypasses it.
-Roles cannot log in: a login is granted one of them and takes it with `SET ROLE`, or `options=-c role=kvcustody_writer`.
+1. The writer inserts leaves and what is derived from them; it changes only where a log's end is (`logs.size`,
+   `frontier`, the root log's frontier) and the life of an incarnation. It deletes nothing.
+2. A reader sees the rows of one tenant: the one that its connection names in `kvcustody.tenant`, and without one no
+   row at all. The service that reads for people sets it for each transaction; it is no defence against somebody who
+   may write SQL as that role.
+3. An auditor reads everything, a signer reads and adds signed checkpoints, and retention alone deletes leaves, where
+   the triggers let it.
+4. `COPY` is refused to a role that row-level security applies to, so the writer bypasses it. Roles cannot log in: a
+   login is granted one of them and takes it with `SET ROLE`, or `options=-c role=kvcustody_writer`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _statements(connection: Connection, by_tenant: tuple[str, ...]) -> Iterator[
 
 
 def _policies(by_tenant: tuple[str, ...]) -> Iterator[str]:
-    """A reader's rows: those of the log of the tenant that its connection names (E2)."""
+    """A reader's rows: those of the log of the tenant that its connection names (rule 2)."""
     yield (
         "CREATE OR REPLACE FUNCTION kvcustody_log() RETURNS integer LANGUAGE sql STABLE SECURITY DEFINER "
         "SET search_path = public, pg_temp AS $$ SELECT id FROM logs "

@@ -1,6 +1,6 @@
 """A state of the ledger: every log up to a size, so that what is asked of it repeats whatever is written later.
 
-K1 A row is in the state when its leaf is: `idx` below the size that the log had. Logs that are not named are empty.
+1. A row is in the state when its leaf is: `idx` below the size that the log had. Logs that are not named are empty.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The certificate of an erasure: what was asked, what every worker did, and the leaves that show it, signed.
 
-T1  It says nothing that its leaves do not show: every figure is computed from the leaves that it carries, here when it
-    is issued and again by whoever checks it (`certificate_check`).
-T2  It names no subject and no session: pseudonyms, and a commitment to the selector's text that the requester opens.
-T3  A block counts as destroyed only where every shard of its process has a receipt for that block and generation. What
-    has none is listed: kept for other holders, or unproven.
-T4  It is `complete` only where every worker that owes an answer has given it (audit.erasures, A2).
+1. It says nothing that its leaves do not show: every figure is computed from the leaves that it carries, here when it
+   is issued and again by whoever checks it (`certificate_check`).
+2. It names no subject and no session: pseudonyms, and a commitment to the selector's text that the requester opens.
+3. A block counts as destroyed only where every shard of its process has a receipt for that block and generation. What
+   has none is listed: kept for other holders, or unproven.
+4. It is `complete` only where every worker that owes an answer has given it (audit.erasures, rule 2 of
+   `requests_and_answers`).
 """
 
 from __future__ import annotations

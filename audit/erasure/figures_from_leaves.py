@@ -1,8 +1,8 @@
 """The figures of an erasure from its leaves alone: what was covered, destroyed at which level, kept, and unproven.
 
-U1  A unit is (process, pool, generation). It is destroyed when every shard that its process announced has a receipt
-    without failure for it; its level is the weakest of them.
-U2  A unit that a process names as remaining is kept; one that is neither is unproven.
+1. A unit is (process, pool, generation). It is destroyed when every shard that its process announced has a receipt
+   without failure for it; its level is the weakest of them.
+2. A unit that a process names as remaining is kept; one that is neither is unproven.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """What an erasure would cover if it were asked for now, as far as the ledger can say.
 
-E1 The ledger knows tenant, subject, session and classification of a residency. It does not know the model, segment, key
-   epoch and labels of its domain: a selector with these covers at most what is counted here, and they are named in
-   `not_counted`.
-E2 An eviction or a narrowing act may have ended a hold before its release said it would: figures are upper bounds. What
-   others hold in the same domains is covered too where the selector is a domain's, and is counted by its own holder.
-E3 Nothing is recorded, and no clock is read.
+1. The ledger knows tenant, subject, session and classification of a residency. It does not know the model, segment,
+   key epoch and labels of its domain: a selector with these covers at most what is counted here, and they are named
+   in `not_counted`.
+2. An eviction or a narrowing act may have ended a hold before its release said it would: figures are upper bounds.
+   What others hold in the same domains is covered too where the selector is a domain's, and is counted by its own
+   holder.
+3. Nothing is recorded, and no clock is read.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _rows(connection: Connection, where: list[ColumnElement[bool]], now_us: int)
 
 
 def _owing(connection: Connection) -> tuple[str, ...]:
-    """Workers with memory now, by name: each would owe an answer (erasures, A1)."""
+    """Workers with memory now, by name: each would owe an answer (erasures, rule 1 of `requests_and_answers`)."""
     query = (
         select(workers.c.name)
         .join(incarnations, workers.c.id == incarnations.c.worker)

@@ -1,10 +1,10 @@
 """Erasures as the ledger has them: what was asked for, which workers owe an answer, and what each has said.
 
-A1  A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
-    same worker may give it: what the earlier one held is closed as unproven when it died.
-A2  An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
-    not answered by the deadline are named as unreachable.
-A3  Nothing here reads a clock: `now_us` is UTC, and passed in.
+1. A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
+   same worker may give it: what the earlier one held is closed as unproven when it died.
+2. An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
+   not answered by the deadline are named as unreachable.
+3. Nothing here reads a clock: `now_us` is UTC, and passed in.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Status(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """`complete` when every worker that owes an answer has said so (A2)."""
+        """`complete` when every worker that owes an answer has said so (rule 2)."""
         done = not (self.waiting or self.unreachable)
         return (
             "complete" if done and all(answer.outcome == "complete" for answer in self.answers) else "partial"
@@ -146,7 +146,7 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
 
 
 def status(connection: Connection, erasure: str, now_us: int) -> Status:
-    """Who has answered, who has not, and who has not by the deadline (A2)."""
+    """Who has answered, who has not, and who has not by the deadline (rule 2)."""
     asked = request(connection, erasure)
     answers = tuple(_answer(connection, erasure, worker) for worker in _owing(connection, asked))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
@@ -155,7 +155,7 @@ def status(connection: Connection, erasure: str, now_us: int) -> Status:
 
 
 def _owing(connection: Connection, asked: Requested) -> list[Any]:
-    """Workers with memory when the erasure was requested, by name (A1)."""
+    """Workers with memory when the erasure was requested, by name (rule 1)."""
     query = (
         select(workers.c.id, workers.c.name)
         .join(incarnations, workers.c.id == incarnations.c.worker)

@@ -1,8 +1,8 @@
 """Leaves in order, column by column: what a transaction appends.
 
-B1 Every column is a function of the leaves' bytes: `batch_of(parse(data) …)` gives the batch that the encoder
-gave. Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers.
-B2 A group has no column of a key in `UNREAD`: no row is made of them.
+1. Every column is a function of the leaves' bytes: `batch_of(parse(data) …)` gives the batch that the encoder gave.
+   Values of `LeafGroup.columns` are as in the leaf, except that decimal strings of large integers are integers.
+2. A group has no column of a key in `UNREAD`: no row is made of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNREAD = frozenset({"schema", "kind", "outage", "incarnation", "sequence", "part
 
 
 class LeafGroup(NamedTuple):
-    """Leaves of one kind: their places in the batch, their values by leaf key (B2), the extents of their run lists."""
+    """Leaves of one kind: their places in the batch, their values by leaf key, the extents of their run lists."""
 
     kind: str
     places: Sequence[int]

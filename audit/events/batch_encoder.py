@@ -1,9 +1,9 @@
 """Many events into canonical leaves at once: by kind, column by column, in loops that the interpreter does not run.
 
-C1 The bytes are those of `leaves()`, which stays the definition: an event with a value that is not of the
-exact declared type, one that goes to two logs, and one that outgrows a leaf are written by it.
-C2 An event that cannot be written is named with its reason and hinders no other.
-C3 The interpreter lock is offered between chunks, so an engine's thread waits for no batch.
+1. The bytes are those of `leaves()`, which stays the definition: an event with a value that is not of the exact
+   declared type, one that goes to two logs, and one that outgrows a leaf are written by it.
+2. An event that cannot be written is named with its reason and hinders no other.
+3. The interpreter lock is offered between chunks, so an engine's thread waits for no batch.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Draft:
             sequence, event = self.items[place]
             try:
                 self._single[place] = leaves(event, context, sequence)
-            except Exception as problem:  # C2: whatever a caller put into an event
+            except Exception as problem:  # rule 2: whatever a caller put into an event
                 self._single[place] = []
                 self._refused.append(RefusedEvent(sequence, event, problem))
 

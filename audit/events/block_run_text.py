@@ -1,7 +1,7 @@
 """Run lists of many events as canonical text, all at once.
 
-T1 `texts[i]` is byte for byte the JSON of `[encode(run) for run in lists[i] if len(run.blocks)]`.
-T2 What only the one-by-one form can write (numpy scalars, generations from 2^53 on) is refused, never altered.
+1. `texts[i]` is byte for byte the JSON of `[encode(run) for run in lists[i] if len(run.blocks)]`.
+2. What only the one-by-one form can write (numpy scalars, generations from 2^53 on) is refused, never altered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NotPlainError(Exception):
 
 
 def run_texts(lists: Sequence[Runs]) -> tuple[list[bytes], Extents]:
-    """The JSON text of every run list, and its extent; raises `NotPlainError` (T2)."""
+    """The JSON text of every run list, and its extent; raises `NotPlainError` (rule 2)."""
     runs = list(chain.from_iterable(lists))
     if not runs:
         return [b"[]"] * len(lists), Extents([0] * len(lists), [0] * len(lists), [-1] * len(lists))

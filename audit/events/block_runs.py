@@ -1,13 +1,11 @@
 """Runs: many (block, generation) pairs as one array and one number, and their canonical JSON form.
 
-R1 In a run, `blocks[i]` carries generation `generation + i`: a pool's generations come from one counter, so
-the blocks of one allocation are one run however scattered their indices are.
-R2 `decode(encode(run)) == run` exactly; the encoded form holds integers only (decimal strings at or above
-2^53).
-R3 A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub):
-all of its blocks have generation 0.
-R4 Within one incarnation and one pool a generation names one block, so a set of generations is a set of
-custodies.
+1. In a run, `blocks[i]` carries generation `generation + i`: a pool's generations come from one counter, so the
+   blocks of one allocation are one run however scattered their indices are.
+2. `decode(encode(run)) == run` exactly; the encoded form holds integers only (decimal strings at or above 2^53).
+3. A pool's counter starts at 1. A run at generation 0 is memory that was never in custody (a boot scrub): all of its
+   blocks have generation 0.
+4. Within one incarnation and one pool a generation names one block, so a set of generations is a set of custodies.
 
 Encoded form: `[generation, deltas, counts]`, with the pool appended when it is not 0. `deltas` are the
 differences of successive indices (the first from 0), run-length coded by `counts`; empty `counts` means
@@ -140,7 +138,7 @@ def decode_flat(items: Sequence[Sequence[Any]]) -> tuple[Pairs, Int64s]:
     lengths = np.add.reduceat(repeated, np.cumsum(tokens) - tokens)
     heads = np.cumsum(lengths) - lengths
     before = np.repeat(np.where(heads > 0, summed[heads - 1], 0), lengths)
-    # One at generation 0 stays there throughout (R3); the others count on from where they begin.
+    # One at generation 0 stays there throughout (rule 3); the others count on from where they begin.
     generations = np.arange(len(summed)) + np.repeat(firsts - heads, lengths)
     if not firsts.all():
         generations[np.repeat(firsts == 0, lengths)] = 0

@@ -1,7 +1,8 @@
 """How events of one kind become leaves, column by column: shared texts, and what goes between them.
 
-F1 The bytes are those of `leaves()`. F2 Only values of exactly the declared types are taken; anything else is
-`NotPlainError`, and nothing is converted in silence.
+1. The bytes are those of `leaves()`.
+2. Only values of exactly the declared types are taken; anything else is `NotPlainError`, and nothing is converted in
+   silence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """What an export encloses beside its leaves: handovers of the signing key, and timestamps of checkpoints.
 
-N1 Each is tied to the export's checkpoint: a consistency path leads from the tree that it speaks of to the signed one.
-N2 A handover is a leaf of the system log, with its inclusion proof under that checkpoint. One that is in no log counts
-for nothing.
-N3 A timestamp's token is over the text of a checkpoint. It needs the authority's certificate, which the reader brings.
+1. Each is tied to the export's checkpoint: a consistency path leads from the tree that it speaks of to the signed
+   one.
+2. A handover is a leaf of the system log, with its inclusion proof under that checkpoint. One that is in no log
+   counts for nothing.
+3. A timestamp's token is over the text of a checkpoint. It needs the authority's certificate, which the reader
+   brings.
 """
 
 from __future__ import annotations

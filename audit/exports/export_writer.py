@@ -1,10 +1,10 @@
 """Writes an export of the ledger: streaming, resumable, and under its name whole or not at all.
 
-E1 Memory does not grow with the ledger: one chunk of leaves is held at a time.
-E2 Files are written beside the export's place (`.NAME.partial`), each fsynced before it is noted as done. What was
-interrupted goes on after its last whole file, at the same checkpoint, when it is asked for again.
-E3 Leaves that do not give the signed head are not exported: the export stops with `ExportError`.
-E4 The folder is renamed into place at the end. An export never replaces another.
+1. Memory does not grow with the ledger: one chunk of leaves is held at a time.
+2. Files are written beside the export's place (`.NAME.partial`), each fsynced before it is noted as done. What was
+   interrupted goes on after its last whole file, at the same checkpoint, when it is asked for again.
+3. Leaves that do not give the signed head are not exported: the export stops with `ExportError`.
+4. The folder is renamed into place at the end. An export never replaces another.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_export(
     progress: Progress | None = None,
     chunk_leaves: int = CHUNK_LEAVES,
 ) -> ExportManifest:
-    """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try (E2)."""
+    """Write the export and return its manifest; raises `ExportError`, leaving what is done for the next try."""
     if os.path.lexists(folder):
         raise ExportError(f"export `{folder}` is there already; choose another place", path=folder)
     partial = folder.with_name(f".{folder.name}.partial")

@@ -1,8 +1,8 @@
 """The three forms of an export's files: leaves as lines, as a table for spreadsheets, as a table for analysis.
 
-C1 Every form holds the canonical bytes of each leaf unchanged; what else it holds is derived from them, and a
-verifier reads the bytes alone.
-C2 A text cell that a spreadsheet would take for a formula is written behind an apostrophe.
+1. Every form holds the canonical bytes of each leaf unchanged; what else it holds is derived from them, and a
+   verifier reads the bytes alone.
+2. A text cell that a spreadsheet would take for a formula is written behind an apostrophe.
 """
 
 from __future__ import annotations

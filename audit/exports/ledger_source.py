@@ -1,7 +1,7 @@
 """A ledger's database as the source of an export, pinned to one signed checkpoint.
 
-D1 Everything is read as of that checkpoint; what is written meanwhile does not show. Leaves are read in pages by
-(log, idx), so no transaction stays open over the whole export and memory does not grow.
+1. Everything is read as of that checkpoint; what is written meanwhile does not show. Leaves are read in pages by
+   (log, idx), so no transaction stays open over the whole export and memory does not grow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Shows that a run of leaves stands at its place in a signed log, without the leaves before and after it.
 
-G1 The proof is the frontier at the first leaf and the consistency path from the end of the run to the signed
-tree. Extending the frontier by the leaves gives the root of the tree that ends with them; the path shows that the
-signed tree extends it. A leaf that is changed, left out, added or moved gives another root.
-G2 A run from leaf 0 to the log's end needs neither: its leaves give the signed root.
+1. The proof is the frontier at the first leaf and the consistency path from the end of the run to the signed tree.
+   Extending the frontier by the leaves gives the root of the tree that ends with them; the path shows that the signed
+   tree extends it. A leaf that is changed, left out, added or moved gives another root.
+2. A run from leaf 0 to the log's end needs neither: its leaves give the signed root.
 """
 
 from __future__ import annotations

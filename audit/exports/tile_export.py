@@ -1,8 +1,8 @@
 """One log of a ledger as C2SP tiles (tlog-tiles), for monitors and readers that others wrote.
 
-B1 The root log comes with the signed checkpoint, so that any reader of tlog-tiles checks it; its entries are the salted
-commitments. A sub-log comes with the proof of its head under that checkpoint.
-B2 A log whose first leaves retention dropped has no whole tiles any more and is refused.
+1. The root log comes with the signed checkpoint, so that any reader of tlog-tiles checks it; its entries are the
+   salted commitments. A sub-log comes with the proof of its head under that checkpoint.
+2. A log whose first leaves retention dropped has no whole tiles any more and is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What reports ask of the ledger: totals, a subject's custody, a block's history, denials, findings, gaps.
 
-Q1 Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
-Q2 A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
-Q3 Where an incarnation has as many sequences as lie between its lowest and highest, none is looked at by itself.
+1. Every answer is a function of ledger rows and arguments: no clock is read, so a report repeats.
+2. A subject is asked for by tenant and pseudonym; `subject_rows.names_of` is the only way from a name to it.
+3. Where an incarnation has as many sequences as lie between its lowest and highest, none is looked at by itself.
 """
 
 from __future__ import annotations

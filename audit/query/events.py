@@ -1,11 +1,12 @@
 """Pages of leaves by what they say: filters, a stable order, cursors, and the ledger as it was at a checkpoint.
 
-Q1 The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
-checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's log.
-Q2 A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
-leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
-against the leaves.
-Q3 One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
+1. The order is (log, time, idx), fixed by the leaves alone, so that pages neither repeat nor skip a leaf. As of a
+   checkpoint the answer never changes; without one, leaves that are written meanwhile may appear behind the cursor's
+   log.
+2. A filter on what a leaf says is applied to its canonical bytes in the database, and checked again on the decoded
+   leaf: no projection can invent one. The leaves of a trace or a block are found by projections, which `fsck` holds
+   against the leaves.
+3. One call looks at no more than `scan_max` leaves. A page that ends there is short and has a cursor all the same.
 """
 
 from __future__ import annotations
@@ -351,7 +352,7 @@ def _times(wanted: EventFilter) -> list[ColumnElement[bool]]:
 
 
 def _matching(connection: Connection, wanted: EventFilter) -> list[ColumnElement[bool]]:
-    """Conditions on what leaves say: necessary, and checked again by `_says` (Q2)."""
+    """Conditions on what leaves say: necessary, and checked again by `_says` (rule 2)."""
     made: list[ColumnElement[bool]] = []
     if wanted.kinds:
         made.append(events.c.kind.in_(wanted.kinds))

@@ -1,6 +1,6 @@
 """Evidence read back: the rows of a projection beside the runs in their leaves, laid flat for arithmetic.
 
-V1 Runs come from the leaves, never from a column; the rest of a row is a projection of the same leaf.
+1. Runs come from the leaves, never from a column; the rest of a row is a projection of the same leaf.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Orders of key custodians on tenants' keys, as the ledger has them: what every worker is to follow.
 
-K1 An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
+1. An order names a tenant and a moment, never an epoch: whoever follows it twice, late, or beside another process on
    the same keys, does nothing more. What a worker did with its keys is on record by itself (`KeyEvent`).
-K2 Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
+2. Orders are leaves of the system log, whose content is never dropped: a worker that was away for years finds them.
 """
 
 from __future__ import annotations

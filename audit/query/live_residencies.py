@@ -1,9 +1,9 @@
 """What is held now: residencies that run or whose hold has not ended, by what their own leaves record.
 
-W1 A residency is live while its process is not known to have ended and it runs, or its last hold is after `now_us`.
-W2 An eviction or an erasure may have ended its blocks before: `report.subject` counts those, block by block.
-W3 No clock is read. People appear as pseudonyms.
-W4 A hold that a narrowing act shortened ends when that act says (`narrowed`). What still runs shows the limit that it
+1. A residency is live while its process is not known to have ended and it runs, or its last hold is after `now_us`.
+2. An eviction or an erasure may have ended its blocks before: `report.subject` counts those, block by block.
+3. No clock is read. People appear as pseudonyms.
+4. A hold that a narrowing act shortened ends when that act says (`narrowed`). What still runs shows the limit that it
    began with: no leaf says more before its release.
 """
 
@@ -87,7 +87,7 @@ def _read(
 
 
 def _narrowed(connection: Connection, rows: Sequence[Any]) -> dict[tuple[int, int], int]:
-    """By incarnation and residency: when a narrowing act made its hold end at the latest, in boot time (W4)."""
+    """By incarnation and residency: when a narrowing act made its hold end at the latest, in boot time (rule 4)."""
     held: dict[int, list[int]] = {}
     for row in rows:
         if row.released_us is not None:

@@ -1,9 +1,10 @@
 """Holds that a narrowing act made end earlier than their releases say, from the leaves of such acts.
 
-W1 A leaf lists every hold of a tenant that stands after the act. A hold lasts until the earliest deadline that names
-it; one that was released before an act and is not listed was over by then (replaced by an extension, evicted, erased).
-W2 Before and after are those of the process that wrote both leaves: its own order, not its clock. A release that a
-successor wrote is after all.
+1. A leaf lists every hold of a tenant that stands after the act. A hold lasts until the earliest deadline that names
+   it; one that was released before an act and is not listed was over by then (replaced by an extension, evicted,
+   erased).
+2. Before and after are those of the process that wrote both leaves: its own order, not its clock. A release that a
+   successor wrote is after all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What observers saw of engines that nobody governs: totals by engine and tenant, apart from every figure of custody.
 
-O1  These figures are an engine's own word about its cache. They say what it held and for how long, never that memory
-    was overwritten, and no report adds them to custody, coverage or bytes destroyed.
-O2  Where an observer had a gap, its counts are unsure; the gaps are counted beside them.
+1. These figures are an engine's own word about its cache. They say what it held and for how long, never that memory
+   was overwritten, and no report adds them to custody, coverage or bytes destroyed.
+2. Where an observer had a gap, its counts are unsure; the gaps are counted beside them.
 """
 
 from __future__ import annotations

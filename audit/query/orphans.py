@@ -1,9 +1,9 @@
 """What a ledger and a live process disagree about, and what a ledger says against itself: the SQL side of a scan.
 
-O1  The process tells what it has (open residencies, custody that has not ended); every comparison is with leaves.
-O2  Counts are compared first. Leaves are read block by block only where the counts of an incarnation do not add up, or
-    where a scan has ended blocks that no leaf lists as written, so that counts alone could hide a loss.
-O3  A gap that a finding has named before is known, and is no finding again.
+1. The process tells what it has (open residencies, custody that has not ended); every comparison is with leaves.
+2. Counts are compared first. Leaves are read block by block only where the counts of an incarnation do not add up, or
+   where a scan has ended blocks that no leaf lists as written, so that counts alone could hide a loss.
+3. A gap that a finding has named before is known, and is no finding again.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def dead_incarnations(connection: Connection, *, but: str = "") -> tuple[DeadInc
 
 
 def new_gaps(connection: Connection) -> tuple[KnownGap, ...]:
-    """Gaps that no finding has named yet (O3)."""
+    """Gaps that no finding has named yet (rule 3)."""
     named = set(
         connection.scalars(
             select(orphan_findings.c.cause).where(orphan_findings.c.orphan == "ledger gap").distinct()

@@ -1,6 +1,6 @@
 """Scans for orphans as the ledger records them: who scanned, what was looked at, what was found.
 
-C1 A scan is named by its process's incarnation and its number there; a finding by its scan and its number in it.
+1. A scan is named by its process's incarnation and its number there; a finding by its scan and its number in it.
 """
 
 from __future__ import annotations

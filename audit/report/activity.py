@@ -1,6 +1,6 @@
 """What was recorded in the period: leaves by kind, decisions, erasures, orphan findings.
 
-T1 Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
+1. Counts are of leaves in the state of the checkpoint whose `at_us` is in the period; of one tenant, of its own log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes a report: one reading of the ledger as a checkpoint left it, every section from that reading.
 
-U1 Nothing of another tenant is in a tenant's own report: its custody, its log, counts of its own, and of what all
-share (workers, policies, the root log) only what names nobody.
-U2 Every section is made in a fixed order from sorted facts, so that SQLite and PostgreSQL give the same bytes.
+1. Nothing of another tenant is in a tenant's own report: its custody, its log, counts of its own, and of what all
+   share (workers, policies, the root log) only what names nobody.
+2. Every section is made in a fixed order from sorted facts, so that SQLite and PostgreSQL give the same bytes.
 """
 
 from __future__ import annotations

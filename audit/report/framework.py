@@ -1,7 +1,7 @@
 """Frameworks: which controls our evidence can serve, what each is served by, and how far that reaches.
 
-F1 The texts are data files beside this module. Each control has a limit, and none claims that a control is met.
-F2 `evidence` names sections of a report; a name that is no section is an error at load time.
+1. The texts are data files beside this module. Each control has a limit, and none claims that a control is met.
+2. `evidence` names sections of a report; a name that is no section is an error at load time.
 """
 
 from __future__ import annotations

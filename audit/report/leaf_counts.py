@@ -1,7 +1,7 @@
 """One look over every leaf in the state: counts by incarnation and kind, and the bodies of the few that say how it was.
 
-V1 The leaves of custody are only counted here; those of workers, policies and outages are read.
-V2 Events that are written in two logs have one sequence: it is counted once.
+1. The leaves of custody are only counted here; those of workers, policies and outages are read.
+2. Events that are written in two logs have one sequence: it is counted once.
 """
 
 from __future__ import annotations

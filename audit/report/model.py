@@ -1,7 +1,7 @@
 """The contents of a report: plain facts, section by section, and their canonical JSON.
 
-O1 The JSON has keys in order and no floats; its SHA-256 is what a re-run must give.
-O2 Times are UTC microseconds unless a name says `boot`; a unit is (block, generation, shard).
+1. The JSON has keys in order and no floats; its SHA-256 is what a re-run must give.
+2. Times are UTC microseconds unless a name says `boot`; a unit is (block, generation, shard).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The population: every custody that was due in the period, counted, digested, and drawn from by a seed.
 
-N1 The order is that of incarnation id, then (pool, generation); custodies that ended come before overdue ones.
-N2 The digest is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and then seven
-big-endian 64-bit integers a custody: pool, generation, block, due (boot-time microseconds), verdict (its place in
-`VERDICTS`), 1 if covered, shards. Whoever has the leaves can compute it again (`recompute.recompute_digest` does).
-N3 Draw `i` takes custody number SHA-256(seed, ":", i) modulo the size of the population, unless it was drawn before.
+1. The order is that of incarnation id, then (pool, generation); custodies that ended come before overdue ones.
+2. The digest is SHA-256 over, for each incarnation that has any, its id in ASCII and a newline, and then seven
+   big-endian 64-bit integers a custody: pool, generation, block, due (boot-time microseconds), verdict (its place in
+   `VERDICTS`), 1 if covered, shards. Whoever has the leaves can compute it again (`recompute.recompute_digest` does).
+3. Draw `i` takes custody number SHA-256(seed, ":", i) modulo the size of the population, unless it was drawn before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PopulationMember(NamedTuple):
 
 
 class CustodyPopulation:
-    """The custodies of a period, laid out in the order of N1."""
+    """The custodies of a period, laid out in the order of rule 1."""
 
     def __init__(self, lives: Sequence[LifeUnits]) -> None:
         self.lives = [each for each in lives if len(each.units.keys) + len(each.overdue.keys)]
@@ -65,7 +65,7 @@ class CustodyPopulation:
         )
 
     def digest(self) -> str:
-        """SHA-256 of the population (N2), hexadecimal."""
+        """SHA-256 of the population (rule 2), hexadecimal."""
         made = hashlib.sha256()
         for each in self.lives:
             made.update(each.life.uuid.encode() + b"\n")
@@ -73,7 +73,7 @@ class CustodyPopulation:
         return made.hexdigest()
 
     def draw(self, seed: str, size: int) -> list[int]:
-        """The numbers of a sample (N3), in the order drawn; the whole population where it is no larger."""
+        """The numbers of a sample (rule 3), in the order drawn; the whole population where it is no larger."""
         return draw(seed, size, self.custodies)
 
     def custody(self, number: int) -> PopulationMember:
@@ -87,7 +87,7 @@ class CustodyPopulation:
 
 
 def draw(seed: str, size: int, population: int) -> list[int]:
-    """The numbers of a sample (N3) of a population, in the order drawn."""
+    """The numbers of a sample (rule 3) of a population, in the order drawn."""
     drawn: dict[int, None] = {}
     turn = 0
     while len(drawn) < min(size, population):

@@ -1,7 +1,7 @@
 """Reconciliation: totals of the population against totals that come from elsewhere.
 
-D1 Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
-there are none in the ledger, and the identity is left out rather than filled in.
+1. Counters of pools and devices are those that a worker recorded when it stopped; of one that still runs, or died,
+   there are none in the ledger, and the identity is left out rather than filled in.
 """
 
 from __future__ import annotations

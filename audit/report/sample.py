@@ -1,9 +1,9 @@
 """The sample: custodies drawn by the seed, each with its leaves and a proof that every one is under the checkpoint.
 
-M1 Leaves that name the drawn (block, generation) are taken from the state of the checkpoint; where there
-are more than `LEAVES_MAX` (a block that many requests attached) the rest is counted: ends, receipts and releases come
-first.
-M2 A tenant's own report holds leaves of that tenant's log alone.
+1. Leaves that name the drawn (block, generation) are taken from the state of the checkpoint; where there are more
+   than `LEAVES_MAX` (a block that many requests attached) the rest is counted: ends, receipts and releases come
+   first.
+2. A tenant's own report holds leaves of that tenant's log alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is held of one subject: which residencies, why, until when, what of it still exists, and what was erased.
 
-J1 A subject is asked for by pseudonyms; no name is in the answer, so that it may be kept.
-J2 Blocks count where the ledger shows this subject's residency using them; those whose custody ended count no more.
-J3 Every time is UTC; nothing here reads a clock.
+1. A subject is asked for by pseudonyms; no name is in the answer, so that it may be kept.
+2. Blocks count where the ledger shows this subject's residency using them; those whose custody ended count no more.
+3. Every time is UTC; nothing here reads a clock.
 """
 
 from __future__ import annotations

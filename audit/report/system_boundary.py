@@ -1,7 +1,7 @@
 """The system boundary: which checkpoint, logs, workers, versions, policies and witnesses a report is about.
 
-Y1 Everything is read from leaves and checkpoints in the state, so that what happens later changes nothing.
-Y2 Of witnesses, only what they had signed when this checkpoint was: later signatures are not part of the report.
+1. Everything is read from leaves and checkpoints in the state, so that what happens later changes nothing.
+2. Of witnesses, only what they had signed when this checkpoint was: later signatures are not part of the report.
 """
 
 from __future__ import annotations

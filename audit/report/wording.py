@@ -1,6 +1,6 @@
 """Words that a report may not use, because they claim more than evidence can show.
 
-W1 "zeroized" is said of memory we own, "crypto-erased" of media, "evidence supporting" of controls.
+1. "zeroized" is said of memory we own, "crypto-erased" of media, "evidence supporting" of controls.
 """
 
 from __future__ import annotations

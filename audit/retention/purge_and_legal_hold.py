@@ -1,14 +1,14 @@
 """How long the ledger keeps the content of its leaves, and legal holds, which win.
 
-R1 Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
-before it, under a signed checkpoint. Their hashes stay, so every proof of what remains, and the roots, stay what they
-were. The system log (policies, keys, workers, holds, purges) is kept whole.
-R2 Before that it was exported, and the export was verified here by the keys that were given: an export that does not
-hold every leaf that would go is refused.
-R3 `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after it
-is finished by asking again.
-R4 An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
-in the transaction that deletes.
+1. Only the content of a prefix of a tenant's log is dropped: leaves older than the limit, of processes that ended
+   before it, under a signed checkpoint. Their hashes stay, so every proof of what remains, and the roots, stay what
+   they were. The system log (policies, keys, workers, holds, purges) is kept whole.
+2. Before that it was exported, and the export was verified here by the keys that were given: an export that does not
+   hold every leaf that would go is refused.
+3. `RetentionPurged` names range, checkpoint, export and two different people, and is committed first. A crash after
+   it is finished by asking again.
+4. An active legal hold on a tenant keeps that tenant's log whole, one on everything keeps all. It is asked for again
+   in the transaction that deletes.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def lift_hold(engine: Engine, hold: str, *, actor: str, reason: str, clock: Cloc
 
 
 def plan_purge(connection: Connection, before_us: int) -> tuple[LogPlan, ...]:
-    """What could be dropped of every tenant's log: leaves from before `before_us` (UTC), within R1."""
+    """What could be dropped of every tenant's log: leaves from before `before_us` (UTC), within rule 1."""
     signed = LedgerProofs(connection).signed_or_none()
     sizes = LedgerProofs(connection).sizes(signed.size) if signed else {}
     holds = active_holds(connection)
@@ -147,7 +147,7 @@ def purge(
     progress: Callable[[str, int, int], None] | None = None,
     clock: Clock | None = None,
 ) -> tuple[LogPlan, ...]:
-    """Drop the content of old leaves that a verified export holds (R1-R4); what went, log by log.
+    """Drop the content of old leaves that a verified export holds (rules 1–4); what went, log by log.
 
     Raises `RetentionError` where the export does not hold it, or where one person is both actor and approver.
     """

@@ -1,10 +1,11 @@
 """A SQLite ledger moved into PostgreSQL, leaf by leaf as it is: same places, same trees, same root, same signatures.
 
-X1 Every row of every table is copied under its key; nothing is derived anew, so that what was signed stays what it is.
-X2 The copy is one transaction, checked before it commits: `fsck` over the copy, row counts, and the root log's head. A
-move that fails leaves the new database as it was: empty.
-X3 The source is only read, under one snapshot, and has to be whole itself.
-X4 A move during which a worker wrote to the source is refused: what it wrote would be in no copy.
+1. Every row of every table is copied under its key; nothing is derived anew, so that what was signed stays what it
+   is.
+2. The copy is one transaction, checked before it commits: `fsck` over the copy, row counts, and the root log's head.
+   A move that fails leaves the new database as it was: empty.
+3. The source is only read, under one snapshot, and has to be whole itself.
+4. A move during which a worker wrote to the source is refused: what it wrote would be in no copy.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def move_ledger(source: Engine, target: Engine, *, progress: Progress | None = N
                 report = fsck(writing, progress=lambda log, done, total: told("checking copy", done, total))
                 _refuse("copy", report)
                 head = _head(writing)
-                with source.connect() as later:  # past the snapshot (X4)
+                with source.connect() as later:  # past the snapshot (rule 4)
                     if head != _head(later):
                         raise LedgerError(
                             "the source went on during the move; stop its workers and move again"

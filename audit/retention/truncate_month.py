@@ -1,10 +1,10 @@
 """A month of leaves emptied at once, on PostgreSQL: what retention drops there goes by TRUNCATE, not row by row.
 
-O1 One transaction hashes what goes (in the database), deletes what was derived from it, and empties the partition; the
-leaves that stay (the system log's, those under a hold, of processes that go on) are put back unchanged.
-O2 Other months are written and read meanwhile. The month itself takes no leaf until the end, and is closed to readers
-for the moment in which it is emptied; where a reader stays in the way, nothing has happened.
-O3 A snapshot from before sees the month empty afterwards: an export that spans it stops with an error.
+1. One transaction hashes what goes (in the database), deletes what was derived from it, and empties the partition;
+   the leaves that stay (the system log's, those under a hold, of processes that go on) are put back unchanged.
+2. Other months are written and read meanwhile. The month itself takes no leaf until the end, and is closed to readers
+   for the moment in which it is emptied; where a reader stays in the way, nothing has happened.
+3. A snapshot from before sees the month empty afterwards: an export that spans it stops with an error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def empty_old_months(
         try:
             with engine.connect().execution_options(**WRITE) as connection, connection.begin():
                 gone += _empty(connection, month, going, allowed)
-        except OperationalError:  # a reader is in the way (O2)
+        except OperationalError:  # a reader is in the way (rule 2)
             continue
     return gone
 

@@ -1,9 +1,9 @@
 """Makes a subject's pseudonyms mean nobody, while every leaf, hash and proof stays as it is.
 
-D1 It is on record before it happens (`SubjectUnlinked`, class A), without the name and without the pseudonyms.
-D2 Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,
-older or newer, tells who a pseudonym was; without subject keys this holds for copies made later alone.
-D3 A legal hold on the tenant refuses it: the hold is on ledger content, and who it is about is part of that.
+1. It is on record before it happens (`SubjectUnlinked`, class A), without the name and without the pseudonyms.
+2. Key and names go: the key in its own store, the rows in the ledger's database. After that no copy of the ledger,
+   older or newer, tells who a pseudonym was; without subject keys this holds for copies made later alone.
+3. A legal hold on the tenant refuses it: the hold is on ledger content, and who it is about is part of that.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def unlink_subject(
     clock: Clock | None = None,
     put: Callable[[SubjectUnlinked], object] | None = None,
 ) -> UnlinkedSubject:
-    """Destroy the link between a subject and its pseudonyms (D1-D3); safe to call again.
+    """Destroy the link between a subject and its pseudonyms (rules 1–3); safe to call again.
 
     `put` makes the event durable or raises; without it a writer is opened for it.
     Raises `LedgerError` under a legal hold, `LedgerUnavailable` where it cannot be put on record.

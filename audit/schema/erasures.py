@@ -1,4 +1,4 @@
-"""Tables of erasures in each process, projected from their leaves (audit.schema, S2)."""
+"""Tables of erasures in each process, projected from their leaves (audit.schema, rule 2 of `ledger`)."""
 
 from __future__ import annotations
 

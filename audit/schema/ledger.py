@@ -1,13 +1,13 @@
 """The ledger's tables (SQLAlchemy Core), the same on SQLite and PostgreSQL.
 
-S1 `events` holds the truth, one canonical leaf a row, at a contiguous `idx` of its log; `logs.size` is the
-next one, and `logs.frontier` what the log's tree grows by (`tree_schema`).
-S2 Every other table of evidence is a projection, keyed by the leaf it came from, and only ever inserted
-into.
-S3 (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL `events`
-is partitioned by month, its keys contain `at_us` too, and `partitions` says what keeps S1 and S3.
-S4 `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
-come from; deleting rows there unlinks without touching a leaf, and `subject_unlinkings` counts how often that happened.
+1. `events` holds the truth, one canonical leaf a row, at a contiguous `idx` of its log; `logs.size` is the next one,
+   and `logs.frontier` what the log's tree grows by (`tree_schema`).
+2. Every other table of evidence is a projection, keyed by the leaf it came from, and only ever inserted into.
+3. (incarnation, sequence, part, log) is unique in `events`: a spill replayed twice adds nothing. On PostgreSQL
+   `events` is partitioned by month, its keys contain `at_us` too, and `partitions` says what keeps rule 1 and rule 3.
+4. `subjects` is the only place where a pseudonym meets a subject, and holds the secret that its sessions' pseudonyms
+   come from; deleting rows there unlinks without touching a leaf, and `subject_unlinkings` counts how often that
+   happened.
 
 Times named `*_boot_us` are exact boot-time microseconds of the row's incarnation (arithmetic); `*_us` are
 UTC (periods, people). A run list split over several leaves is one row a part, each with the blocks of that

@@ -1,7 +1,7 @@
 """Tables of policy releases: the signed records of the workflow, in order.
 
-S1 `number` is a record's place, from 1 without a gap; a record is inserted once and never changed.
-S2 `record` holds the canonical bytes that its author signed; the other columns repeat what they say, for queries.
+1. `number` is a record's place, from 1 without a gap; a record is inserted once and never changed.
+2. `record` holds the canonical bytes that its author signed; the other columns repeat what they say, for queries.
 """
 
 from __future__ import annotations

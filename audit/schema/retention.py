@@ -1,7 +1,7 @@
 """Tables of what others hold about the ledger (signatures, timestamps), and of how long its content is kept.
 
 `cosignatures` and `timestamps` are evidence that came from outside: they are in no leaf, are checked when they are
-stored and again by whoever reads them, and are only inserted. The other two are projections of leaves (S2).
+stored and again by whoever reads them, and are only inserted. The other two are projections of leaves.
 """
 
 from __future__ import annotations

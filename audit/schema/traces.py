@@ -1,6 +1,6 @@
 """The table by which the leaves of a trace are found: one row for each leaf that carries one, and none for the others.
 
-A projection of leaves (S2). `at_us` is the leaf's, so that a page of a trace is read off the index in the order of
+A projection of leaves. `at_us` is the leaf's, so that a page of a trace is read off the index in the order of
 pages, however many leaves somebody puts under one trace.
 """
 

@@ -1,12 +1,12 @@
 """The tables of the ledger's trees: what makes proofs from stored hashes, and the checkpoints that seal them.
 
-V1 Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again.
-V2 But for the one row of `root_log`, which is the root log's place to lock and its frontier, rows are only inserted.
-V3 `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
-`idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof reads 16
-of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the leaves;
-where retention dropped the leaves, their hashes are here as level 0. The root log has the log id 0.
-V4 A root leaf's columns open it: name by `log`, size, root and salt give the commitment.
+1. Every row here is a function of the leaves and of the salts of the root log; `fsck` computes all of it again.
+2. But for the one row of `root_log`, which is the root log's place to lock and its frontier, rows are only inserted.
+3. `tree_nodes` holds the hashes of tile level 1 and above, one a row: hash `idx` of `level` is the root of the leaves
+   `idx * 256**level` up to `(idx + 1) * 256**level`. Levels from 16 on are half levels (`merkle.Grown`): a proof
+   reads 16 of them instead of hashing 256 below, as it does where they are absent. Level 0 is hashed again from the
+   leaves; where retention dropped the leaves, their hashes are here as level 0. The root log has the log id 0.
+4. A root leaf's columns open it: name by `log`, size, root and salt give the commitment.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Leaves in the order in which they were committed, resumable from a position of two numbers.
 
-F1 The order is the root log's: its leaves say, one after the other, which sub-log grew and to what size. It never
+1. The order is the root log's: its leaves say, one after the other, which sub-log grew and to what size. It never
    changes, so a position always means the same, and nothing that commits late is overtaken.
-F2 A position is (root leaf, idx): the next root leaf to read, and from which idx of its sub-log. It has the same size
+2. A position is (root leaf, idx): the next root leaf to read, and from which idx of its sub-log. It has the same size
    however many tenants there are.
-F3 Every leaf is given once for a sequence of positions; leaves that retention dropped are left out.
+3. Every leaf is given once for a sequence of positions; leaves that retention dropped are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEALS_MAX = 2_000  # root leaves that one call looks at
 
 
 class Position(NamedTuple):
-    """Where a follower is: everything below has been given to it (F2)."""
+    """Where a follower is: everything below has been given to it (rule 2)."""
 
     seal: int
     idx: int

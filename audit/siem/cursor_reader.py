@@ -1,9 +1,9 @@
 """Leaves from where a reader left off: at least once, in the order of each log, for ever resumable.
 
-P1 A position is the next idx of each log. `positions` of a batch are stored by the reader after it has the batch safe;
-a crash before that gives the batch again, never a hole.
-P2 The position file is replaced whole and fsynced. One that is damaged is refused: starting over is the reader's act.
-P3 Only committed leaves are read, and idx has no holes, so nothing that commits late is overtaken.
+1. A position is the next idx of each log. `positions` of a batch are stored by the reader after it has the batch
+   safe; a crash before that gives the batch again, never a hole.
+2. The position file is replaced whole and fsynced. One that is damaged is refused: starting over is the reader's act.
+3. Only committed leaves are read, and idx has no holes, so nothing that commits late is overtaken.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def newest(connection: Connection) -> Positions:
 
 
 def read_positions(path: Path) -> Positions:
-    """The positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (P2)."""
+    """The positions in a file; none where there is no file. Raises `LedgerError` for a damaged one (rule 2)."""
     try:
         value = json.loads(path.read_bytes())
         if value["schema"] != _SCHEMA:

@@ -1,12 +1,13 @@
 """Carries leaves to one sink: at least once, in order, behind everything else, and never for another sink.
 
-U1 Nothing here is waited for: commits, admission and scrubbing go on whatever a sink does. A sink that fails is tried
-again after a wait that doubles, up to a limit.
-U2 A batch that the receiver refuses for good, or that could not be delivered for `give_up_seconds`, goes to the folder
-`dead` with its reason, durably, and what comes after it goes on. `status()` counts the dead; `retry_dead` sends them.
-U3 A detached sink stays detached over restarts until it is attached again; its position stays. That it was detached is
-for the caller to put on record (`SinkChanged`), not for the sink.
-U4 The identity of a batch is its positions, so a receiver knows a repetition.
+1. Nothing here is waited for: commits, admission and scrubbing go on whatever a sink does. A sink that fails is tried
+   again after a wait that doubles, up to a limit.
+2. A batch that the receiver refuses for good, or that could not be delivered for `give_up_seconds`, goes to the
+   folder `dead` with its reason, durably, and what comes after it goes on. `status()` counts the dead; `retry_dead`
+   sends them.
+3. A detached sink stays detached over restarts until it is attached again; its position stays. That it was detached
+   is for the caller to put on record (`SinkChanged`), not for the sink.
+4. The identity of a batch is its positions, so a receiver knows a repetition.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class DeliveryPump:
 
     @property
     def attached(self) -> bool:
-        """The sink gets leaves (U3)."""
+        """The sink gets leaves (rule 3)."""
         return not (self._folder / _DETACHED).exists()
 
     def detach(self) -> None:

@@ -1,10 +1,11 @@
 """Leaves as OCSF events (schema.ocsf.io 1.5.0), by a table: what each kind of leaf is there, and how severe.
 
-O1 Every kind has its row; a kind without one is an error here and in a test, never a guess.
-O2 The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
-O3 `metadata.uid` is log and idx: a receiver drops what it has seen by it.
-O4 Classes, activities and statuses are those of github.com/ocsf/ocsf-schema (`events/`), whose enumerations only grow;
-a test holds the copy that the table is checked against. A finding's status is where it stands, not whether it worked.
+1. Every kind has its row; a kind without one is an error here and in a test, never a guess.
+2. The whole leaf travels in `unmapped`, so nothing is lost by the mapping; the leaf, not the OCSF event, is evidence.
+3. `metadata.uid` is log and idx: a receiver drops what it has seen by it.
+4. Classes, activities and statuses are those of github.com/ocsf/ocsf-schema (`events/`), whose enumerations only
+   grow; a test holds the copy that the table is checked against. A finding's status is where it stands, not whether
+   it worked.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ _OUTCOMES = ("outcome", "effect", "result")
 
 
 def ocsf(row: EventRow, *, origin: str = "kvcustody") -> dict[str, Any]:
-    """The OCSF event of a leaf; raises `LedgerError` for a kind that the table lacks (O1)."""
+    """The OCSF event of a leaf; raises `LedgerError` for a kind that the table lacks (rule 1)."""
     mapping = TABLE.get(row.kind)
     if mapping is None:
         raise LedgerError(f"event `{row.kind}` has no place in OCSF yet", kind=row.kind)

@@ -1,9 +1,9 @@
 """Where leaves are pushed to: a file that a collector reads, or a webhook. Each may fail without costing the others.
 
-S1 A sink is checked when it is opened: a folder that is not there or an address that cannot be one is an error at the
-start, not at the first event.
-S2 `deliver` returns when the other side has the batch; otherwise it raises within its deadline. `RejectedError` says
-that the batch itself was refused, so that trying again is of no use.
+1. A sink is checked when it is opened: a folder that is not there or an address that cannot be one is an error at the
+   start, not at the first event.
+2. `deliver` returns when the other side has the batch; otherwise it raises within its deadline. `RejectedError` says
+   that the batch itself was refused, so that trying again is of no use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Appends lines to a file, fsynced. The file is created at the start; one that vanishes is noticed (S1)."""
+    """Appends lines to a file, fsynced. The file is created at the start; one that vanishes is noticed (rule 1)."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -116,7 +116,7 @@ class WebhookSink:
         self._deadline_seconds = deadline_seconds
 
     def deliver(self, identity: str, body: bytes) -> None:
-        """Post once (S2)."""
+        """Post once (rule 2)."""
         moment = str(int(time.time()))
         headers = {
             "Content-Type": self._content_type,

@@ -1,14 +1,14 @@
 """Names that mean nothing for subjects and sessions; `subject_rows` has the table that alone links them.
 
-P1 A subject's pseudonym is random. A session's is an HMAC under a random secret of its subject: nothing can be computed
-from either, and destroying the subject's row, which holds the secret, unlinks both.
-P2 The name is durable no later than the first leaf that uses it: it travels in the same transaction, batch or spill.
-P3 A session has a row of its own where it has no subject, where its subject's row has no secret (one from before there
-were secrets), and where an erasure is about it.
-P4 With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere. A
-process that names people without asking a database has secrets of its own; what takes its rows seals them.
-P5 A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads those
-that are left anew: who comes back has another pseudonym.
+1. A subject's pseudonym is random. A session's is an HMAC under a random secret of its subject: nothing can be
+   computed from either, and destroying the subject's row, which holds the secret, unlinks both.
+2. The name is durable no later than the first leaf that uses it: it travels in the same transaction, batch or spill.
+3. A session has a row of its own where it has no subject, where its subject's row has no secret (one from before
+   there were secrets), and where an erasure is about it.
+4. With subject keys (`subject_keys`) rows hold tags instead of names, and the secret is the subject's key, elsewhere.
+   A process that names people without asking a database has secrets of its own; what takes its rows seals them.
+5. A process that has pseudonyms in memory forgets them at its first batch after a subject was unlinked, and reads
+   those that are left anew: who comes back has another pseudonym.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LOOKUP = (
 class SubjectDirectory:
     """The SQL-backed pseudonym port: looks up in batches, invents in memory, writes when told.
 
-    In memory people go by their names; in rows, where there are subject keys, by tags (P4).
+    In memory people go by their names; in rows, where there are subject keys, by tags (rule 4).
     """
 
     def __init__(self, keys: SubjectKeys | None = None) -> None:
@@ -87,7 +87,7 @@ class SubjectDirectory:
             self._keys.keep_names((self._known[who], who) for who in listed if who in self._known)
 
     def list_erased(self, events: Iterable[Event]) -> None:
-        """Rows for those that erasures are about (P3), where no database is asked."""
+        """Rows for those that erasures are about (rule 3), where no database is asked."""
         for who in _named(event for event in events if event.__class__ is ErasureRequested)[1]:
             if who not in self._known:
                 self._known[who] = self._fresh[who] = self(*who)
@@ -112,7 +112,7 @@ class SubjectDirectory:
             del self._fresh[who]
 
     def durable(self) -> list[str]:
-        """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (P5)."""
+        """The pseudonyms in memory whose rows are durable, for who cannot read whether they still are (rule 5)."""
         return [name for who, name in self._known.items() if who not in self._fresh]
 
     def drop(self, gone: Iterable[str]) -> None:
@@ -167,7 +167,7 @@ class SubjectDirectory:
         return name
 
     def _derived(self, who: Who) -> str | None:
-        """The pseudonym of a session whose subject has a secret (P1)."""
+        """The pseudonym of a session whose subject has a secret (rule 1)."""
         _, subject, session = who
         if not (subject and session):
             return None

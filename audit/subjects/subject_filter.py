@@ -1,10 +1,10 @@
 """Whose residency it is, as conditions on `residencies`: a tenant's, or those of a tenant's subjects.
 
-B1 A tenant's residencies are in that tenant's log, and in no other.
-B2 The index of subjects has each log in spans of as many leaves, one span after the other, and is ordered by subject
+1. A tenant's residencies are in that tenant's log, and in no other.
+2. The index of subjects has each log in spans of as many leaves, one span after the other, and is ordered by subject
    within a span. An opening then changes pages of the last span of its log alone, which are in memory. Ordered by
    subject alone it changed another page for each subject, and a ledger took in openings the slower the larger it was.
-B3 Who asks looks into every span of the log: one search for each thousand leaves that the tenant has.
+3. Who asks looks into every span of the log: one search for each thousand leaves that the tenant has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvcustody.audit.schema.ledger import SPAN_LEAVES, logs, residencies, span_o
 
 
 def of_tenant(tenant: str) -> ColumnElement[bool]:
-    """The tenant's residencies (B1)."""
+    """The tenant's residencies (rule 1)."""
     log = select(logs.c.id).where(logs.c.name == log_of(tenant)).scalar_subquery()
     return residencies.c.log == log
 

@@ -1,15 +1,15 @@
 """One random key for each subject, in a store of its own: who holds it can find the subject's pseudonyms, no one else.
 
-K1 The ledger's database knows a subject by a tag: HMAC-SHA-256 under the subject's key over its name. Without the key
-no guess can be compared with a tag. So the ledger, its write-ahead log, its spills and every backup of them say nothing
-about who a pseudonym is once the key is destroyed.
-K2 The store is the only place with names and keys, and it is small. Backups of it undo destruction: keep none, or
-destroy them too. On SQLite destroyed rows are overwritten, and its write-ahead log is emptied.
-K3 A process that has keys in memory forgets them at its next batch after any destruction, by `generation`.
-K4 A session without a subject has a key of its own.
-K5 Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or after
-a crash, need the name. It goes with the key.
-K6 Secrets that the ledger keeps of subjects are hidden under the subject's key, as the tags are.
+1. The ledger's database knows a subject by a tag: HMAC-SHA-256 under the subject's key over its name. Without the key
+   no guess can be compared with a tag. So the ledger, its write-ahead log, its spills and every backup of them say
+   nothing about who a pseudonym is once the key is destroyed.
+2. The store is the only place with names and keys, and it is small. Backups of it undo destruction: keep none, or
+   destroy them too. On SQLite destroyed rows are overwritten, and its write-ahead log is emptied.
+3. A process that has keys in memory forgets them at its next batch after any destruction, by `generation`.
+4. A session without a subject has a key of its own.
+5. Whoever is to be erased can be named from here alone, by pseudonym: workers that carry the erasure out, now or
+   after a crash, need the name. It goes with the key.
+6. Secrets that the ledger keeps of subjects are hidden under the subject's key, as the tags are.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _destroyed = Table(
 
 
 def owner_of(tenant: str, subject: str, session: str) -> Owner:
-    """Whose key hides these names (K4)."""
+    """Whose key hides these names (rule 4)."""
     return (tenant, subject, "" if subject else session)
 
 
@@ -122,7 +122,7 @@ class SubjectKeys:
         return cls(open_store(text))
 
     def refresh(self) -> bool:
-        """Forget every key in memory where one was destroyed since; True when so (K3)."""
+        """Forget every key in memory where one was destroyed since; True when so (rule 3)."""
         found = self._generation()
         if found == self.generation:
             return False
@@ -145,14 +145,14 @@ class SubjectKeys:
         self._pending = {}
 
     def tag(self, owner: Owner, kind: str, name: str) -> str:
-        """What the ledger knows a name by (K1). A key that the store could not give is made, and stored when it can."""
+        """What the ledger knows a name by. A key that the store could not give is made, and stored when it can."""
         key = self._known.get(owner) or self._pending.get(owner)
         if key is None:
             key = self._pending[owner] = secrets.token_bytes(KEY_BYTES)
         return _tag(key, kind, name)
 
     def keep_names(self, names: Iterable[tuple[str, Owner]]) -> None:
-        """Whom these pseudonyms stand for, as (tenant, subject, session): durable on return (K5)."""
+        """Whom these pseudonyms stand for, as (tenant, subject, session): durable on return (rule 5)."""
         rows = [
             {"pseudonym": name, "tenant": tenant, "subject": subject, "session": session}
             for name, (tenant, subject, session) in names
@@ -162,7 +162,7 @@ class SubjectKeys:
                 connection.execute(_insert_new(connection, _names), rows)
 
     def named(self, pseudonym: str) -> Owner | None:
-        """The (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (K5)."""
+        """The (tenant, subject, session) of somebody who is to be erased; None where nobody was kept (rule 5)."""
         query = select(_names.c.tenant, _names.c.subject, _names.c.session)
         with self._engine.connect() as connection:
             row = connection.execute(query.where(_names.c.pseudonym == pseudonym)).first()
@@ -175,7 +175,7 @@ class SubjectKeys:
         return None if key is None else _tag(key, kind, name)
 
     def sealed(self, owner: Owner, pseudonym: str, secret: str) -> str:
-        """A secret of 32 characters that belongs to a pseudonym, hidden under the subject's key (K6).
+        """A secret of 32 characters that belongs to a pseudonym, hidden under the subject's key (rule 6).
 
         A pseudonym has one secret, so no two are hidden alike. The key must be prepared.
         """
@@ -190,7 +190,7 @@ class SubjectKeys:
         return _masked(key, pseudonym, bytes.fromhex(sealed.removeprefix(_SEALED))).decode("ascii", "replace")
 
     def destroy(self, tenant: str, subject: str, session: str = "") -> int:
-        """Destroy a subject's key, overwriting it (`store`); how many there were. Durable on return (K2)."""
+        """Destroy a subject's key, overwriting it (`store`); how many there were. Durable on return (rule 2)."""
         owner = owner_of(tenant, subject, session)
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
             gone = connection.execute(delete(_keys).where(*_is(owner))).rowcount

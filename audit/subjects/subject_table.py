@@ -1,9 +1,9 @@
 """Rows that link people and their pseudonyms: how they are stored, found, and destroyed.
 
-N1 A row has a pseudonym, a tenant, and a subject, a session or both. That of a subject may have a secret, from which
-   come the pseudonyms of those of its sessions that have no row (`pseudonyms`, P1).
-N2 With subject keys a row holds tags instead of names, and a secret only sealed under the subject's key: without it no
-   guess can be compared with either.
+1. A row has a pseudonym, a tenant, and a subject, a session or both. That of a subject may have a secret, from which
+   come the pseudonyms of those of its sessions that have no row (`pseudonyms`, rule 1 of `pseudonym_directory`).
+2. With subject keys a row holds tags instead of names, and a secret only sealed under the subject's key: without it
+   no guess can be compared with either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def row_of(values: Sequence[Any]) -> Row:
 
 
 def tags_of(keys: SubjectKeys, who: Who) -> Who:
-    """Tenant, and the tags of subject and session under the subject's key (N2)."""
+    """Tenant, and the tags of subject and session under the subject's key (rule 2)."""
     tenant, subject, session = who
     owner = owner_of(*who)
     return (
@@ -46,7 +46,7 @@ def tags_of(keys: SubjectKeys, who: Who) -> Who:
 
 
 def sealed_rows(keys: SubjectKeys, rows: Sequence[Row]) -> list[Row]:
-    """Rows of names as tags, and secrets sealed: for a ledger that takes them from processes without keys (N2)."""
+    """Rows of names as tags, and secrets sealed: for a ledger that takes them from processes without keys (rule 2)."""
     keys.refresh()
     keys.prepare({owner_of(*row[1:4]) for row in rows})
     return [
@@ -104,7 +104,7 @@ def session_names(
 
 
 def has_tags(engine: Engine) -> bool:
-    """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (N2)."""
+    """Somebody is known by a tag here: without the store of subject keys nobody finds them by name (rule 2)."""
     with engine.connect() as connection:
         return (
             connection.scalar(select(subjects.c.subject).where(subjects.c.subject.like("k1:%")).limit(1))
@@ -125,7 +125,7 @@ def unlink(connection: Connection, tenant: str, subject: str, keys: SubjectKeys 
 
 
 def unlinkings(connection: Connection) -> int:
-    """How often a subject was unlinked here (`pseudonyms`, P5)."""
+    """How often a subject was unlinked here (`pseudonyms`, rule 5 of `pseudonym_directory`)."""
     return int(connection.scalar(select(subject_unlinkings.c.count)) or 0)
 
 
@@ -141,7 +141,7 @@ def unknown_pseudonyms(connection: Connection, names: Sequence[str]) -> list[str
 
 
 def session_name(secret: bytes, session: str) -> str:
-    """The pseudonym of a session under its subject's secret (P1)."""
+    """The pseudonym of a session under its subject's secret (rule 1 of `pseudonym_directory`)."""
     try:
         return hmac.digest(secret, session.encode(), "sha256").hex()[: 2 * NAME_BYTES]
     except UnicodeEncodeError:

@@ -1,12 +1,11 @@
 """Checkpoints of logs, checked against keys that the reader trusts (C2SP tlog-checkpoint and tlog-cosignature).
 
-C1 The reader's keys decide, never the note. A line by a key that the reader does not know is ignored; a line
-by one that it knows and that does not verify refuses the whole note; without a good line by a log's key there
-is no checkpoint.
-C2 A log's key carries the log's origin as its name, so a key of one log signs for no other.
-C3 An ML-DSA-44 line covers origin, size and root alone: it never vouches for a checkpoint that has extension
-lines.
-C4 A checkpoint has one spelling: no leading zeros, no empty lines, the empty tree only with its own root.
+1. The reader's keys decide, never the note. A line by a key that the reader does not know is ignored; a line by one
+   that it knows and that does not verify refuses the whole note; without a good line by a log's key there is no
+   checkpoint.
+2. A log's key carries the log's origin as its name, so a key of one log signs for no other.
+3. An ML-DSA-44 line covers origin, size and root alone: it never vouches for a checkpoint that has extension lines.
+4. A checkpoint has one spelling: no leading zeros, no empty lines, the empty tree only with its own root.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
 
 
 def open_note(data: bytes, keys: Sequence[VerifierKey]) -> tuple[str, tuple[VerifiedSignature, ...]]:
-    """The text of a note and the trusted lines under it; raises `NoteError` when there is none (C1)."""
+    """The text of a note and the trusted lines under it; raises `NoteError` when there is none (rule 1)."""
     note = parse_note(data)
     known = {(key.name, key.key_id): key for key in keys}
     verified = []
@@ -109,7 +108,7 @@ def open_checkpoint(
 ) -> SignedCheckpoint:
     """The checkpoint in a note that so many distinct keys of its log, and of witnesses, have signed.
 
-    Raises `NoteError`. `keys` are keys of the log: each counts only under the origin that is its name (C2).
+    Raises `NoteError`. `keys` are keys of the log: each counts only under the origin that is its name (rule 2).
     """
     text, verified = open_note(data, (*keys, *witnesses))
     checkpoint = parse_checkpoint(text)

@@ -1,11 +1,12 @@
 """Signs the ledger's checkpoints, behind the commits: nobody who waits for a commit waits for a signature.
 
-Z1 Only the newest checkpoint is signed, at most once an interval; the older ones it covers are proved by consistency.
-Z2 What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
-database, so a database that was cut, rewritten or restored from an old backup gets no signature: `status()` says why.
-Z3 The file is fsynced before the note is in the database. A signer that dies between the two signs the same again.
-Z4 While a signer runs, its key is handed to no other (`alone`): it would go on signing with the old one.
-Z5 A failure here stops nothing else: the leaves are committed, and the next interval tries again.
+1. Only the newest checkpoint is signed, at most once an interval; the older ones it covers are proved by consistency.
+2. What is signed extends what was signed last. That is remembered in a file beside the key as well as in the
+   database, so a database that was cut, rewritten or restored from an old backup gets no signature: `status()` says
+   why.
+3. The file is fsynced before the note is in the database. A signer that dies between the two signs the same again.
+4. While a signer runs, its key is handed to no other (`alone`): it would go on signing with the old one.
+5. A failure here stops nothing else: the leaves are committed, and the next interval tries again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class CheckpointSigner:
         interval_seconds: float = 1.0,
         on_signed: Callable[[SignedNote], None] | None = None,
     ) -> None:
-        """`memory` is the file that remembers what was signed last (Z2); `on_signed` is told of each new note."""
+        """`memory` is the file that remembers what was signed last (rule 2); `on_signed` is told of each new note."""
         self._engine = engine
         self._keys = tuple(keys)
         self._memory = memory
@@ -78,7 +79,7 @@ class CheckpointSigner:
     def sign_once(self) -> SignedNote | None:
         """Sign the newest checkpoint; None where it is signed or nothing is committed yet.
 
-        Raises `ProofError` where the tree does not extend what was signed (Z2), and what the database raises.
+        Raises `ProofError` where the tree does not extend what was signed (rule 2), and what the database raises.
         """
         with _locked(self._memory):
             with self._engine.connect() as connection:
@@ -137,7 +138,7 @@ class CheckpointSigner:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """No signer of this memory runs, in this process or another; raises `SigningKeyError` where one does (Z4)."""
+        """No signer of this memory runs, in this process or another; raises `SigningKeyError` where one does."""
         try:
             descriptor = _running(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

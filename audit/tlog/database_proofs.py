@@ -1,11 +1,11 @@
 """Proofs from what the ledger has stored: heads, paths and checkpoints, now or as of an earlier checkpoint.
 
-L1 A proof is made from stored hashes alone, except for the leaves beside its own: at most 32 are hashed again, and 512
-where a ledger has no half levels (V3).
-What the database holds is not checked here; whoever gets a proof checks it, and `fsck` checks the database.
-L2 `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
-L3 A proof that ends in a signature needs a checkpoint that was signed. Signing runs behind the commits, so the
-newest leaves are provable about as long after their commit as the signer's interval.
+1. A proof is made from stored hashes alone, except for the leaves beside its own: at most 32 are hashed again, and
+   512 where a ledger has no half levels (rule 3 of `trees`). What the database holds is not checked here; whoever
+   gets a proof checks it, and `fsck` checks the database.
+2. `as_of` is the size of a root checkpoint. What it covers never changes: the same question gives the same answer.
+3. A proof that ends in a signature needs a checkpoint that was signed. Signing runs behind the commits, so the newest
+   leaves are provable about as long after their commit as the signer's interval.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class LedgerProofs:
         return SignedNote(rows[0][0], bytes(rows[0][1]), rows[0][2]) if rows else None
 
     def signed(self, size: int | None = None) -> SignedNote:
-        """`signed_or_none`; raises `ProofError` where there is none (L3)."""
+        """`signed_or_none`; raises `ProofError` where there is none (rule 3)."""
         found = self.signed_or_none(size)
         if found is None:
             raise ProofError(
@@ -148,7 +148,7 @@ class LedgerProofs:
         return HeadProof(opening, idx, tuple(_inclusion(self._halves(None), idx, note.size)), note.note)
 
     def inclusion(self, log: str, idx: int, *, as_of: int | None = None) -> LeafProof:
-        """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (L3)."""
+        """Shows that a leaf is at `idx` of a sub-log under a signed checkpoint; raises `ProofError` (rule 3)."""
         return self._inclusion(log, idx, as_of)[0]
 
     def proven(self, log: str, idx: int, *, as_of: int | None = None) -> tuple[bytes, LeafProof]:

@@ -1,8 +1,8 @@
 """The stored hashes of a tree as tiles: rows of `tree_nodes`, and level 0 hashed from what the tree is over.
 
-S1 What is not there, or not whole, is `TreeError`. What is there is not checked: who gets a proof checks it.
-S2 `read_ahead` has the hashes of paths at hand: one question for all upper levels, and one a tree for its leaves, asked
-together.
+1. What is not there, or not whole, is `TreeError`. What is there is not checked: who gets a proof checks it.
+2. `read_ahead` has the hashes of paths at hand: one question for all upper levels, and one a tree for its leaves,
+   asked together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OPENED = (
 
 
 def read_ahead(*paths: tuple[StoredTiles, Sequence[_Range]]) -> None:
-    """Have the hashes of these ranges at hand for `StoredTiles.stored` (S2)."""
+    """Have the hashes of these ranges at hand for `StoredTiles.stored` (rule 2)."""
     nodes = [
         (tiles.log, level, start, end) for tiles, ranges in paths for level, start, end in ranges if level
     ]

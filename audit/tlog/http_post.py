@@ -1,9 +1,9 @@
 """One POST to somebody else's server, over within its deadline whatever the other side does.
 
-E1 A socket's own timeout begins anew with every byte, so a server that trickles could be waited for for ever: when the
-time is up the socket is shut down, be it in the handshake, the headers or the body. (Names are resolved before, within
-the resolver's own bounds.)
-E2 Of an answer no more than so many bytes are read. Redirects are not followed.
+1. A socket's own timeout begins anew with every byte, so a server that trickles could be waited for for ever: when
+   the time is up the socket is shut down, be it in the handshake, the headers or the body. (Names are resolved
+   before, within the resolver's own bounds.)
+2. Of an answer no more than so many bytes are read. Redirects are not followed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def reason_of(problem: BaseException) -> str:
 
 @contextmanager
 def _within(connection: http.client.HTTPConnection, seconds: float) -> Iterator[list[socket.socket | None]]:
-    """Shut the socket down when the time is up (E1): the one in the list, else the connection's.
+    """Shut the socket down when the time is up (rule 1): the one in the list, else the connection's.
 
     Whatever comes of that is a `TimeoutError`.
     """

@@ -1,8 +1,9 @@
 """From the keys that a reader trusts to those that signed later, by the handovers that are leaves of the ledger.
 
-Y1 A handover counts when both keys signed it and it goes on from a key that is trusted already: who trusts one key of a
-ledger needs no other. Y2 A key that was handed over signs nothing past the tree at which that happened.
-Y3 A handover vouches for the tree it names: that tree has to be the beginning of what the next key signs.
+1. A handover counts when both keys signed it and it goes on from a key that is trusted already: who trusts one key of
+   a ledger needs no other.
+2. A key that was handed over signs nothing past the tree at which that happened.
+3. A handover vouches for the tree it names: that tree has to be the beginning of what the next key signs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def handover_leaves(connection: Connection, below: int | None = None) -> list[tu
 
 
 def follow_handovers(trusted: Sequence[VerifierKey], leaves: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every key that the trusted ones lead to, with the sizes it may sign (Y1); `NoteError` for a broken chain."""
+    """Every key that the trusted ones lead to, with the sizes it may sign (rule 1); `NoteError` for a broken chain."""
     notes = [note for note in map(handover_note, leaves) if note is not None]
     olds = [parse_rotation(note).old for note in notes]
     periods: dict[KeyPeriod, None] = {}

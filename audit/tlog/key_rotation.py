@@ -1,11 +1,11 @@
 """Handing a log over from one signing key to the next, on record.
 
-K1 A rotation is a note that the old key and the new key both sign: the old one consents, the new one shows
-that somebody holds it. It names both and the tree at which it happens.
-K2 From one key that an auditor trusts, the rotations in order give every key and the sizes that it may sign.
-A rotation that does not continue the chain is refused, and so is a checkpoint outside its key's sizes: an old
-key that leaks later signs nothing new.
-K3 A rotation's text has exactly one form.
+1. A rotation is a note that the old key and the new key both sign: the old one consents, the new one shows that
+   somebody holds it. It names both and the tree at which it happens.
+2. From one key that an auditor trusts, the rotations in order give every key and the sizes that it may sign. A
+   rotation that does not continue the chain is refused, and so is a checkpoint outside its key's sizes: an old key
+   that leaks later signs nothing new.
+3. A rotation's text has exactly one form.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def parse_rotation(data: bytes) -> KeyRotation:
 
 
 def key_periods(first: VerifierKey, rotations: Sequence[bytes]) -> tuple[KeyPeriod, ...]:
-    """Every key of a log with the sizes that it may sign, from one trusted key and the notes in order (K2)."""
+    """Every key of a log with the sizes that it may sign, from one trusted key and the notes in order (rule 2)."""
     periods: list[KeyPeriod] = []
     key, since = first, 0
     for data in rotations:
@@ -94,7 +94,7 @@ def key_periods(first: VerifierKey, rotations: Sequence[bytes]) -> tuple[KeyPeri
 
 
 def check_period(signed: SignedCheckpoint, periods: Sequence[KeyPeriod]) -> None:
-    """Raise `NoteError` unless every key of the log that signed may sign a tree of this size (K2)."""
+    """Raise `NoteError` unless every key of the log that signed may sign a tree of this size (rule 2)."""
     size = signed.checkpoint.size
     for line in signed.log:
         if not any(_within(period, line.key, size) for period in periods):

@@ -1,11 +1,11 @@
 """RFC 6962 hashing, and the frontier that a log grows by.
 
-M1 A leaf hashes as SHA-256(0x00 ‖ leaf), a node as SHA-256(0x01 ‖ left ‖ right): neither can pass for the
-other. The root of the empty tree is SHA-256 of nothing.
-M2 A frontier is a value. `extend` returns another and changes nothing, so that a transaction that rolled
-back costs its caller nothing: it keeps the frontier that it had.
-M3 A frontier's bytes carry the root. Loading recomputes it from the peaks and refuses what does not agree;
-nothing is repaired.
+1. A leaf hashes as SHA-256(0x00 ‖ leaf), a node as SHA-256(0x01 ‖ left ‖ right): neither can pass for the other. The
+   root of the empty tree is SHA-256 of nothing.
+2. A frontier is a value. `extend` returns another and changes nothing, so that a transaction that rolled back costs
+   its caller nothing: it keeps the frontier that it had.
+3. A frontier's bytes carry the root. Loading recomputes it from the peaks and refuses what does not agree; nothing is
+   repaired.
 
 A *hash* is 32 bytes. A tree of `size` leaves is its *peaks*: the roots of its largest complete subtrees, from
 left to right, one for each bit that is set in `size`.
@@ -136,7 +136,7 @@ class Frontier(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frontier:
-        """What `to_bytes` made; raises `TreeError` for anything else (M3)."""
+        """What `to_bytes` made; raises `TreeError` for anything else (rule 3)."""
         size = int.from_bytes(data[:8], "big")
         if len(data) < 8 or size > SIZE_MAX or len(data) != 8 + HASH_BYTES * (1 + size.bit_count()):
             raise TreeError(f"a frontier of `{len(data)}` bytes is malformed", bytes=len(data))

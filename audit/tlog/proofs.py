@@ -1,11 +1,11 @@
 """Inclusion and consistency proofs (RFC 6962 §2.1, checked as RFC 9162 §2.1.3 and §2.1.4 say).
 
-P1 A proof is made from tiles alone. One proof reads each tile at most once: two for each level, eight for a
-tree of ten million leaves. Where tiles of half the height are kept as well, it reads 16 hashes instead of 256
-from each, and hashes as many.
-P2 A check accepts exactly the path that the tree's shape calls for. A longer, shorter or reordered path, or
-an index outside the tree, is refused with its reason.
-P3 Between equal sizes only equal roots agree, and only with an empty path. Every tree extends the empty one.
+1. A proof is made from tiles alone. One proof reads each tile at most once: two for each level, eight for a tree of
+   ten million leaves. Where tiles of half the height are kept as well, it reads 16 hashes instead of 256 from each,
+   and hashes as many.
+2. A check accepts exactly the path that the tree's shape calls for. A longer, shorter or reordered path, or an index
+   outside the tree, is refused with its reason.
+3. Between equal sizes only equal roots agree, and only with an empty path. Every tree extends the empty one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def frontier_at(tiles: TileSource, size: int) -> Frontier:
 
 
 def root_of_inclusion(leaf_hash: bytes, index: int, size: int, path: Sequence[bytes]) -> bytes:
-    """The root that a path leads to from a leaf hash; raises `ProofError` when the path has another shape (P2)."""
+    """The root that a path leads to from a leaf hash; raises `ProofError` when the path has another shape (rule 2)."""
     if not 0 <= index < size:
         raise ProofError(f"leaf `{index}` is not in a tree of `{size}` leaves", index=index, size=size)
     _check_hashes((leaf_hash, *path))
@@ -142,7 +142,7 @@ def check_inclusion(leaf_hash: bytes, index: int, head: TreeHead, path: Sequence
 
 
 def check_consistency(old: TreeHead, new: TreeHead, path: Sequence[bytes]) -> None:
-    """Raise `ProofError` unless the path shows that the new tree extends the old one (P3)."""
+    """Raise `ProofError` unless the path shows that the new tree extends the old one (rule 3)."""
     if not 0 <= old.size <= new.size:
         raise _inconsistent(old, new, "it is shorter")
     _check_hashes((old.root, new.root, *path))

@@ -1,10 +1,10 @@
 """RFC 3161: a timestamp authority states when a checkpoint existed. An option beside a witness, not instead of one.
 
-T1 What is stamped is the text of the signed checkpoint, by SHA-512. A token says "not later than", and nothing about
-forks.
-T2 A token counts only when it verifies against the authority's certificate and roots that the operator was given, over
-this very text, and, when it was just asked for, with the nonce of the question.
-T3 Every call ends within its deadline. Needs `rfc3161-client` (`kvcustody[timestamp]`).
+1. What is stamped is the text of the signed checkpoint, by SHA-512. A token says "not later than", and nothing about
+   forks.
+2. A token counts only when it verifies against the authority's certificate and roots that the operator was given,
+   over this very text, and, when it was just asked for, with the nonce of the question.
+3. Every call ends within its deadline. Needs `rfc3161-client` (`kvcustody[timestamp]`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def stamp(engine: Engine, authority: TimestampAuthority, *, timeout_seconds: flo
 
 
 def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float) -> tuple[bytes, int]:
-    """A fresh token over the message and the time that it states; raises `TimestampError` (T2, T3)."""
+    """A fresh token over the message and the time that it states; raises `TimestampError` (rule 2, rule 3)."""
     client = _client()
     request = client.TimestampRequestBuilder().data(message).nonce(nonce=True).build()
     token = _post(authority, request.as_bytes(), timeout_seconds)
@@ -85,7 +85,7 @@ def ask(authority: TimestampAuthority, message: bytes, *, timeout_seconds: float
 
 
 def check(authority: TimestampAuthority, token: bytes, message: bytes, *, nonce: int | None = None) -> int:
-    """The time (µs UTC) that a token states; raises `TimestampError` unless it verifies (T2)."""
+    """The time (µs UTC) that a token states; raises `TimestampError` unless it verifies (rule 2)."""
     client = _client()
     try:
         answer = client.decode_timestamp_response(token)

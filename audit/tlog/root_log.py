@@ -1,14 +1,14 @@
 """The root log: its leaves are salted commitments to the heads of sub-logs, so that one checkpoint covers all.
 
-R1 A root leaf is HMAC-SHA-256 under a random 32-byte salt over the sub-log's name, size and root. Who holds
-the opening can check it; who does not learns neither name nor size, and cannot tell two sub-logs apart.
-R2 One `seal` commits to every sub-log that a batch touched; the checkpoint after it covers them, and through
-the older leaves every other sub-log as it was left.
-R3 A head is trusted only through all three: the opening gives the leaf, the path gives the root, and the
-root stands in a checkpoint that a trusted key signed. A leaf of a sub-log needs its own path besides.
-R4 Successive heads of one sub-log must extend each other. Whoever holds the openings checks it (`RootAudit`):
-the holder of one sub-log's openings for that sub-log; an auditor with all of them for all, and for leaves
-that nobody opened. A second, hidden line of heads is invisible to a holder who is shown only the first.
+1. A root leaf is HMAC-SHA-256 under a random 32-byte salt over the sub-log's name, size and root. Who holds the
+   opening can check it; who does not learns neither name nor size, and cannot tell two sub-logs apart.
+2. One `seal` commits to every sub-log that a batch touched; the checkpoint after it covers them, and through the
+   older leaves every other sub-log as it was left.
+3. A head is trusted only through all three: the opening gives the leaf, the path gives the root, and the root stands
+   in a checkpoint that a trusted key signed. A leaf of a sub-log needs its own path besides.
+4. Successive heads of one sub-log must extend each other. Whoever holds the openings checks it (`RootAudit`): the
+   holder of one sub-log's openings for that sub-log; an auditor with all of them for all, and for leaves that nobody
+   opened. A second, hidden line of heads is invisible to a holder who is shown only the first.
 
 A head's proof is a c2sp.org/tlog-proof whose extra data is the opening. A leaf's proof is one line of kind,
 index and path in the sub-log, an empty line, and the head's proof.
@@ -44,7 +44,7 @@ class RootLeafOpening(NamedTuple):
     salt: bytes
 
     def commitment(self) -> bytes:
-        """The root leaf (R1). Every field but the name has a fixed length, so no two openings are encoded alike."""
+        """The root leaf (rule 1). Every field but the name has a fixed length, so no two openings are encoded alike."""
         return commitment(self.name.encode(), *self.head, self.salt)
 
     def to_bytes(self) -> bytes:
@@ -143,7 +143,7 @@ def check_head(
     witnesses: Sequence[VerifierKey] = (),
     witness_threshold: int = 0,
 ) -> SealedHead:
-    """The head that a proof seals; raises `NoteError` or `ProofError` (R3)."""
+    """The head that a proof seals; raises `NoteError` or `ProofError` (rule 3)."""
     signed = open_checkpoint(proof.note, keys, witnesses=witnesses, witness_threshold=witness_threshold)
     check_inclusion(leaf_hash(proof.opening.commitment()), proof.index, signed.checkpoint.head, proof.path)
     return SealedHead(proof.opening.name, proof.opening.head, signed)
@@ -157,14 +157,14 @@ def check_leaf(
     witnesses: Sequence[VerifierKey] = (),
     witness_threshold: int = 0,
 ) -> SealedHead:
-    """The sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (R3)."""
+    """The sealed head under which `leaf` is at the proof's index; raises `NoteError` or `ProofError` (rule 3)."""
     sealed = check_head(proof.head, keys, witnesses=witnesses, witness_threshold=witness_threshold)
     check_inclusion(leaf_hash(leaf), proof.index, sealed.head, proof.path)
     return sealed
 
 
 class RootAudit:
-    """Goes through a root log leaf by leaf with its openings, and says what does not hold (R4)."""
+    """Goes through a root log leaf by leaf with its openings, and says what does not hold (rule 4)."""
 
     def __init__(self) -> None:
         self.latest: dict[str, TreeHead] = {}

@@ -1,7 +1,7 @@
 """C2SP signed notes and the keys that they name: their bytes and nothing about trust.
 
-N1 What is read is untrusted: bounded in size, refused with the exact reason where a byte is out of place, and
-never repaired. Base64 has one spelling, so that a note that was read is written back byte for byte.
+1. What is read is untrusted: bounded in size, refused with the exact reason where a byte is out of place, and never
+   repaired. Base64 has one spelling, so that a note that was read is written back byte for byte.
 
 Format: c2sp.org/signed-note. Signature types: 0x01 Ed25519; 0x04 Ed25519 cosignature with a time; 0x06
 ML-DSA-44 cosignature with a time.
@@ -133,7 +133,7 @@ def parse_vkey(text: str) -> VerifierKey:
 
 
 def parse_note(data: bytes) -> Note:
-    """Text and signature lines of a note; raises `NoteError` for anything that is not exactly one (N1)."""
+    """Text and signature lines of a note; raises `NoteError` for anything that is not exactly one (rule 1)."""
     if len(data) > NOTE_BYTES_MAX:
         raise NoteError(f"a note of `{len(data)}` bytes is longer than {NOTE_BYTES_MAX}", bytes=len(data))
     try:

@@ -1,11 +1,11 @@
 """A log's signing keys: made once, and kept in files of their own.
 
-G1 A signing key signs checkpoints and nothing else: it wraps no secret and derives no data key.
-G2 A key file appears whole or not at all, never replaces another, and is a regular file of mode 0600 that
-belongs to this user, reached through no symbolic link. Anything else is refused with what to do.
-G3 A log never signs what contradicts what it signed before: `sign_successor` demands a consistency proof.
-G4 A statement by a key (`sign_statement`) cannot pass for a checkpoint, nor the reverse: the second line of
-a checkpoint is a number and that of a statement is not. With ML-DSA-44 the context differs too.
+1. A signing key signs checkpoints and nothing else: it wraps no secret and derives no data key.
+2. A key file appears whole or not at all, never replaces another, and is a regular file of mode 0600 that belongs to
+   this user, reached through no symbolic link. Anything else is refused with what to do.
+3. A log never signs what contradicts what it signed before: `sign_successor` demands a consistency proof.
+4. A statement by a key (`sign_statement`) cannot pass for a checkpoint, nor the reverse: the second line of a
+   checkpoint is a number and that of a statement is not. With ML-DSA-44 the context differs too.
 
 The text of a key is `PRIVATE+KEY+name+id+base64(type ‖ 32-byte seed)`, as the note tools of Go write it.
 """
@@ -106,13 +106,13 @@ def sign_successor(
     *,
     at_seconds: int = 0,
 ) -> bytes:
-    """`sign_checkpoint`, once the proof shows that it extends what was signed last; else raises `ProofError` (G3)."""
+    """`sign_checkpoint`, once the proof shows that it extends what was signed last; else raises `ProofError`."""
     check_consistency(previous, checkpoint.head, proof)
     return sign_checkpoint(checkpoint, keys, at_seconds=at_seconds)
 
 
 def sign_statement(key: SigningKey, text: str) -> NoteSignature:
-    """A signature line over a statement whose second line is no number (G4)."""
+    """A signature line over a statement whose second line is no number (rule 4)."""
     context = _STATEMENT_CONTEXT if key.kind is KeyKind.ML_DSA_44 else None
     return NoteSignature(key.name, _statement_id(key.verifier), key.raw(text.encode(), context))
 
@@ -131,7 +131,7 @@ def verify_statement(key: VerifierKey, text: str, signature: NoteSignature) -> N
 
 
 def create_signing_key(path: Path, name: str, kind: KeyKind = KeyKind.ED25519) -> SigningKey:
-    """A fresh key in a new 0600 file, durable on return; raises `SigningKeyError` where a file is there (G2)."""
+    """A fresh key in a new 0600 file, durable on return; raises `SigningKeyError` where a file is there (rule 2)."""
     key = SigningKey.generate(name, kind)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -154,7 +154,7 @@ def create_signing_key(path: Path, name: str, kind: KeyKind = KeyKind.ED25519) -
 
 
 def read_signing_key(path: Path) -> SigningKey:
-    """The key in a file, checked on the opened descriptor itself (G2); raises `SigningKeyError`."""
+    """The key in a file, checked on the opened descriptor itself (rule 2); raises `SigningKeyError`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as problem:

@@ -1,11 +1,11 @@
 """A log as files: C2SP tlog-tiles paths, tiles, entry bundles, and the folder that holds them.
 
-T1 Files are where and what c2sp.org/tlog-tiles says, so its readers read our exports: `tile/<level>/<index>`
-and `tile/entries/<index>`, 256 wide, partial ones under `.p/<width>`, and the signed note in `checkpoint`.
-T2 An export is written beside its place and renamed into it when it is complete and, unless told otherwise,
-fsynced: under its name there is a whole export or none. It is refused when its root is not the expected one.
-T3 A folder that is read is hostile: files are regular, reached through no link of their own, bounded, and
-exactly as long as their width says.
+1. Files are where and what c2sp.org/tlog-tiles says, so its readers read our exports: `tile/<level>/<index>` and
+   `tile/entries/<index>`, 256 wide, partial ones under `.p/<width>`, and the signed note in `checkpoint`.
+2. An export is written beside its place and renamed into it when it is complete and, unless told otherwise, fsynced:
+   under its name there is a whole export or none. It is refused when its root is not the expected one.
+3. A folder that is read is hostile: files are regular, reached through no link of their own, bounded, and exactly as
+   long as their width says.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class TileFolder:
             raise ExportError(f"`{path}`: {problem.message}", index=index, width=width) from None
 
     def file(self, path: str, bytes_max: int) -> bytes:
-        """A file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (T3)."""
+        """A file's bytes; raises `ExportError` for what is missing, longer, or not a plain file (rule 3)."""
         try:
             descriptor = os.open(
                 self.folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -141,7 +141,7 @@ def write_export(
     *,
     durable: bool = True,
 ) -> None:
-    """Write a log's tiles and entries, with `files` (a `checkpoint`, a `head.tlog-proof`) beside them (T2).
+    """Write a log's tiles and entries, with `files` (a `checkpoint`, a `head.tlog-proof`) beside them (rule 2).
 
     Raises `ExportError` when the folder is there already, the disk refuses, or the leaves do not give `head`.
     """

@@ -1,12 +1,12 @@
 """All that the ledger derives from its leaves, computed again from them alone; the first bad leaf by name.
 
-F1 Nothing that is stored is believed: leaf hashes, frontiers, nodes, root leaves, checkpoints and projections are made
-anew and compared. What depends on a key is checked where the reader gives one.
-F2 A problem names the log and the leaves it is in. A leaf whose columns contradict its bytes is named exactly; else the
-range is that of the commit that sealed it, and what cannot be narrowed further is said so.
-F3 The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
-shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
-F4 Memory is bounded by a batch of leaves and the seals of one log.
+1. Nothing that is stored is believed: leaf hashes, frontiers, nodes, root leaves, checkpoints and projections are
+   made anew and compared. What depends on a key is checked where the reader gives one.
+2. A problem names the log and the leaves it is in. A leaf whose columns contradict its bytes is named exactly; else
+   the range is that of the commit that sealed it, and what cannot be narrowed further is said so.
+3. The database cannot vouch for its own end: leaves that were cut off together with all that sealed them leave a
+   shorter, sound ledger. Notes kept elsewhere (`kept`) close that window, up to the newest of them.
+4. Memory is bounded by a batch of leaves and the seals of one log.
 """
 
 from __future__ import annotations

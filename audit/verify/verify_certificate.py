@@ -1,9 +1,9 @@
 """Checks an erasure's certificate offline: with the document, the public keys that the reader trusts, and nothing else.
 
-V1  The document is hostile: it is bounded, and every figure in it is computed again from leaves whose place in the
-    ledger is proved under a checkpoint that a trusted key signed.
-V2  A certificate that claims more than its leaves show is refused with what it claims and what they show.
-V3  With the opening, the selector must be the one that the certificate commits to.
+1. The document is hostile: it is bounded, and every figure in it is computed again from leaves whose place in the
+   ledger is proved under a checkpoint that a trusted key signed.
+2. A certificate that claims more than its leaves show is refused with what it claims and what they show.
+3. With the opening, the selector must be the one that the certificate commits to.
 """
 
 from __future__ import annotations

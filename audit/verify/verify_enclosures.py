@@ -1,4 +1,4 @@
-"""Checks what an export encloses beside its leaves, against the reader's keys and certificates (`enclosed`, N1-N3)."""
+"""Checks what an export encloses beside its leaves, against the reader's keys and certificates (`enclosures`)."""
 
 from __future__ import annotations
 

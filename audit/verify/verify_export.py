@@ -1,10 +1,10 @@
 """Checks an export of the ledger offline, against the public keys that the reader trusts.
 
-V1 Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
-V2 A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
-narrows it down to a file): `audit fsck` on the database does that.
-V3 The report always says what was not shown (`limits`), the lack of a witness first of all.
-V4 It is independent of `verify_kvcustody.py`, which shares no code with it; tests hold their verdicts equal.
+1. Everything is recomputed from the leaves; what the manifest says counts only where it agrees.
+2. A bad export is a report with problems, never an exception. The first bad leaf is not named here (a file's digest
+   narrows it down to a file): `audit fsck` on the database does that.
+3. The report always says what was not shown (`limits`), the lack of a witness first of all.
+4. It is independent of `verify_kvcustody.py`, which shares no code with it; tests hold their verdicts equal.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ExportVerdict:
 
     @property
     def limits(self) -> list[str]:
-        """What the verdict does not show (V3)."""
+        """What the verdict does not show (rule 3)."""
         made = [] if self.signed is not None and self.signed.witnesses else [NO_WITNESS]
         made += [NOT_RECORDED, NOT_TRUE]
         if not self.stamps:
@@ -123,7 +123,7 @@ def verify_export(
     authorities: Sequence[TimestampAuthority] = (),
     progress: Progress | None = None,
 ) -> ExportVerdict:
-    """Check every byte of an export by these vkeys (V1, V2). Raises `NoteError` for a malformed key of yours.
+    """Check every byte of an export by these vkeys (rule 1, rule 2). Raises `NoteError` for a malformed key of yours.
 
     Keys that yours handed over to on record are followed. Each of `authorities` has to have stamped a checkpoint that
     this one extends; their certificates are yours, too.

@@ -1,7 +1,7 @@
 """Checks a report offline: its digest, its seal, the sample's draw, and every leaf of the sample under the checkpoint.
 
-K1 Nothing is believed for standing in the report: proofs are checked against the reader's public keys.
-K2 A bad report is a list of problems, never an exception; a malformed key of the reader's is one.
+1. Nothing is believed for standing in the report: proofs are checked against the reader's public keys.
+2. A bad report is a list of problems, never an exception; a malformed key of the reader's is one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Verifies an exported log offline, from its files and the public keys that the reader trusts.
 
-V1 Everything is recomputed from the leaves: hashes, tiles, root. Nothing in the folder is believed for being
-there; its head counts only when a trusted key signed it.
-V2 A sound export has exactly the files of its tree. A file too many is a problem like a file too few, for a
-reader would take it for part of the log.
-V3 The first bad leaf is named, or where the tiles were changed with it, the narrowest range it must be in.
-V4 Heads that the reader kept from before must be prefixes: a log that was cut, replaced or forked since is
-found out, however well it is signed.
-V5 A leaf may be missing only below `purged_below`, which the reader sets; its hash still counts.
+1. Everything is recomputed from the leaves: hashes, tiles, root. Nothing in the folder is believed for being there;
+   its head counts only when a trusted key signed it.
+2. A sound export has exactly the files of its tree. A file too many is a problem like a file too few, for a reader
+   would take it for part of the log.
+3. The first bad leaf is named, or where the tiles were changed with it, the narrowest range it must be in.
+4. Heads that the reader kept from before must be prefixes: a log that was cut, replaced or forked since is found out,
+   however well it is signed.
+5. A leaf may be missing only below `purged_below`, which the reader sets; its hash still counts.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class _Check:
                 self._report.add(f"the log is not the one whose head at `{before.size}` leaves was kept")
 
     def _locate(self) -> None:
-        """Name the leaves for which the recomputed root is not the signed one (V3).
+        """Name the leaves for which the recomputed root is not the signed one (rule 3).
 
         Where the tiles still give the signed root, each is trusted in turn from above, and compared with what
         the leaves give.
@@ -269,7 +269,7 @@ class _Check:
 
 
 def _check_names(report: ExportReport, folder: Path, size: int) -> None:
-    """Problems for every file under `tile/` that the tree does not have (V2); missing ones are found on reading."""
+    """Problems for every file under `tile/` that the tree does not have (rule 2); missing ones are found on reading."""
     expected = {tile_path(*place) for place in tile_paths(size)}
     for parent, folders, names in os.walk(folder / "tile"):
         for name in (*names, *(each for each in folders if Path(parent, each).is_symlink())):

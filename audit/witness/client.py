@@ -1,8 +1,8 @@
 """Asks one witness to sign one checkpoint, and believes only what its key signed.
 
-L1 Every call ends within its deadline, whatever the other side does: it is an operator's, not ours.
-L2 An answer counts when the line in it verifies under the key that the operator configured, over the very checkpoint
-that was sent. Everything else is a `WitnessError`.
+1. Every call ends within its deadline, whatever the other side does: it is an operator's, not ours.
+2. An answer counts when the line in it verifies under the key that the operator configured, over the very checkpoint
+   that was sent. Everything else is a `WitnessError`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Cosigned(NamedTuple):
 def cosign(
     address: WitnessAddress, note: bytes, size: int, seen: int, prove: Proof, *, timeout_seconds: float = 5.0
 ) -> Cosigned:
-    """Have a checkpoint of `size` root leaves signed by a witness that last saw `seen`; raises `WitnessError` (L1, L2).
+    """Have a checkpoint of `size` root leaves signed by a witness that last saw `seen`; raises `WitnessError`.
 
     A witness that remembers another size says so, and is asked again from there.
     """

@@ -1,9 +1,9 @@
 """Decides what a witness signs (C2SP tlog-witness, `add-checkpoint`).
 
-W1 It signs a checkpoint of a log that it trusts, signed by that log's key, which extends the newest one that it signed;
-and nothing else. The time that it states is its own.
-W2 Before a signature leaves, the head is on disk (`WitnessMemory`, M1).
-W3 What is refused changes nothing, and is answered with the specification's own status code.
+1. It signs a checkpoint of a log that it trusts, signed by that log's key, which extends the newest one that it
+   signed; and nothing else. The time that it states is its own.
+2. Before a signature leaves, the head is on disk (`WitnessMemory`, rule 1 of `state`).
+3. What is refused changes nothing, and is answered with the specification's own status code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Witness:
         self._now_seconds = now_seconds
 
     def add_checkpoint(self, data: bytes) -> CosignReply:
-        """Answer one request (W1-W3)."""
+        """Answer one request (rules 1–3)."""
         try:
             request = parse_request(data)
             checkpoint = parse_checkpoint(parse_note(request.note).text)

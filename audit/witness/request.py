@@ -1,6 +1,6 @@
 """What a log sends to a witness: the size it was at, a consistency proof, and its new signed checkpoint.
 
-A1 There is one form, and anything else is refused: bounded, canonical numbers and base64, at most 63 hashes.
+1. There is one form, and anything else is refused: bounded, canonical numbers and base64, at most 63 hashes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AddCheckpoint(NamedTuple):
 
 
 def parse_request(data: bytes) -> AddCheckpoint:
-    """The request in a body; raises `NoteError` for anything else (A1)."""
+    """The request in a body; raises `NoteError` for anything else (rule 1)."""
     if len(data) > REQUEST_BYTES_MAX:
         raise NoteError(f"a request of `{len(data)}` bytes is longer than {REQUEST_BYTES_MAX}")
     head, found, note = data.partition(b"\n\n")

@@ -1,8 +1,8 @@
 """A witness over HTTP, on the standard library alone: a small process of its own, best on a machine of its own.
 
-H1 It listens on loopback or on a Unix socket unless told otherwise. A request is bounded in bytes and in seconds, and
-so is the number that are served at once.
-H2 Whoever can reach it can make it sign only what extends a log that it trusts, signed by that log's key.
+1. It listens on loopback or on a Unix socket unless told otherwise. A request is bounded in bytes and in seconds, and
+   so is the number that are served at once.
+2. Whoever can reach it can make it sign only what extends a log that it trusts, signed by that log's key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a witness remembers: for each log, the keys that it trusts and the newest head that it signed.
 
-M1 A head moves forward only by compare-and-set in one transaction that is on disk (SQLite, synchronous=FULL) before the
-signature leaves: however it crashes and whoever asks at once, a witness never signs two histories.
-M2 The file is the witness's own and 0600. Restoring it from a backup would forget heads: it must not be backed up.
+1. A head moves forward only by compare-and-set in one transaction that is on disk (SQLite, synchronous=FULL) before
+   the signature leaves: however it crashes and whoever asks at once, a witness never signs two histories.
+2. The file is the witness's own and 0600. Restoring it from a backup would forget heads: it must not be backed up.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WitnessMemory:
         return {name: self.head(name) for name in names}
 
     def advance(self, origin: str, old: TreeHead, new: TreeHead) -> bool:
-        """Replace the old head by the new one, durably; False where it is another by now (M1)."""
+        """Replace the old head by the new one, durably; False where it is another by now (rule 1)."""
         with closing(self._open()) as connection:
             connection.execute("BEGIN IMMEDIATE")
             row = connection.execute("SELECT size, root FROM heads WHERE origin = ?", (origin,)).fetchone()

@@ -1,7 +1,8 @@
 """How far others have seen the ledger, for health, reports and exports.
 
-U1 Without a witness the answer says so, in words that a report has to print: `UNWITNESSED`.
-U2 Everything is read from stored lines; a reader who does not trust the database checks them again (`witnessed_note`).
+1. Without a witness the answer says so, in words that a report has to print: `UNWITNESSED`.
+2. Everything is read from stored lines; a reader who does not trust the database checks them again
+   (`witnessed_note`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Takes every new checkpoint to the witnesses, behind everything else.
 
-B1 Each witness has a thread of its own: one that is dead, slow or lying delays no other, no commit and no signature.
-B2 A failure is tried again after a wait that doubles up to a limit, with chance in it. What a witness missed is covered
-by the next checkpoint that it signs.
-B3 A line is stored only after it verified under the configured key. A witness that remembers a longer log than ours is
-evidence of a cut or restored ledger: `status()` says so and nothing hides it.
+1. Each witness has a thread of its own: one that is dead, slow or lying delays no other, no commit and no signature.
+2. A failure is tried again after a wait that doubles up to a limit, with chance in it. What a witness missed is
+   covered by the next checkpoint that it signs.
+3. A line is stored only after it verified under the configured key. A witness that remembers a longer log than ours
+   is evidence of a cut or restored ledger: `status()` says so and nothing hides it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WitnessSubmitter:
         return note.size
 
     def start(self) -> None:
-        """One thread for each witness (B1)."""
+        """One thread for each witness (rule 1)."""
         for address in self._addresses:
             thread = threading.Thread(
                 target=self._run, args=(address,), name=f"kvcustody-witness-{address.key.name}", daemon=True
@@ -107,7 +107,7 @@ class WitnessSubmitter:
                 self._status[name] = SubmitterStatus(name, size, 0, "")
 
     def _pause_seconds(self, failures: int) -> float:
-        """B2."""
+        """Rule 2."""
         longest = min(_WAIT_SECONDS_MAX, self._interval_seconds * 2.0 ** min(failures, 16))
         return longest if not failures else longest * (0.5 + _JITTER.random() / 2)
 

@@ -1,9 +1,10 @@
 """Append leaves, their projections and their trees to the ledger inside the caller's transaction.
 
-A1 The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf:
-contiguous per log, whatever fails. A2 Rows, leaf and tree commit together. A3 A leaf whose (incarnation,
-sequence, part, log) is already there is skipped when `skip_known` is set, so a replay adds each leaf
-exactly once.
+1. The idx of a log is assigned under the lock on its row, inside the transaction that inserts the leaf: contiguous
+   per log, whatever fails.
+2. Rows, leaf and tree commit together.
+3. A leaf whose (incarnation, sequence, part, log) is already there is skipped when `skip_known` is set, so a replay
+   adds each leaf exactly once.
 """
 
 from __future__ import annotations

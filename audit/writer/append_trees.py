@@ -1,11 +1,11 @@
 """The trees grow with the leaves, in the transaction that inserts them.
 
-T1 A commit that adds leaves to some sub-logs writes their frontiers and completed nodes, one salted root leaf for each,
-the root log's frontier and nodes, and one checkpoint; all of it commits with the leaves, or none.
-T2 Sub-logs are locked before the root log, and the root log last: writers of different sub-logs wait for each other
-only at the very end, and never in a circle. On PostgreSQL one statement stands between that lock and the commit.
-T3 A stored frontier is loaded only when it gives its own root and the size that its log has; anything else is
-`TreeError`, and nothing is written on top of it: the database then counts as lost, and events go to the spill.
+1. A commit that adds leaves to some sub-logs writes their frontiers and completed nodes, one salted root leaf for
+   each, the root log's frontier and nodes, and one checkpoint; all of it commits with the leaves, or none.
+2. Sub-logs are locked before the root log, and the root log last: writers of different sub-logs wait for each other
+   only at the very end, and never in a circle. On PostgreSQL one statement stands between that lock and the commit.
+3. A stored frontier is loaded only when it gives its own root and the size that its log has; anything else is
+   `TreeError`, and nothing is written on top of it: the database then counts as lost, and events go to the spill.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Trees:
         hashes: Mapping[int, Sequence[bytes]],
         at_us: int,
     ) -> None:
-        """Append leaf hashes, by log id, to locked sub-logs, and seal the new heads under a checkpoint (T1)."""
+        """Append leaf hashes, by log id, to locked sub-logs, and seal the new heads under a checkpoint (rule 1)."""
         nodes: list[_Node] = []
         rows: list[tuple[int, int, bytes]] = []
         heads: dict[str, TreeHead] = {}
@@ -62,7 +62,7 @@ class Trees:
         self._seal(connection, heads, ids, nodes, at_us)
 
     def load(self, log: int, size: int | None, stored: bytes) -> Frontier:
-        """The frontier in these bytes; raises `TreeError` where they are not one, or not of this size (T3)."""
+        """The frontier in these bytes; raises `TreeError` where they are not one, or not of this size (rule 3)."""
         known = self._checked.get(log)
         stored = bytes(stored)
         frontier = known[1] if known and known[0] == stored else Frontier.from_bytes(stored)
@@ -150,7 +150,7 @@ def _store(
     checkpoint: tuple[int, bytes, int],
     frontier: bytes,
 ) -> None:
-    """Root leaves, nodes, checkpoint and the root log's frontier; on PostgreSQL in one statement (T2)."""
+    """Root leaves, nodes, checkpoint and the root log's frontier; on PostgreSQL in one statement (rule 2)."""
     if connection.dialect.name != "sqlite":
         columns = [list(column) for column in zip(*leaves, strict=True)]
         columns += [list(column) for column in zip(*nodes, strict=True)] or [[]] * 4

@@ -1,9 +1,9 @@
 """Batches into the database: new names, leaves and projections in one transaction, the commit beside other work.
 
-K1 `write` returned means committed. When it raises, the commit may have arrived all the same, so the next
-transaction skips the names that are there.
-K2 A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
-K3 What runs during a transaction (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
+1. `write` returned means committed. When it raises, the commit may have arrived all the same, so the next transaction
+   skips the names that are there.
+2. A ledger file that was deleted or replaced under an open connection would swallow commits: `StoreGoneError`.
+3. What runs during a transaction (`meanwhile`) sees neither success nor failure of it, and ends before `write` does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What a dead process leaves behind: its open custody, closed by its successor as unproven.
 
-D1 Custody of a dead incarnation never counts as covered: its end has no receipt, and says so in its cause.
-D2 Blocks handed out at admission are known from the opening leaf. What a running request was handed later
-(growth, copies) is listed at its release only, so a death leaves those few to the counts of allocation alone.
-D3 Closing is idempotent: what an interrupted closing recorded is not recorded again, and `WorkerDied` comes
-last.
+1. Custody of a dead incarnation never counts as covered: its end has no receipt, and says so in its cause.
+2. Blocks handed out at admission are known from the opening leaf. What a running request was handed later (growth,
+   copies) is listed at its release only, so a death leaves those few to the counts of allocation alone.
+3. Closing is idempotent: what an interrupted closing recorded is not recorded again, and `WorkerDied` comes last.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _open_residencies(connection: Connection, incarnation: int) -> Sequence[Any]
 
 
 def _open_custody(connection: Connection, incarnation: int) -> dict[tuple[str, str], tuple[Run, ...]]:
-    """Blocks recorded as handed out whose end was never recorded, by owner and classification (D2)."""
+    """Blocks recorded as handed out whose end was never recorded, by owner and classification (rule 2)."""
     query = select(residencies.c.residency, residencies.c.classification).where(
         residencies.c.incarnation == incarnation, residencies.c.part == 1
     )

@@ -1,9 +1,8 @@
 """When the database is away: what is refused, spilled, held, and read back.
 
-X1 Class A is refused at once, and what accounts for a refusal is kept before the mark passes it.
-X2 Everything else goes to the spill; where the spill is full too it is held in memory, and nothing more is
-admitted.
-X3 The database counts as back only after every spill was replayed.
+1. Class A is refused at once, and what accounts for a refusal is kept before the mark passes it.
+2. Everything else goes to the spill; where the spill is full too it is held in memory, and nothing more is admitted.
+3. The database counts as back only after every spill was replayed.
 """
 
 from __future__ import annotations

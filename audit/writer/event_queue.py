@@ -1,10 +1,10 @@
 """The engine's side of a ledger writer: events in, by sequence, and those who wait for theirs.
 
-N1 `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
-N2 Every event but those of class C has a sequence; the sequences of one incarnation have no holes.
-N3 A ticket is decided once: committed, refused, or given up by its submitter, whichever comes first.
-N4 Past twice the capacity events are not kept; a `GapRecorded` for each run of them then names their sequences, and no
-other.
+1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
+2. Every event but those of class C has a sequence; the sequences of one incarnation have no holes.
+3. A ticket is decided once: committed, refused, or given up by its submitter, whichever comes first.
+4. Past twice the capacity events are not kept; a `GapRecorded` for each run of them then names their sequences, and
+   no other.
 """
 
 from __future__ import annotations

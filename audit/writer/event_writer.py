@@ -1,17 +1,16 @@
 """The group-commit writer: events in from the engine, leaves out, nothing lost in silence.
 
-W1 `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
-W2 `durable_sequence` is the highest sequence up to which every event is committed, or fsynced in the spill,
-or was refused to its caller. An event at or below it survives kill -9.
-W3 `submit_durable` returns only after the commit; otherwise it raises `LedgerUnavailable` within its
-deadline, and a `Withdrawn` leaf accounts for the sequence.
-W4 When the database fails, or the queue is longer than its capacity, class B goes to the spill and is
-replayed exactly once. When the spill is full too, `admitting` turns False; events then wait in memory up to
-twice the capacity, and beyond that a `GapRecorded` leaf says which sequences are missing.
-W5 Recording never blocks scrubbing: no call here waits for the database except `submit_durable`, `flush`
-and `close`.
-W6 At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven. A
-worker name is one process at a time.
+1. `submit` runs no SQL and does no I/O: it appends to a bounded queue under a lock.
+2. `durable_sequence` is the highest sequence up to which every event is committed, or fsynced in the spill, or was
+   refused to its caller. An event at or below it survives kill -9.
+3. `submit_durable` returns only after the commit; otherwise it raises `LedgerUnavailable` within its deadline, and a
+   `Withdrawn` leaf accounts for the sequence.
+4. When the database fails, or the queue is longer than its capacity, class B goes to the spill and is replayed
+   exactly once. When the spill is full too, `admitting` turns False; events then wait in memory up to twice the
+   capacity, and beyond that a `GapRecorded` leaf says which sequences are missing.
+5. Recording never blocks scrubbing: no call here waits for the database except `submit_durable`, `flush` and `close`.
+6. At start, spills are replayed and the custody of this worker's dead incarnations is closed as unproven. A worker
+   name is one process at a time.
 """
 
 from __future__ import annotations
@@ -168,7 +167,7 @@ class EventWriter:
 
     @property
     def durable_sequence(self) -> int:
-        """W2."""
+        """Rule 2."""
         return self._mark.sequence
 
     def status(self) -> WriterStatus:

@@ -1,8 +1,9 @@
 """Rows from leaves: the one way in which any column of evidence comes to be.
 
-J1 A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is
-replayed, and a table re-derived, from bytes. J2 An event written in two logs is projected once, in the log
-of the tenant that acted. J3 Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
+1. A projection is a function of the leaves and of the ids of logs and incarnations alone, so a spill is replayed, and
+   a table re-derived, from bytes.
+2. An event written in two logs is projected once, in the log of the tenant that acted.
+3. Whatever its kind, a leaf that carries a trace has a row by which the trace finds it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Puts one act of an operator on record before it happens, from a process that is no worker.
 
-N1 `record_operator_act` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen
-(class A).
+1. `record_operator_act` returned means committed; otherwise it raises `LedgerUnavailable` and the act must not happen
+   (class A).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvcustody.clock import Clock, SystemClock
 
 
 def record_operator_act(engine: Engine, make: Callable[[int], Event], *, clock: Clock | None = None) -> None:
-    """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (N1)."""
+    """Commit the event that `make(at_us)` gives; `at_us` is the boot-time moment (rule 1)."""
     clock = clock or SystemClock()
     with recorder(engine, clock) as writer:
         writer.submit_durable(make(clock.now_us()))

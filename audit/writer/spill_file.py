@@ -1,15 +1,14 @@
 """A bounded local file for events while the database is away.
 
-F1 `append` returned means fsynced; it keeps all of its records or none. F2 A record is read back only if
-its length and CRC-32 agree; the tail that a crash tore is counted, and its file kept beside the others as
-`.torn`.
-F3 The segments together never exceed the limit: past it `append` raises `SpillFullError` and changes
-nothing.
-F4 A segment is deleted only after the caller has made all of it durable elsewhere; a live process holds a
-lock on its own, so another never replays it.
-F5 A live process holds every segment of its own open until it is retired. One whose file somebody removed, or put
-another in the place of, is written again from there before anything is added and before a replay: what was called
-durable rests on no name that may go.
+1. `append` returned means fsynced; it keeps all of its records or none.
+2. A record is read back only if its length and CRC-32 agree; the tail that a crash tore is counted, and its file kept
+   beside the others as `.torn`.
+3. The segments together never exceed the limit: past it `append` raises `SpillFullError` and changes nothing.
+4. A segment is deleted only after the caller has made all of it durable elsewhere; a live process holds a lock on its
+   own, so another never replays it.
+5. A live process holds every segment of its own open until it is retired. One whose file somebody removed, or put
+   another in the place of, is written again from there before anything is added and before a replay: what was called
+   durable rests on no name that may go.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class SpillFile:
         self._descriptor = -1
         self._path = directory
         self._size = 0
-        self._held: dict[Path, int] = {}  # own segments that are closed and not retired (F5)
+        self._held: dict[Path, int] = {}  # own segments that are closed and not retired (rule 5)
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as problem:
@@ -123,7 +122,7 @@ class SpillFile:
     def segments(self) -> list[SpillSegment]:
         """Close the own segment and lock every one that no other live process holds, oldest first.
 
-        Raises `SpillFullError` where one of the own is gone and cannot be written again (F5).
+        Raises `SpillFullError` where one of the own is gone and cannot be written again (rule 5).
         """
         self._restore()
         if self._descriptor >= 0:
@@ -155,7 +154,7 @@ class SpillFile:
         self._held.clear()
 
     def _restore(self) -> None:
-        """Write own segments again whose files are not in their places any more (F5)."""
+        """Write own segments again whose files are not in their places any more (rule 5)."""
         own = {**self._held, self._path: self._descriptor} if self._descriptor >= 0 else self._held
         for path, descriptor in [pair for pair in own.items() if not _is(*pair)]:
             try:

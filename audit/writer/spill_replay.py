@@ -1,7 +1,7 @@
 """Spills read back into the ledger.
 
-Y1 Each leaf is added once, however often a spill is replayed. Y2 A segment is deleted only after all of it,
-and the leaf that reports the replay, are committed.
+1. Each leaf is added once, however often a spill is replayed.
+2. A segment is deleted only after all of it, and the leaf that reports the replay, are committed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Copies a SQLite ledger's write-ahead log into its file beside the writer, not in the middle of its commits.
 
-A1 Durability is the commit's alone: what is copied here was on disk before, and nothing is lost when it is not copied.
-A2 A copy takes no lock that a writer waits for. Where copying falls behind, SQLite's own limit (`store.WAL_PAGES_MAX`)
-makes a commit do it, so the log stays bounded.
+1. Durability is the commit's alone: what is copied here was on disk before, and nothing is lost when it is not
+   copied.
+2. A copy takes no lock that a writer waits for. Where copying falls behind, SQLite's own limit
+   (`store.WAL_PAGES_MAX`) makes a commit do it, so the log stays bounded.
 """
 
 from __future__ import annotations
@@ -52,5 +53,5 @@ class WalCheckpointer:
                     connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 finally:
                     connection.close()
-            except Exception:  # noqa: S110 - A1: whatever is wrong, the next commit meets it and deals with it
+            except Exception:  # noqa: S110 - rule 1: whatever is wrong, the next commit meets it and deals with it
                 pass

@@ -2,7 +2,7 @@
 
     .venv-vllm/bin/python benchmarks/engines/vllm_cost.py [--twin] [--json benchmarks/results/vllm-cpu.json]
 
-C1 The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs
+- The two engines live in processes of their own and take turns, unit by unit, with the same requests; only one runs
    at a time. The figure is CPU time of the engine's thread on the way of a step: from one answer of the workers to the
    departure of the next step, and arrivals. `ratio` is the median of the units' ratios, each of the same requests on
    both sides, one after the other (`of_medians`, `of_sums`: the ratios of those). What the thread does while the
@@ -11,8 +11,8 @@ C1 The two engines live in processes of their own and take turns, unit by unit, 
 C2 churny: prompts of 128 to 2,048 tokens, half of which begin as an earlier one of their tenant did, short answers,
    and a pool that is always full. The figure is per request: arrival with hashing, all its steps, its end.
 C3 decode: 256 sequences, one token each per step. The figure is per step.
-C4 Worker scrubs are timed apart: they run in the workers, on the device's memory.
-C5 Tokens per second are of whole engines with a real (tiny) model, wall time, in turns. On a model this small all
+- Worker scrubs are timed apart: they run in the workers, on the device's memory.
+- Tokens per second are of whole engines with a real (tiny) model, wall time, in turns. On a model this small all
    that is not arithmetic shows, so this bounds what a real model would see. Both engines' workers have the same cores.
    The CPU time of the EngineCore's process says nothing here: it spins while it waits for the worker.
 """

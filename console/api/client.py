@@ -1,9 +1,9 @@
 """The one place that decides whom a command asks: a control plane by its address, or the ledger's own files.
 
-Q1 With `--server` the key of `--api-key-file` asks. Without, the service's own operations run in this process on the
+1. With `--server` the key of `--api-key-file` asks. Without, the service's own operations run in this process on the
    ledger that the settings name: same checks, same records, as `local:<user>` or as an enrolled principal (`--as`).
-Q2 Whoever may write the ledger's files may do so (administration, D1). A ledger that a server has open is asked over
-   that server.
+2. Whoever may write the ledger's files may do so (administration, rule 1 of `local_administration`). A ledger that a
+   server has open is asked over that server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Where(NamedTuple):
 
 @contextmanager
 def asking(where: Where) -> Iterator[Asker]:
-    """Whom the options name (Q1)."""
+    """Whom the options name (rule 1)."""
     if where.server is not None:
         if where.as_name is not None:
             raise ConfigError("--as works on the ledger itself; against a server the key says who asks")
@@ -171,7 +171,7 @@ class _Embedded:
 
 
 class _Known:
-    """Stands in for the authenticator: whoever may open the files is known already (Q2)."""
+    """Stands in for the authenticator: whoever may open the files is known already (rule 2)."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller

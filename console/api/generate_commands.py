@@ -1,8 +1,8 @@
 """Commands from the API document: an operation that is declared has its command, with its parameters as options.
 
-M1 A path parameter is an argument, a query parameter or a part of the body an option, by the name in the document.
-M2 A text of the body may be `@FILE`; a part that is neither text, number, flag nor list of texts is given as JSON.
-M3 A job is followed to its end with `--wait`, and always on the ledger itself; its files go to `--out`.
+1. A path parameter is an argument, a query parameter or a part of the body an option, by the name in the document.
+2. A text of the body may be `@FILE`; a part that is neither text, number, flag nor list of texts is given as JSON.
+3. A job is followed to its end with `--wait`, and always on the ledger itself; its files go to `--out`.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _body(command: Command, whole: Path | None, parts: dict[str, Any]) -> bytes 
 
 
 def _value(part: Part, value: Any) -> Any:
-    """A part of the body from what was typed (M2)."""
+    """A part of the body from what was typed (rule 2)."""
     if part.schema.get("type") == "array":
         return [_text(item) for item in value]
     if isinstance(value, str) and part.schema.get("type") == "object":

@@ -1,6 +1,6 @@
 """The group `kvcustody api`, whose commands are made when the first of them is asked for.
 
-G1 What the rest of the command line costs does not grow by the API: its document is read only here.
+1. What the rest of the command line costs does not grow by the API: its document is read only here.
 """
 
 from __future__ import annotations

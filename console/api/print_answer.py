@@ -19,7 +19,7 @@ _KEEP = 0.2
 
 
 def finished(asker: Asker, answer: ApiReply, out: Path | None) -> ApiReply:
-    """A job at its end, its files in the folder `out` (M3)."""
+    """A job at its end, its files in the folder `out` (rule 3 of `generate_commands`)."""
     job = orjson.loads(answer.body)["job"]
     while (found := orjson.loads(_get(asker, f"/v1/jobs/{job}").body))["ended_us"] is None:
         time.sleep(_KEEP)

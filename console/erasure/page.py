@@ -1,6 +1,6 @@
 """An erasure's certificate as one HTML page that prints: what was asked, what was done, what stays, how to check it.
 
-H1  Everything on it is in the certificate; every text is escaped, and the page loads nothing from anywhere.
+1. Everything on it is in the certificate; every text is escaped, and the page loads nothing from anywhere.
 """
 
 from __future__ import annotations

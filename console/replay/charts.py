@@ -1,9 +1,9 @@
 """Charts as server-side SVG: no scripts, colours from the page's CSS variables, so they follow light, dark
 and print.
 
-C1. Every value drawn is also in the report's tables or JSON; a chart adds a title and a description for
-    readers that cannot see it.
-C2. A chart of nothing says "no data" instead of drawing an empty frame.
+1. Every value drawn is also in the report's tables or JSON; a chart adds a title and a description for readers that
+   cannot see it.
+2. A chart of nothing says "no data" instead of drawing an empty frame.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a replay found: plain numbers a tenant and for the pool, ready for a terminal, JSON or a page.
 
-N1. Nothing here is estimated: token and block figures are counted, times are measured, identities compare two
-    sources.
-N2. A figure that was not observed is `None`, never zero.
+1. Nothing here is estimated: token and block figures are counted, times are measured, identities compare two sources.
+2. A figure that was not observed is `None`, never zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Charts as geometry: bars, lines and words with places, drawn alike by the HTML page and the PDF.
 
-C1 Every value drawn is also in a table or in the JSON. C2 A chart of nothing says so.
-C3 Colours are numbered series (1 to 5); the page and the PDF give them colours that also differ in grey.
+1. Every value drawn is also in a table or in the JSON.
+2. A chart of nothing says so.
+3. Colours are numbered series (1 to 5); the page and the PDF give them colours that also differ in grey.
 """
 
 from __future__ import annotations

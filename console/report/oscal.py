@@ -1,9 +1,9 @@
 """A report as OSCAL assessment results (NIST, version 1.1.3): observations, and no verdict on any control.
 
-A1 One observation a control: what was looked at, by which method, where the evidence is. There are no findings, for a
-finding states whether its target is satisfied, and that is the assessor's to say.
-A2 Identifiers are UUIDs of version 5 over the report's digest, times are those of the checkpoint: the same report gives
-the same bytes.
+1. One observation a control: what was looked at, by which method, where the evidence is. There are no findings, for a
+   finding states whether its target is satisfied, and that is the assessor's to say.
+2. Identifiers are UUIDs of version 5 over the report's digest, times are those of the checkpoint: the same report
+   gives the same bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A page as PDF, by reportlab (the extra `reports`): the same words and charts as the HTML, set for A4.
 
-Q1 The bytes are a function of the page alone: no time, no random id, fonts that every PDF reader has.
-Q2 A section begins a page where little room is left below its heading; what is signed is never parted.
-Q3 A character that these fonts lack is written as its code point, and never dropped.
+1. The bytes are a function of the page alone: no time, no random id, fonts that every PDF reader has.
+2. A section begins a page where little room is left below its heading; what is signed is never parted.
+3. A character that these fonts lack is written as its code point, and never dropped.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ _REPLACED = {"≤": "<=", "≥": ">=", "−": "-"}  # what the standard fonts la
 
 
 def plain(text: str) -> str:
-    """Text in what the standard fonts have (Q3)."""
+    """Text in what the standard fonts have (rule 3)."""
     for ours, theirs in _REPLACED.items():
         text = text.replace(ours, theirs)
     return text.encode("cp1252", "backslashreplace").decode("cp1252")

@@ -1,8 +1,8 @@
 """The console as an ASGI application behind the service's gate (`governance.api.pages_port`).
 
-A1 Without a session there is the sign-in page and the static files, and nothing else: every other page leads there.
-A2 No page holds a script or a style of its own; the policy of content allows this origin's files alone, and no frame.
-A3 A refusal is a page with the problem's status. Absent, foreign and unknown paths give the same bytes.
+1. Without a session there is the sign-in page and the static files, and nothing else: every other page leads there.
+2. No page holds a script or a style of its own; the policy of content allows this origin's files alone, and no frame.
+3. A refusal is a page with the problem's status. Absent, foreign and unknown paths give the same bytes.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Console:
 
 
 def _answered(page: Page, visit: PageRequest) -> Response:
-    """What a page answers; a refusal is a page too (A3)."""
+    """What a page answers; a refusal is a page too (rule 3)."""
     try:
         return page(visit)
     except CustodyError as error:

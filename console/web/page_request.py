@@ -1,9 +1,9 @@
 """One request of a page: who asks, with which parameters, how the page is answered, and which pages its menu names.
 
-V1 Parameters are read through here alone: bounded, without control characters, whole numbers in range.
-V2 A page shows what the caller's roles reach; what is absent and what is somebody else's are one answer.
-V3 Answers are never cached; a page that shows others' data has recorded the read before it is rendered.
-V4 Who may open a page is decided by the table of roles; the menu only leaves out what would be refused.
+1. Parameters are read through here alone: bounded, without control characters, whole numbers in range.
+2. A page shows what the caller's roles reach; what is absent and what is somebody else's are one answer.
+3. Answers are never cached; a page that shows others' data has recorded the read before it is rendered.
+4. Who may open a page is decided by the table of roles; the menu only leaves out what would be refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PageRequest:
     cookie: str | None
 
     def text(self, name: str, characters_max: int = _CHARACTERS_MAX) -> str | None:
-        """A short parameter of query or form; None where it is absent or empty (V1)."""
+        """A short parameter of query or form; None where it is absent or empty (rule 1)."""
         value = self.form.get(name, self.query.get(name, "")).strip()
         if len(value) > characters_max or not value.isprintable():
             raise _invalid(name, "is too long, or holds characters that are not printed")
@@ -71,7 +71,7 @@ class PageRequest:
         return any(self.caller.reach(action) is not Reach.NONE for action in actions)
 
     def record(self, page: str, tenant: str | None = None) -> None:
-        """Put the read on record for those whose reads are events (V3): names of filters, never their values."""
+        """Put the read on record for those whose reads are events (rule 3): names of filters, never their values."""
         filters = tuple(sorted(name[:64] for name, value in self.query.items() if value))[:16]
         about = tenant if tenant is not None and _is_name(tenant) else None
         record_read(self.service, self.caller, page, tenant=about, filters=filters)

@@ -1,7 +1,7 @@
 """Templates: escaped without exception, with numbers and times in one form everywhere.
 
-R1 Every text is escaped where it is written; no template marks a value as safe.
-R2 Static files carry the digest of their content in their address, so that they may be kept for a year.
+1. Every text is escaped where it is written; no template marks a value as safe.
+2. Static files carry the digest of their content in their address, so that they may be kept for a year.
 """
 
 from __future__ import annotations

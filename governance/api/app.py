@@ -1,7 +1,7 @@
 """The application: every operation behind the gate, and room for a console's pages.
 
-P1 `create_app(service)` is all that a server needs; `pages` are what a console adds, and `workers_only` cuts it down to
-   what workers may ask.
+1. `create_app(service)` is all that a server needs; `pages` are what a console adds, and `workers_only` cuts it down
+   to what workers may ask.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """The engine-side agent: tells the control plane how this worker is and asks what is to be scanned, on its own thread.
 
-G1 Counters are taken on the thread that owns the state, between steps. An engine that takes no step is reported with
+1. Counters are taken on the thread that owns the state, between steps. An engine that takes no step is reported with
    the last ones and their age, so that being heard and counting anew are told apart.
-G2 What a worker says of itself decides nothing there: a report that is lost is followed by the next.
-G3 Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and never
-   disturbs the engine.
-G4 A scan that was asked for runs on the thread that owns the state, once in this process. It is answered when its
-   findings are in the ledger, again and again until the answer is taken; a process that ends before leaves the order to
-   the next.
+2. What a worker says of itself decides nothing there: a report that is lost is followed by the next.
+3. Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and
+   never disturbs the engine.
+4. A scan that was asked for runs on the thread that owns the state, once in this process. It is answered when its
+   findings are in the ledger, again and again until the answer is taken; a process that ends before leaves the order
+   to the next.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Agent:
             pause = _SCAN_SECONDS if self._scans else max(_SCAN_SECONDS, left)
 
     def _refused(self, error: ServiceError) -> float:
-        """How long to say nothing (G3)."""
+        """How long to say nothing (rule 3)."""
         if not self.problem and not self._stop.is_set():
             _log.warning("status is not taken", reason=error.message)
         self.problem = error.message
@@ -128,7 +128,7 @@ class Agent:
         self._ledger.note_unlinkings(int(heard["unlinkings"]))
 
     def _take_orders(self) -> None:
-        """Have the owning thread do what is asked for and was not yet (G4); held open until there is something."""
+        """Have the owning thread do what is asked for and was not yet (rule 4); held open until there is something."""
         wait = 0 if self._scans else int(REPORT_SECONDS)
         found = self._connection.get("/v1/worker/scans", wait=wait, known=",".join(self._scans) or None)
         for order in found["orders"]:
@@ -136,7 +136,7 @@ class Agent:
                 self._scans[order] = self._facade.call(lambda facade: facade.scan_and_recover())
 
     def _answer(self) -> None:
-        """Say what became of the scans that have ended (G4)."""
+        """Say what became of the scans that have ended (rule 4)."""
         done, _ = wait_for(self._scans.values(), _SNAPSHOT_SECONDS)
         for order, scan in list(self._scans.items()):
             if scan not in done:
@@ -158,7 +158,7 @@ class Agent:
         del self._scans[order]
 
     def _count(self) -> None:
-        """Take the counters anew, where the engine steps within a second (G1)."""
+        """Take the counters anew, where the engine steps within a second (rule 1)."""
         if self._pending is None:
             self._pending = self._facade.call(lambda facade: facade.stats())
         try:

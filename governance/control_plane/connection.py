@@ -1,9 +1,9 @@
 """A connection to a control plane: one base, one key, answers or one-line errors.
 
-T1 The key comes from a file of mode 0600, and is sent to the one server that was named; redirects are not followed.
-T2 Without TLS only this machine is talked to.
-T3 Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with `unreachable`,
-   one whose certificate or ours is refused is one with `tls`.
+1. The key comes from a file of mode 0600, and is sent to the one server that was named; redirects are not followed.
+2. Without TLS only this machine is talked to.
+3. Every refusal is a `ServiceError` with the problem's type; a server that cannot be reached is one with
+   `unreachable`, one whose certificate or ours is refused is one with `tls`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ControlPlaneConnection:
         self.request("DELETE", path)
 
     def request(self, method: str, path: str, **how: Any) -> httpx.Response:
-        """Any request; raises `ServiceError` for whatever is not a success (T3)."""
+        """Any request; raises `ServiceError` for whatever is not a success (rule 3)."""
         import httpx
 
         try:

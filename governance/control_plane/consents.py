@@ -1,8 +1,8 @@
 """An owner's part in a release over the API: consents that wait, and grants that it takes back, each a signed step.
 
-O1 What is signed is what was shown, and made of what the owner may see alone: the digest that a consent names is
+1. What is signed is what was shown, and made of what the owner may see alone: the digest that a consent names is
    computed here, from the words of the answer.
-O2 A step is signed for the one deployment that the caller named, whatever the control plane says of itself.
+2. A step is signed for the one deployment that the caller named, whatever the control plane says of itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OwnerConsents:
         self._clock = clock
 
     def waiting(self) -> list[dict[str, Any]]:
-        """What waits for the own tenant's consent; raises `ReleaseError` where an answer does not fit itself (O1)."""
+        """What waits for the own tenant's consent; raises `ReleaseError` where an answer does not fit itself."""
         found: list[dict[str, Any]] = []
         cursor = None
         while True:

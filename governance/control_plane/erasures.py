@@ -1,10 +1,11 @@
 """A worker's way to the erasures that others ask for, over the API.
 
-X1 What a worker owes is asked for until it has answered: an answer is a leaf in its ledger, so an order that was lost
+1. What a worker owes is asked for until it has answered: an answer is a leaf in its ledger, so an order that was lost
    or interrupted comes again, and one that was carried out does not.
-X2 The control plane holds the question open until there is something new, so an erasure arrives at once.
-X3 Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed blocks.
-X4 Orders on keys come with the same answer, which is given at once where there is one that the worker has not named.
+2. The control plane holds the question open until there is something new, so an erasure arrives at once.
+3. Where the control plane is away at the start there is nothing to carry out yet: a process begins with zeroed
+   blocks.
+4. Orders on keys come with the same answer, which is given at once where there is one that the worker has not named.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class RemoteInbox(ErasureInbox):
             self._thread = None
 
     def recover_pending(self, facade: ErasureTarget) -> int:
-        """On the owning thread: carry out what is owed (X3)."""
+        """On the owning thread: carry out what is owed (rule 3)."""
         try:
             return super().recover_pending(facade)
         except ServiceError as error:
             return _unasked(error)
 
     def look(self, facade: ErasureTarget) -> int:
-        """On any thread: hand what is owed to the owning thread's next step (X3)."""
+        """On any thread: hand what is owed to the owning thread's next step (rule 3)."""
         try:
             return super().look(facade)
         except ServiceError as error:
@@ -64,7 +65,7 @@ class RemoteInbox(ErasureInbox):
         return [] if self._stop.is_set() else orders
 
     def _key_orders(self) -> tuple[OrderedKeys, ...]:
-        """Those that came with the last answer about erasures (X4)."""
+        """Those that came with the last answer about erasures (rule 4)."""
         return self._key_answer
 
     def _pending(self) -> list[tuple[Requested, SelectorNames | None]]:

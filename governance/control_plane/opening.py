@@ -1,7 +1,7 @@
 """What a worker opens where its settings name a control plane: the connection, the policy, the ledger, the erasures.
 
-P1 A key that is refused, a name that is not the key's, a certificate or an address that cannot be used: no start.
-P2 Where the control plane is away, a worker starts only with a policy that was signed and that it has kept, under its
+1. A key that is refused, a name that is not the key's, a certificate or an address that cannot be used: no start.
+2. Where the control plane is away, a worker starts only with a policy that was signed and that it has kept, under its
    stated expiry and with the lease over; its events go to the spill until the control plane is back.
 """
 
@@ -44,7 +44,7 @@ def connect(settings: Settings, stack: ExitStack) -> ControlPlaneConnection:
 def remote_startup_policy(
     settings: Settings, connection: ControlPlaneConnection, clock: Clock
 ) -> StartupPolicy:
-    """The policy to start with; from the control plane's release where the settings say so (P2)."""
+    """The policy to start with; from the control plane's release where the settings say so (rule 2)."""
     if settings.policy_release == CONTROL_PLANE:
         mark = settings.policy_mark_path
         wait = min(_WAIT_SECONDS_MAX, settings.policy_lease_seconds // 6)
@@ -59,7 +59,7 @@ def remote_startup_policy(
 
 
 def open_remote_ledger(settings: Settings, connection: ControlPlaneConnection, clock: Clock) -> RemoteLedger:
-    """The worker's ledger behind the control plane; raises `ConfigError` with the reason (P1)."""
+    """The worker's ledger behind the control plane; raises `ConfigError` with the reason (rule 1)."""
     signed = bool(settings.policy_trust)
     try:
         return RemoteLedger(

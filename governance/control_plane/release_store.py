@@ -1,10 +1,11 @@
 """A release of policies behind the control plane, as the store that desks and workers read.
 
-S1 What is read is verified by its reader: the control plane could withhold steps, never invent or reorder one.
-S2 Steps are asked for from the last one known on. Where the control plane has fewer, all are read anew, so that the
+1. What is read is verified by its reader: the control plane could withhold steps, never invent or reorder one.
+2. Steps are asked for from the last one known on. Where the control plane has fewer, all are read anew, so that the
    reader's own mark notices that steps are gone.
-S3 A worker keeps the records it has read. Where the control plane is away at its start, it reads those: verified anew,
-   never behind its mark, and counted as no word from the control plane. What refuses it is never taken for absence.
+3. A worker keeps the records it has read. Where the control plane is away at its start, it reads those: verified
+   anew, never behind its mark, and counted as no word from the control plane. What refuses it is never taken for
+   absence.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class WorkerReleaseStore:
     def __init__(
         self, connection: ControlPlaneConnection, *, kept_path: Path | None = None, wait_seconds: int = 0
     ) -> None:
-        """`kept_path`: where its records are kept for a start without the control plane (S3)."""
+        """`kept_path`: where its records are kept for a start without the control plane (rule 3)."""
         self._connection = connection
         self._kept_path = kept_path
         self._wait_seconds = wait_seconds

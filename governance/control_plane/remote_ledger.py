@@ -1,16 +1,16 @@
 """A worker's ledger behind the control plane: events in as for a database, batches out over the API.
 
-R1 `submit` does no I/O. `durable_sequence` is the highest sequence up to which every event was acknowledged by the
+1. `submit` does no I/O. `durable_sequence` is the highest sequence up to which every event was acknowledged by the
    control plane, fsynced in the local spill, or refused to its caller.
-R2 `submit_durable` returns only after the control plane's acknowledgement, which means committed there.
-R3 While the control plane cannot be reached, class B goes to the spill and is handed in afterwards, each leaf once: the
-   ledger skips what it has, and each replay is on record before its spill goes. Class A is refused. When the spill is
-   full, `admitting` is False.
-R4 Tries are spaced: half a second, doubled up to half a minute, each by a random share, or as long as we are told.
-R5 What dead predecessors left in their spills is handed in before this incarnation is put on record, which closes their
-   custody. Where the control plane is away at the start and that is allowed, both happen when it is back.
-R6 A spilled leaf that the control plane refuses becomes a gap, and hinders none behind it.
-R7 Once it is heard that a subject was unlinked, pseudonyms in memory that nobody is behind any more are forgotten
+2. `submit_durable` returns only after the control plane's acknowledgement, which means committed there.
+3. While the control plane cannot be reached, class B goes to the spill and is handed in afterwards, each leaf once:
+   the ledger skips what it has, and each replay is on record before its spill goes. Class A is refused. When the
+   spill is full, `admitting` is False.
+4. Tries are spaced: half a second, doubled up to half a minute, each by a random share, or as long as we are told.
+5. What dead predecessors left in their spills is handed in before this incarnation is put on record, which closes
+   their custody. Where the control plane is away at the start and that is allowed, both happen when it is back.
+6. A spilled leaf that the control plane refuses becomes a gap, and hinders none behind it.
+7. Once it is heard that a subject was unlinked, pseudonyms in memory that nobody is behind any more are forgotten
    before the next event is encoded: who comes back has another.
 """
 
@@ -62,7 +62,7 @@ class RemoteLedger:
     ) -> None:
         """Registers the incarnation; raises `ServiceError` where the control plane refuses or cannot be reached.
 
-        `may_be_away`: where it cannot be reached, begin with the spill (R5). `spill_directory` is this worker's alone.
+        `may_be_away`: where it cannot be reached, begin with the spill. `spill_directory` is this worker's alone.
         """
         self._connection = connection
         self._worker = worker
@@ -87,7 +87,7 @@ class RemoteLedger:
         self._wait_seconds = _WAIT_SECONDS
         self._registered = False
         self._added = self._known = 0  # leaves that the control plane took, and those that it had
-        self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (R7)
+        self._unlinkings = self._forgotten = 0  # subjects unlinked: heard of, and dealt with (rule 7)
         self._lock = lock_worker_name(spill_directory, worker)
         try:
             self._begin(may_be_away)
@@ -111,7 +111,7 @@ class RemoteLedger:
 
     @property
     def durable_sequence(self) -> int:
-        """R1."""
+        """Rule 1."""
         return self._mark.sequence
 
     def status(self) -> WriterStatus:
@@ -222,11 +222,11 @@ class RemoteLedger:
             self._divert(entries)
 
     def note_unlinkings(self, count: int) -> None:
-        """How often the control plane says that subjects were unlinked; thread-safe (R7)."""
+        """How often the control plane says that subjects were unlinked; thread-safe (rule 7)."""
         self._unlinkings = count
 
     def _forget(self) -> None:
-        """Ask which pseudonyms in memory nobody is behind any more, and forget them (R7)."""
+        """Ask which pseudonyms in memory nobody is behind any more, and forget them (rule 7)."""
         count, names = self._unlinkings, self._directory.durable()
         try:
             for start in range(0, len(names), _NAMES):
@@ -313,7 +313,7 @@ class RemoteLedger:
             self._lost(error)
 
     def _catch_up(self) -> None:
-        """Hand in every spill that no live process holds, the own one behind this incarnation's registration (R5)."""
+        """Hand in every spill that no live process holds, the own one behind this incarnation's registration."""
         segments = self._spill.segments()
         own = [segment for segment in segments if segment.path.name.startswith(self.incarnation)]
         added, known = self._added, self._known
@@ -381,7 +381,7 @@ class RemoteLedger:
         return incarnation
 
     def _hand_in(self, incarnation: str, names: Sequence[Row], data: Sequence[bytes]) -> None:
-        """Hand in spilled leaves; one that is refused becomes a gap (R6)."""
+        """Hand in spilled leaves; one that is refused becomes a gap (rule 6)."""
         try:
             self._put(incarnation, names, data)
         except ServiceError as error:

@@ -1,12 +1,10 @@
 """Structured logs in which no secret, token or content can appear.
 
-N1 Every value passes `safe_value` before it is rendered: bytes, arrays, tensors, lists of numbers, key
-   buffers and hash states become a note of their type. Names that carry content or secrets are withheld
-   whatever their value.
-N2 Text is bounded, its control characters are escaped, and hexadecimal or base64 runs and number lists
-   inside it are replaced, so neither a key nor a bare hash nor token ids reach a line inside a message.
-N3 An exception is logged as its type and place. Only our own errors show their message; no local variable is
-   shown.
+1. Every value passes `safe_value` before it is rendered: bytes, arrays, tensors, lists of numbers, key buffers and
+   hash states become a note of their type. Names that carry content or secrets are withheld whatever their value.
+2. Text is bounded, its control characters are escaped, and hexadecimal or base64 runs and number lists inside it are
+   replaced, so neither a key nor a bare hash nor token ids reach a line inside a message.
+3. An exception is logged as its type and place. Only our own errors show their message; no local variable is shown.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ def configure(
 
 
 def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The processor behind N1 and N2. It never raises: a value that cannot be shown is withheld."""
+    """The processor behind rule 1 and rule 2. It never raises: a value that cannot be shown is withheld."""
     safe: dict[str, Any] = {}
     for name, value in event.items():
         label = safe_text(str(name))
@@ -121,7 +119,7 @@ def redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
 
 
 def describe_exception(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The processor behind N3: `exc_info` becomes the error's type, place, and message if it is ours."""
+    """The processor behind rule 3: `exc_info` becomes the error's type, place, and message if it is ours."""
     raised = event.pop("exc_info", None)
     event.pop("stack_info", None)
     if raised is True:
@@ -162,7 +160,7 @@ def safe_value(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def safe_text(text: str) -> str:
-    """`text` bounded, on one line, without encoded runs and number lists (N2)."""
+    """`text` bounded, on one line, without encoded runs and number lists (rule 2)."""
     cut = text if len(text) <= 4 * TEXT_MAX else text[: 4 * TEXT_MAX]
     cut = _ESCAPED_BYTES.sub("[withheld]", cut)
     cut = _ENCODED.sub(_withhold_encoded, cut)

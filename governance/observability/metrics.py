@@ -1,9 +1,9 @@
 """Metrics of a service and of its workers, in the names of the field, for Prometheus.
 
-M1 A tenant appears under a pseudonym of this service (or its name, or not at all), and only so many of them: the rest
+1. A tenant appears under a pseudonym of this service (or its name, or not at all), and only so many of them: the rest
    are added up as `other`. A label is never a subject, a session, a prompt or a key.
-M2 A metric is a measure of docs/operate/metrics.md, with its unit in its name; a test compares the two.
-M3 What a worker says of itself is shown as it said it; what the ledger says is computed from the ledger.
+2. A metric is a measure of docs/operate/metrics.md, with its unit in its name; a test compares the two.
+3. What a worker says of itself is shown as it said it; what the ledger says is computed from the ledger.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def exposition(samples: Iterable[Sample]) -> bytes:
 
 
 def of_worker(worker: str, status: Mapping[str, Any]) -> Iterator[Sample]:
-    """The samples of what a worker says of itself; what no measure names is left out (M3)."""
+    """The samples of what a worker says of itself; what no measure names is left out (rule 3)."""
     for measure in MEASURES:
         start, braces, label = measure.key.partition("{")
         if not measure.key:

@@ -1,7 +1,7 @@
 """The record of processing activities (GDPR 30) as far as the KV cache knows it: time limits, measures, recipients.
 
-R1 What the policy and the ledger say is filled in; what only the controller knows is left open and named as open.
-R2 A record is a function of the policy, the ledger's figures and the controller's own words.
+1. What the policy and the ledger say is filled in; what only the controller knows is left open and named as open.
+2. A record is a function of the policy, the ledger's figures and the controller's own words.
 """
 
 from __future__ import annotations

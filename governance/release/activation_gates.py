@@ -2,7 +2,8 @@
 
 1. Isolation is proved of exactly the policy that comes into effect.
 2. A revision that widens shows exactly what its approver signed for, and its owners' consent to each thing it opens.
-3. A revision that broke the glass widens nothing, or it is one that was in effect before, less what was revoked since.
+3. A revision that broke the glass widens nothing, or it is one that was in effect before, less what was revoked
+   since.
 4. Whoever takes a revision over asks again: nobody's word that the gates were passed is believed.
 """
 

@@ -1,7 +1,7 @@
 """What an owner sees of a release: the openings on its own data that wait for its consent, and the step that gives it.
 
-E1 Nothing here shows a document, or what a revision opens on anybody else's data.
-E2 A consent is of one opening by one manifest: its id is the digest of both, which whoever signs computes anew.
+1. Nothing here shows a document, or what a revision opens on anybody else's data.
+2. A consent is of one opening by one manifest: its id is the digest of both, which whoever signs computes anew.
 """
 
 from __future__ import annotations

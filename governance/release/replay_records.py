@@ -3,7 +3,8 @@
 1. A state is a function of the records and the trust configuration. Each record must be signed by a key with the role
    that its action needs, follow the one before, and be allowed by what went before it.
 2. Revisions rise by one with each proposal. The active one only rises.
-3. Nobody approves what they proposed. An approval is of a manifest against one active revision, and void under another.
+3. Nobody approves what they proposed. An approval is of a manifest against one active revision, and void under
+   another.
 4. What was revoked stays revoked, whatever is proposed later.
 """
 

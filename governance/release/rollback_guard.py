@@ -1,7 +1,7 @@
 """How far a process has followed a release, kept across restarts, so that nobody can lead it back.
 
-1. The mark only rises: a lower revision, another manifest under the same one, or a release that is shorter than it was
-   or went another way, is refused.
+1. The mark only rises: a lower revision, another manifest under the same one, or a release that is shorter than it
+   was or went another way, is refused.
 2. It is durable before what it marks takes effect.
 """
 

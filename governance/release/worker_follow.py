@@ -1,6 +1,7 @@
 """What a worker takes over from a release: what is revoked, what is active or staged, and the lease.
 
-1. A poll reads the store, verifies every record against the worker's own trust configuration, and asks the gates again.
+1. A poll reads the store, verifies every record against the worker's own trust configuration, and asks the gates
+   again.
 2. Revocations go to the engine's thread first and wait for no gate; it drains them at its next step.
 3. Only a poll that succeeded renews the lease, counted from before it asked. A worker that hears nothing, or nothing
    that it can verify, keeps its revision, and from the lease's end reuses nothing but the own scope.

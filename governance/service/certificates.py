@@ -1,7 +1,7 @@
 """Certificates of erasures as the service issues them: on the ledger as it stands, under the ledger's own key.
 
-Z1 Only the process that signs the ledger's checkpoints issues certificates.
-Z2 The salt is derived from the erasure, so that a certificate that is issued again has the same commitment, and the
+1. Only the process that signs the ledger's checkpoints issues certificates.
+2. The salt is derived from the erasure, so that a certificate that is issued again has the same commitment, and the
    opening fits both.
 """
 

@@ -1,10 +1,10 @@
 """Answers to requests with an `Idempotency-Key`, so that a repeated request is answered and not done again.
 
-I1 One key of one principal is one request: the same again gives the same bytes, another one is refused, and while the
+1. One key of one principal is one request: the same again gives the same bytes, another one is refused, and while the
    first runs the second has to wait.
-I2 A key is claimed in the database before the request runs. A request whose process died is taken over by its
+2. A key is claimed in the database before the request runs. A request whose process died is taken over by its
    repetition; one that failed on our side leaves nothing, so that it can be repeated.
-I3 Answers are sealed under the key that the caller chose, which is not stored: an answer can hold a new API key.
+3. Answers are sealed under the key that the caller chose, which is not stored: an answer can hold a new API key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Long work of the service: started by a request, run one after another, watched and cancelled by its principal.
 
-Q1 A job belongs to the principal who started it; to everybody else it is absent.
-Q2 A job that a process did not finish before it ended is `lost`, told at the next start; it is never run twice.
-Q3 Cancelling asks: the job stops at its next step, and what it made is removed.
+1. A job belongs to the principal who started it; to everybody else it is absent.
+2. A job that a process did not finish before it ended is `lost`, told at the next start; it is never run twice.
+3. Cancelling asks: the job stops at its next step, and what it made is removed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class JobRunner:
         return job
 
     def get(self, job: str, *, principal: str) -> Job:
-        """The principal's job; raises `not-found` (Q1)."""
+        """The principal's job; raises `not-found` (rule 1)."""
         where = (service_jobs.c.job == job) & (service_jobs.c.principal == principal)
         with self._engine.connect() as connection:
             row = connection.execute(select(service_jobs).where(where)).first()

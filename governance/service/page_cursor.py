@@ -1,8 +1,8 @@
 """Cursors: where a page ended, in a form that only this service can write and only its caller can use.
 
-U1 A cursor is bound by HMAC-SHA256 to the operation, the principal, every filter and the checkpoint. Any change of a
+1. A cursor is bound by HMAC-SHA256 to the operation, the principal, every filter and the checkpoint. Any change of a
    single bit, or of what it is used with, is one refusal.
-U2 A cursor says nothing that its caller has not been shown: it is the position of the last row.
+2. A cursor says nothing that its caller has not been shown: it is the position of the last row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cursors:
         return base64.urlsafe_b64encode(self._tag(question, data) + data).rstrip(b"=").decode()
 
     def read(self, question: CursorBinding, cursor: str | None) -> list[Any] | None:
-        """The position in a cursor, None where there is none; raises `cursor-invalid` unless it fits (U1)."""
+        """The position in a cursor, None where there is none; raises `cursor-invalid` unless it fits (rule 1)."""
         if cursor is None:
             return None
         if len(cursor) > _CHARACTERS_MAX:

@@ -1,8 +1,8 @@
 """Everything that the service can refuse, as problem details (RFC 9457) with stable types.
 
-P1 A type's URI and status never change; docs/operate/problems.md explains each and is written from this table.
-P2 What is absent, foreign, expired or hidden is one problem with one body: `not-found`.
-P3 A problem never quotes a credential, a cursor, a body or anything of another tenant.
+1. A type's URI and status never change; docs/operate/problems.md explains each and is written from this table.
+2. What is absent, foreign, expired or hidden is one problem with one body: `not-found`.
+3. A problem never quotes a credential, a cursor, a body or anything of another tenant.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ProblemError(ServiceError):
 
 
 def not_found() -> ProblemError:
-    """Absent, foreign, expired or hidden (P2)."""
+    """Absent, foreign, expired or hidden (rule 2)."""
     return ProblemError("not-found")
 
 

@@ -1,6 +1,6 @@
 """The seam for pages and papers: what a console renders, asked for by the API, which knows no HTML.
 
-D1 Without a renderer there is JSON alone; another form is `not-acceptable`, never an empty file.
+1. Without a renderer there is JSON alone; another form is `not-acceptable`, never an empty file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DocumentRenderer(Protocol):
 
 
 class JsonDocuments:
-    """JSON alone: what a service without a console has (D1)."""
+    """JSON alone: what a service without a console has (rule 1)."""
 
     def formats(self) -> tuple[str, ...]:
         """The one format."""

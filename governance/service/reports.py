@@ -1,7 +1,7 @@
 """Evidence reports as jobs: asked for by whoever may see what is in them, made as of a signed checkpoint.
 
-J1 A report is of what its principal may see: one tenant's own, or all. That it is made is on record before it is.
-J2 It is made as of a signed checkpoint, so that it can be made again and compared by its digest.
+1. A report is of what its principal may see: one tenant's own, or all. That it is made is on record before it is.
+2. It is made as of a signed checkpoint, so that it can be made again and compared by its digest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def report_parameters(
     as_of: int | None = None,
     **more: Any,
 ) -> ReportParameters:
-    """What is asked for, its checkpoint and period fixed (J2); raises `not-found` where none is signed."""
+    """What is asked for, its checkpoint and period fixed (rule 2); raises `not-found` where none is signed."""
     with service.reading() as connection:
         try:
             size = (

@@ -1,10 +1,10 @@
 """The second wall behind the row filters: PostgreSQL's row-level security, for every read of one tenant.
 
-R1 A transaction of one tenant acts as `kvcustody_reader`, and names the tenant in `kvcustody.tenant`: a query whose own
-   filter was forgotten shows that tenant's rows and no other.
-R2 Role and tenant end with the transaction: the next one of the same connection begins without them.
-R3 The wall stands where `kvcustody db roles` has been run and the service's login may take the role. Where it does not,
-   health says so, and the filters of the queries are alone; SQLite has no such wall.
+1. A transaction of one tenant acts as `kvcustody_reader`, and names the tenant in `kvcustody.tenant`: a query whose
+   own filter was forgotten shows that tenant's rows and no other.
+2. Role and tenant end with the transaction: the next one of the same connection begins without them.
+3. The wall stands where `kvcustody db roles` has been run and the service's login may take the role. Where it does
+   not, health says so, and the filters of the queries are alone; SQLite has no such wall.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TENANT = text("SELECT set_config('kvcustody.tenant', :tenant, true)")
 
 
 def has_row_level_security(engine: Engine) -> bool:
-    """Whether the login may act as the reader, and every table with tenants' rows has its policy (R3)."""
+    """Whether the login may act as the reader, and every table with tenants' rows has its policy (rule 3)."""
     if engine.dialect.name != "postgresql":
         return False
     with engine.connect() as connection:
@@ -31,6 +31,6 @@ def has_row_level_security(engine: Engine) -> bool:
 
 
 def restrict_to_tenant(connection: Connection, tenant: str) -> None:
-    """Show the rest of this transaction the rows of one tenant alone (R1)."""
+    """Show the rest of this transaction the rows of one tenant alone (rule 1)."""
     connection.execute(_TENANT, {"tenant": tenant})
     connection.exec_driver_sql(f"SET LOCAL ROLE {READER}")

@@ -1,8 +1,8 @@
 """The control plane's parts, opened in order and closed in reverse: what every operation of the API stands on.
 
-V1 Nothing is answered before the ledger's writer runs, and the writer ends after the last request has.
-V2 `record` returns once a class A event is durable, or raises: what it guards then does not happen.
-V3 Reads run on connections that cannot write.
+1. Nothing is answered before the ledger's writer runs, and the writer ends after the last request has.
+2. `record` returns once a class A event is durable, or raises: what it guards then does not happen.
+3. Reads run on connections that cannot write.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Service:
             self.signer.close()
 
     def record(self, event: Event) -> None:
-        """Make a class A event durable (V2); raises `unavailable` where the ledger cannot record."""
+        """Make a class A event durable (rule 2); raises `unavailable` where the ledger cannot record."""
         with _recorded():
             self.writer.submit_durable(event)
 

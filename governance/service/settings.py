@@ -1,7 +1,7 @@
 """Every setting of the service, with its default and meaning; docs/operate/service.md shows the table.
 
-T1 By default the service listens on a Unix socket that its own user alone can open.
-T2 An address that other machines reach is refused without TLS.
+1. By default the service listens on a Unix socket that its own user alone can open.
+2. An address that other machines reach is refused without TLS.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """OpenTelemetry spans of requests, where the settings ask for them: one for each request, under the caller's own trace.
 
-N1 Off by default, and then nothing of OpenTelemetry is imported.
-N2 A span says which operation, which status, how the caller was known and the `request_id` of the log; whose tenant it
-   was about only where the settings say so. It holds no path, query, body or name of a person: those name subjects.
-N3 A `traceparent` that is malformed, or comes twice, begins a new trace; it refuses nothing.
+1. Off by default, and then nothing of OpenTelemetry is imported.
+2. A span says which operation, which status, how the caller was known and the `request_id` of the log; whose tenant
+   it was about only where the settings say so. It holds no path, query, body or name of a person: those name
+   subjects.
+3. A `traceparent` that is malformed, or comes twice, begins a new trace; it refuses nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Tracing:
             yield span
 
     def tell(self, span: Span, caller: Caller | None, *, method: str, status: int, request_id: str) -> str:
-        """What the span says of its request (N2); returns its trace's id, as logs show it."""
+        """What the span says of its request (rule 2); returns its trace's id, as logs show it."""
         from opentelemetry.trace import StatusCode
 
         told: dict[str, Any] = {
@@ -66,7 +67,7 @@ class Tracing:
 
 
 def open_tracing(settings: ServiceSettings, stack: ExitStack) -> Tracing | None:
-    """What the settings ask for; `stack` sends what is left at the end. None where that is nothing (N1)."""
+    """What the settings ask for; `stack` sends what is left at the end. None where that is nothing (rule 1)."""
     if settings.tracing == "off":
         return None
     try:

@@ -4,9 +4,10 @@
 `Bench`, which opens engines; each comes as a `Rig`: prompts that nobody else sends, requests driven to their end, and
 what is always watched.
 
-R1 Every engine that a case opens is closed, and its own checks and scans must be clean before and after.
-R2 Prompts come from the bench's seed: a failure prints it, and the same seed asks the same things.
-R3 `cold` is the oracle of outputs: the same prompt, the same principal, in a fresh engine where nothing can be reused.
+1. Every engine that a case opens is closed, and its own checks and scans must be clean before and after.
+2. Prompts come from the bench's seed: a failure prints it, and the same seed asks the same things.
+3. `cold` is the oracle of outputs: the same prompt, the same principal, in a fresh engine where nothing can be
+   reused.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ class Bench:
         return rig
 
     def cold(self, setup: Setup, who: Principal, tokens: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-        """The output of a fresh engine for one request (R3)."""
+        """The output of a fresh engine for one request (rule 3)."""
         key = (who, tokens, max_tokens)
         known = self._cold.get(key)
         if known is None:
@@ -288,7 +289,7 @@ class Bench:
         return known
 
     def close(self) -> None:
-        """Check and close every engine that is open (R1)."""
+        """Check and close every engine that is open (rule 1)."""
         while self._open:
             rig = self._open.pop()
             rig.healthy()

@@ -1,6 +1,6 @@
 """The deployment around an engine under test, in memory: keys, policy, ledger, events. An adapter's harness may use it.
 
-E1 Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones; the
+1. Nothing is a stand-in for governance: the keyring, the decision table and the token verifier are the real ones; the
    key store is a document in memory and the ledger keeps its events in a list.
 """
 

@@ -3,12 +3,12 @@
 Everything the kit knows of an engine it asks here. Nothing here is a copy of governance's books: block tables, bytes
 and index contents come from the engine itself, so that a lie in either is seen.
 
-U1  A factory makes one fresh engine from a `Setup`; the kit owns the clock and moves it, the engine never does.
-U2  The engine is deterministic: greedy, the same prompt gives the same output on the same weights.
-U3  What an engine lacks it names in `Capabilities.lacks`, with the reason; the cases that need it are skipped with that
-    reason, and no case is skipped otherwise.
-U4  The probe of `watch` is called with the bytes of *every* shard as they are just before the first write of a block
-    that was handed out: after the scrub that was ordered for it, before anything else touches it.
+1. A factory makes one fresh engine from a `Setup`; the kit owns the clock and moves it, the engine never does.
+2. The engine is deterministic: greedy, the same prompt gives the same output on the same weights.
+3. What an engine lacks it names in `Capabilities.lacks`, with the reason; the cases that need it are skipped with
+   that reason, and no case is skipped otherwise.
+4. The probe of `watch` is called with the bytes of *every* shard as they are just before the first write of a block
+   that was handed out: after the scrub that was ordered for it, before anything else touches it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class EngineUnderTest(Protocol):
     # -- evidence ----------------------------------------------------------------------------------------------------
 
     def watch(self, probe: Callable[[FirstWrite], None]) -> None:
-        """Call `probe` before each first write from now on (U4; `bytes`)."""
+        """Call `probe` before each first write from now on (rule 4; `bytes`)."""
 
     def read(self, blocks: Sequence[int]) -> list[bytes]:
         """All bytes of each block, every shard, as they are now on the device (`bytes`)."""

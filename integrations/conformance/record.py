@@ -1,11 +1,11 @@
 """A passed run of the kit as a file that a setting can refer to: which class, which code, which cases.
 
-R1 A record is of one class of one distribution's version and of the bytes of its module; another release, or a changed
-   file, has no record.
-R2 It counts only where every case of the kit that reads it was run and passed, or was skipped for a feature that the
+1. A record is of one class of one distribution's version and of the bytes of its module; another release, or a
+   changed file, has no record.
+2. It counts only where every case of the kit that reads it was run and passed, or was skipped for a feature that the
    engine lacks. What keeps blocks elsewhere is tested as a tier: cases of the tier may not be skipped.
-R3 The setting names the record's own digest, so a record that was edited afterwards is another one. Whoever may change
-   the setting decides; nobody else can.
+3. The setting names the record's own digest, so a record that was edited afterwards is another one. Whoever may
+   change the setting decides; nobody else can.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Subject:
 
 
 def subject_of(tested: type) -> Subject:
-    """The identity of a class (R1). Raises `ConfigError` for one without a source file."""
+    """The identity of a class (rule 1). Raises `ConfigError` for one without a source file."""
     module = tested.__module__
     try:
         source = Path(inspect.getfile(tested)).read_bytes()
@@ -87,7 +87,7 @@ def digest_of(data: bytes) -> str:
 
 
 def check_record(path: str, digest: str, tested: type) -> None:
-    """Raises `ConfigError` that says why the record at `path` does not vouch for `tested` (R1–R3)."""
+    """Raises `ConfigError` that says why the record at `path` does not vouch for `tested` (rules 1–3)."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -1,9 +1,9 @@
 """The attacks, each run unchanged against a plain and a governed engine, and what may be concluded.
 
-A1  The plain engine is the control: an attack that recovers nothing from it proves nothing about the governed one,
-    and is `void`. So is everything where a governed tenant no longer reuses its own: a cache that is off leaks nothing.
-    And so is a residual read of a block that nobody was handed again.
-A2  The attacker is given every secret word before the one that it is after, also where it has not found them.
+1. The plain engine is the control: an attack that recovers nothing from it proves nothing about the governed one, and
+   is `void`. So is everything where a governed tenant no longer reuses its own: a cache that is off leaks nothing.
+   And so is a residual read of a block that nobody was handed again.
+2. The attacker is given every secret word before the one that it is after, also where it has not found them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Attack(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`held`, `leaked`, or `void` (A1)."""
+        """`held`, `leaked`, or `void` (rule 1)."""
         plain, governed = self.plain, self.governed
         if governed.gave_away:
             return "leaked"

@@ -3,8 +3,8 @@
 In the first layer nothing but the token and its position enters a key or a value. So an engine's own vectors for every
 word of a vocabulary, taken once, read any block of a prompt's beginning: for whoever has them, K/V is plaintext.
 
-C1  The vectors are the engine's own. Nothing is assumed about how it lays a block out: which values belong to a place
-    is found by changing the token there.
+1. The vectors are the engine's own. Nothing is assumed about how it lays a block out: which values belong to a place
+   is found by changing the token there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Codebook:
 
     @classmethod
     def learn(cls, engine: Engine) -> Codebook:
-        """Ask an engine for every word, repeated over a block; then for one word changed at each place (C1)."""
+        """Ask an engine for every word, repeated over a block; then for one word changed at each place (rule 1)."""
         size = engine.block_tokens
         first, other = FIRST_WORD, FIRST_WORD + 1
         vectors = _contents(engine, [[word] * size for word in range(FIRST_WORD, len(WORDS))])

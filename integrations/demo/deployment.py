@@ -1,6 +1,6 @@
 """The files of one governed deployment, in a folder that lives as long as the demonstration.
 
-D1  They are what an operator writes, and nothing is weakened: two tenants under one policy, keys at a door, a ledger.
+1. They are what an operator writes, and nothing is weakened: two tenants under one policy, keys at a door, a ledger.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A language model of some ten thousand random weights that every engine takes for a real one.
 
-W1  Everything is a function of one seed: two processes that make it hold the same weights.
+1. Everything is a function of one seed: two processes that make it hold the same weights.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """transformers' continuous batching in this process, plain or governed, driven step by step by the same code.
 
-T1  Plain and governed engines differ by who made the manager, and by nothing else.
-T2  The engine does not report cached tokens to a client; they are read from its own record of the request.
+1. Plain and governed engines differ by who made the manager, and by nothing else.
+2. The engine does not report cached tokens to a client; they are read from its own record of the request.
 """
 
 from __future__ import annotations

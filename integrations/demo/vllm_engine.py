@@ -1,9 +1,9 @@
 """A vLLM engine in processes of its own, plain or governed, beside what else the demonstration configures.
 
-V1  Plain and governed engines differ by their connector and its settings, and by who writes the salt: in front of a
-    governed engine stands the door that its API server has, and every request passes it with its tenant's API key.
-V2  What was started is ended: the processes form a group, which is killed if it does not end by itself.
-V3  Everything is local: no network but loopback, no download.
+1. Plain and governed engines differ by their connector and its settings, and by who writes the salt: in front of a
+   governed engine stands the door that its API server has, and every request passes it with its tenant's API key.
+2. What was started is ended: the processes form a group, which is killed if it does not end by itself.
+3. Everything is local: no network but loopback, no download.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class VllmDemoEngine:
         self._rest = b""
 
     def launch(self) -> None:
-        """Start the engine's processes. Let `close` be certain to be called before this is (V2)."""
+        """Start the engine's processes. Let `close` be certain to be called before this is (rule 2)."""
         reading, writing = os.pipe()
         self._answers = os.fdopen(reading, "rb", buffering=0)
         with _undisturbed(), self._log.open("wb") as log:
@@ -118,7 +118,7 @@ class VllmDemoEngine:
             self._signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """End the engine's processes, all of them (V2)."""
+        """End the engine's processes, all of them (rule 2)."""
         self.stop()
         if self._process is None:
             return

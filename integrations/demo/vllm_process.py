@@ -1,7 +1,7 @@
 """The process that holds a vLLM engine for the demonstration: requests in on stdin, answers out on a descriptor.
 
-P1  One JSON document a line, both ways. The end of stdin is the end of the engine and of its processes.
-P2  stdout and stderr are a log: vLLM and its children write there what they like.
+1. One JSON document a line, both ways. The end of stdin is the end of the engine and of its processes.
+2. stdout and stderr are a log: vLLM and its children write there what they like.
 """
 
 from __future__ import annotations

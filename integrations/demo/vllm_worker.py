@@ -1,8 +1,8 @@
 """Eyes in vLLM's worker, for the demonstration alone: what a step is handed and what it leaves (a worker extension).
 
-W1  A block is read after everything that the step does before its forward pass, a governed scrub among it, and once
-    more after it.
-W2  Requests are told apart by their prompts: the engine gives them ids of its own.
+1. A block is read after everything that the step does before its forward pass, a governed scrub among it, and once
+   more after it.
+2. Requests are told apart by their prompts: the engine gives them ids of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The words of the demonstration: what the victim keeps secret, the form that everybody knows, and token ids.
 
-V1  A word is one token, so that what an attack recovers can be read.
-V2  The form is public: an attacker knows every word of it but the secret ones, and the list that those are from.
+1. A word is one token, so that what an attack recovers can be read.
+2. The form is public: an attacker knows every word of it but the secret ones, and the list that those are from.
 """
 
 from __future__ import annotations

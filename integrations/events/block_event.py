@@ -1,9 +1,9 @@
 """What an engine adapter tells the world about governed blocks: stored, removed or cleared, always with a scope.
 
-B1  An event is a tuple and its keys are one `bytes`: making one costs the engine's thread no work per block.
-B2  Every event carries a scope, removals and clears included; an event without one is refused, never published.
-B3  A scope names a tenant and a domain, never a subject, a session or a key. Token ids and a caller's salt travel
-    beside it and leave the process only where the setting `kv_events_tokens` says `published`.
+1. An event is a tuple and its keys are one `bytes`: making one costs the engine's thread no work per block.
+2. Every event carries a scope, removals and clears included; an event without one is refused, never published.
+3. A scope names a tenant and a domain, never a subject, a session or a key. Token ids and a caller's salt travel
+   beside it and leave the process only where the setting `kv_events_tokens` says `published`.
 
 An adapter collects the events of one engine step in a list and hands it over at once:
 

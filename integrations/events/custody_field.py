@@ -1,9 +1,9 @@
 """The one field that we add to a foreign event: `kvcustody`, a map that says whose blocks the event is about.
 
-U1  Decoders that name their fields skip a map key they do not know, so a consumer of the engine's own events reads
-    ours unchanged; only where the field is absent is an event's encoding the engine's, byte for byte.
-U2  It holds no subject, session, salt, token id or key material; block keys appear in it only where the format has
-    no room for their full width.
+1. Decoders that name their fields skip a map key they do not know, so a consumer of the engine's own events reads
+   ours unchanged; only where the field is absent is an event's encoding the engine's, byte for byte.
+2. It holds no subject, session, salt, token id or key material; block keys appear in it only where the format has no
+   room for their full width.
 """
 
 from __future__ import annotations

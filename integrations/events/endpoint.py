@@ -1,8 +1,8 @@
 """Where events are published and read: ZeroMQ addresses, loopback unless a setting says otherwise.
 
-N1  A publisher binds to loopback, a local socket or this process. Any other address needs `kv_events_remote`,
-    because the stream has no authentication and no encryption, and says whose blocks come and go.
-N2  A data-parallel rank is added to the port, or to the name of a local socket, as vLLM does.
+1. A publisher binds to loopback, a local socket or this process. Any other address needs `kv_events_remote`, because
+   the stream has no authentication and no encryption, and says whose blocks come and go.
+2. A data-parallel rank is added to the port, or to the name of a local socket, as vLLM does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def at_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of one data-parallel rank (N2)."""
+    """The endpoint of one data-parallel rank (rule 2)."""
     if rank == 0:
         return endpoint
     if not endpoint.startswith("tcp://"):

@@ -1,10 +1,10 @@
 """Payloads of foreign engines, read for observation: bounded, counted, never trusted.
 
-I1  Every form of vLLM and SGLang is read: events as maps (since June 2026) and as arrays (before), hashes as bytes or
-    integers, unknown fields and trailing elements skipped.
-I2  Token ids are never decoded: an observer has no use for them, so it cannot leak them.
-I3  Whatever the bytes are, `read` returns. What it cannot read is counted: an event that is malformed, an event of
-    an unknown kind, or a payload that is no batch at all.
+1. Every form of vLLM and SGLang is read: events as maps (since June 2026) and as arrays (before), hashes as bytes or
+   integers, unknown fields and trailing elements skipped.
+2. Token ids are never decoded: an observer has no use for them, so it cannot leak them.
+3. Whatever the bytes are, `read` returns. What it cannot read is counted: an event that is malformed, an event of an
+   unknown kind, or a payload that is no batch at all.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, MemoryError, Ov
 
 
 def read(payload: bytes) -> Payload:
-    """What a payload says, as far as it can be read (I3)."""
+    """What a payload says, as far as it can be read (rule 3)."""
     try:
         whole = _whole.decode(payload)
         found = [_plain(event) for event in whole.events]

@@ -1,18 +1,18 @@
 """An engine that nobody governs, as its own event stream tells it: who holds blocks, until when, what is overdue.
 
-W1  Everything here is observed, not enforced. Blocks enter no residency, custody end or receipt of the ledger; they
-    are recorded as `observed-…` and count in no coverage. A removal is the engine's word that a block left its
-    index, never evidence that memory was overwritten.
-W2  An observed residency is one chain: a block stored without a known parent, and everything stored after it. The
-    policy's absolute limit runs from the root, as in governed custody; `overdue` is exactly: limit passed, and the
-    engine has not said that the blocks left. Uses are rarely in the stream, so idle time is told as "no use seen".
-W3  A tenant comes from the salt, by a mapping that the operator gives, or from the scope of a stream of ours if that
-    is trusted; else the chain is unattributed and owes what the highest classification owes.
-W4  Memory is bounded by `blocks_max`. What is beyond it, what was missed and what could not be read are gaps: from
-    then on the counts are unsure, and say so, until the engine clears or restarts.
-W5  Hashes are kept in memory only; a leaf carries counts. Salts are not kept: their tenant is.
-W6  A residency's counts change only by what the stream said; between two leaves they are added up, so the ledger gets
-    one leaf a residency and kind, however many blocks came and went.
+1. Everything here is observed, not enforced. Blocks enter no residency, custody end or receipt of the ledger; they
+   are recorded as `observed-…` and count in no coverage. A removal is the engine's word that a block left its index,
+   never evidence that memory was overwritten.
+2. An observed residency is one chain: a block stored without a known parent, and everything stored after it. The
+   policy's absolute limit runs from the root, as in governed custody; `overdue` is exactly: limit passed, and the
+   engine has not said that the blocks left. Uses are rarely in the stream, so idle time is told as "no use seen".
+3. A tenant comes from the salt, by a mapping that the operator gives, or from the scope of a stream of ours if that
+   is trusted; else the chain is unattributed and owes what the highest classification owes.
+4. Memory is bounded by `blocks_max`. What is beyond it, what was missed and what could not be read are gaps: from
+   then on the counts are unsure, and say so, until the engine clears or restarts.
+5. Hashes are kept in memory only; a leaf carries counts. Salts are not kept: their tenant is.
+6. A residency's counts change only by what the stream said; between two leaves they are added up, so the ledger gets
+   one leaf a residency and kind, however many blocks came and went.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class ObservedEngine:
         return residency
 
     def _attribute(self, event: StoredBlocks) -> tuple[str | None, str]:
-        """The tenant of a new chain, and how it is known (W3)."""
+        """The tenant of a new chain, and how it is known (rule 3)."""
         for salt in event.salts:
             tenant = self._tenants.get(salt)
             if tenant is not None:
@@ -290,7 +290,7 @@ class ObservedEngine:
                 self._leave(residency, 1, REMOVED, now_us)
 
     def _clear(self, cause: str, now_us: int) -> None:
-        """Nothing is held any more, and whatever was unsure about that is settled (W4)."""
+        """Nothing is held any more, and whatever was unsure about that is settled (rule 4)."""
         for residency in list(self._live.values()):
             self._leave(residency, residency.blocks, cause, now_us)
         self._held.clear()

@@ -1,9 +1,9 @@
 """One observer: a stream in, the state of an engine, and its story in the ledger; opened in order, closed in reverse.
 
-Q1  That an observer watches, under which policy, is on record before anything that it saw.
-Q2  What it saw is handed to the ledger once a second and at the end. The ledger's own limits apply: a spill when the
-    database is away, a recorded gap when that is full too.
-Q3  It announces no memory, so its end claims nothing about any.
+1. That an observer watches, under which policy, is on record before anything that it saw.
+2. What it saw is handed to the ledger once a second and at the end. The ledger's own limits apply: a spill when the
+   database is away, a recorded gap when that is full too.
+3. It announces no memory, so its end claims nothing about any.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EngineObserver:
             self.flush()
 
     def flush(self) -> None:
-        """Record everything so far (Q2)."""
+        """Record everything so far (rule 2)."""
         self._flush_at_us = self._clock.now_us() + MICROSECONDS
         made = self.engine.drain()
         if made and self._ledger is not None:

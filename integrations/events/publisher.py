@@ -1,12 +1,12 @@
 """Publishes governed block events to whoever subscribes, in a foreign engine's format, without ever slowing ours.
 
-P1  `publish` takes a lock, appends, and returns: encoding and sockets belong to a thread of the publisher's own.
-P2  Every batch has a sequence number, and they are contiguous. A batch that found the queue full, or could not be
-    encoded, keeps its number and is never sent: consumers see the hole, and the next batch begins with a clear.
-P3  Memory is bounded: batches and blocks that wait, batches and bytes that can be replayed, messages to slow peers.
-P4  What leaves the process is decided once, when the publisher is made: token ids and salts are withheld unless they
-    are published; scope, residency and block keys always leave.
-P5  The stream begins with a clear: whatever an earlier process published at this address is gone.
+1. `publish` takes a lock, appends, and returns: encoding and sockets belong to a thread of the publisher's own.
+2. Every batch has a sequence number, and they are contiguous. A batch that found the queue full, or could not be
+   encoded, keeps its number and is never sent: consumers see the hole, and the next batch begins with a clear.
+3. Memory is bounded: batches and blocks that wait, batches and bytes that can be replayed, messages to slow peers.
+4. What leaves the process is decided once, when the publisher is made: token ids and salts are withheld unless they
+   are published; scope, residency and block keys always leave.
+5. The stream begins with a clear: whatever an earlier process published at this address is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FORMATS = {"vllm": vllm_wire, "sglang": sglang_wire}
 
 
 class PublisherLimits(NamedTuple):
-    """Sizes of a publisher (P3)."""
+    """Sizes of a publisher (rule 3)."""
 
     waiting_batches: int = 10_000
     waiting_blocks: int = 1_000_000
@@ -49,7 +49,7 @@ class PublisherLimits(NamedTuple):
 
 
 class PublisherStats(NamedTuple):
-    """Counters of a publisher; `lost_batches` never reached a subscriber (P2)."""
+    """Counters of a publisher; `lost_batches` never reached a subscriber (rule 2)."""
 
     batches: int
     events: int

@@ -1,9 +1,9 @@
 """Whether a stream of numbered batches is whole: what was missed, what a replay brought back, and when it began anew.
 
-C1  Every sequence number of one life of a publisher is delivered once and in order, or reported as missed.
-C2  A publisher that restarts counts from 0 again. It is recognised by a number that went back, by a batch that
-    differs from the one already had under its number, or by a replay that knows less than what was had.
-C3  No sockets and no clock here: `replay` asks for batches from a number on and may fail.
+1. Every sequence number of one life of a publisher is delivered once and in order, or reported as missed.
+2. A publisher that restarts counts from 0 again. It is recognised by a number that went back, by a batch that differs
+   from the one already had under its number, or by a replay that knows less than what was had.
+3. No sockets and no clock here: `replay` asks for batches from a number on and may fail.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Continuity:
             self._deliver(sequence, had[sequence], True, out)
 
     def _continues(self, got: ReplayedBatches) -> bool:
-        """Whether an answer from the number before the expected one is from the same life (C2).
+        """Whether an answer from the number before the expected one is from the same life (rule 2).
 
         An empty one proves nothing, because a publisher may keep no batch: then all that it has is asked for. The
         first batch that was had before decides; where none was, it is another life if all its numbers are behind.

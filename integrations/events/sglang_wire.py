@@ -1,10 +1,10 @@
 """SGLang's KV events (0.5.23: maps, 64-bit hashes), and the hash chain behind its own.
 
-G1  A batch is an array [time, events, attention data-parallel rank]; an event is a map with its class name under
-    `type`. Hashes are signed 64-bit integers: the first eight bytes of a digest, big-endian.
-G2  Our keys do not fit, so the first eight bytes stand for them and the full keys are in `kvcustody`. A consumer
-    that compares 64 bits can confuse two blocks; they are keyed, so nobody can aim at that.
-G3  Frames as vLLM's, but a replayed batch and the end marker come without a topic: (empty, sequence, payload).
+1. A batch is an array [time, events, attention data-parallel rank]; an event is a map with its class name under
+   `type`. Hashes are signed 64-bit integers: the first eight bytes of a digest, big-endian.
+2. Our keys do not fit, so the first eight bytes stand for them and the full keys are in `kvcustody`. A consumer that
+   compares 64 bits can confuse two blocks; they are keyed, so nobody can aim at that.
+3. Frames as vLLM's, but a replayed batch and the end marker come without a topic: (empty, sequence, payload).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads an engine's own event stream: live batches, replays of missed ones, bounded whatever the other end does.
 
-S1  Every wait is bounded. A peer that is away, silent or hostile costs a counter, never the observer.
-S2  A message above `message_bytes` breaks its connection, for good as far as ZeroMQ is concerned: a socket that stays
-    disconnected is made anew. Frames that are none of the protocol's are counted.
-S3  A silent stream is asked from time to time what was missed, and whether it is still the same engine.
+1. Every wait is bounded. A peer that is away, silent or hostile costs a counter, never the observer.
+2. A message above `message_bytes` breaks its connection, for good as far as ZeroMQ is concerned: a socket that stays
+   disconnected is made anew. Frames that are none of the protocol's are counted.
+3. A silent stream is asked from time to time what was missed, and whether it is still the same engine.
 """
 
 from __future__ import annotations

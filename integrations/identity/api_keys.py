@@ -1,9 +1,9 @@
 """API keys: random text that a tenant presents, kept only as keyed digests.
 
-A1 A key is found by its digest under the file's random salt, and that digest is compared in constant time. What
-   a caller sends is never compared with anything directly, and the file does not give a key away.
-A2 Who may write the file decides who is who: a file that others may write is refused.
-A3 Changes replace the file in one step, under a lock.
+1. A key is found by its digest under the file's random salt, and that digest is compared in constant time. What a
+   caller sends is never compared with anything directly, and the file does not give a key away.
+2. Who may write the file decides who is who: a file that others may write is refused.
+3. Changes replace the file in one step, under a lock.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 `RequestGate.authenticate` reads headers, `scope` puts a scope token into the body. Knows headers, not ASGI.
 
-G1 Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is
-   not listed, whoever asks, unless the credential is an operator's.
-G2 Identity is established from the headers alone, before a byte of the body is read.
-G3 What a tenant asserts (subject, session) and hints (classification, salt) can only narrow. A malformed one is a
+1. Nothing passes without identity but the paths that the identity document opens. Nothing reaches a path that is not
+   listed, whoever asks, unless the credential is an operator's.
+2. Identity is established from the headers alone, before a byte of the body is read.
+3. What a tenant asserts (subject, session) and hints (classification, salt) can only narrow. A malformed one is a
    400, not a missing one.
 """
 

@@ -1,8 +1,8 @@
 """`kvcustody identity`: check an identity document, and make, revoke and list API keys.
 
-K1  A new key is printed once, on stdout, and kept nowhere. An existing key is read from a descriptor, never from the
-    arguments, which every process of the machine can read.
-K2  Nothing here shows a key, a digest or the salt of a key file.
+1. A new key is printed once, on stdout, and kept nowhere. An existing key is read from a descriptor, never from the
+   arguments, which every process of the machine can read.
+2. Nothing here shows a key, a digest or the salt of a key file.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _read_key(descriptor: int) -> str:
-    """The first line behind a descriptor (K1)."""
+    """The first line behind a descriptor (rule 1)."""
     try:
         with os.fdopen(descriptor, "rb", closefd=descriptor > 2) as file:
             data = file.read(_KEY_BYTES_MAX + 1)

@@ -1,8 +1,8 @@
 """The identity document: which credentials count, and where each part of a principal comes from.
 
-M1 Nothing is believed that the document does not name: no issuer, claim, header or path has a meaning by default,
+1. Nothing is believed that the document does not name: no issuer, claim, header or path has a meaning by default,
    except the tables of `routes`.
-M2 Tenant, classification and route come from credentials or from the document, never from a header.
+2. Tenant, classification and route come from credentials or from the document, never from a header.
 """
 
 from __future__ import annotations

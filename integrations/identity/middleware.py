@@ -1,8 +1,8 @@
 """The ASGI middleware: every request is authenticated, and what reaches the engine carries a signed scope.
 
-M1 The application sees a request only after the gate let it pass. An error on the way is a refusal, never a pass.
-M2 The body is read once, up to a bound, and given to the application once. Responses are not touched.
-M3 Websockets are refused: no field of theirs could carry a scope to the engine.
+1. The application sees a request only after the gate let it pass. An error on the way is a refusal, never a pass.
+2. The body is read once, up to a bound, and given to the application once. Responses are not touched.
+3. Websockets are refused: no field of theirs could carry a scope to the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replies of the middleware itself, in the shape of OpenAI's errors.
 
-R1 Every missing or bad credential gets the same 401, byte for byte. The reason is for the log.
-R2 No reply quotes anything that the request held.
+1. Every missing or bad credential gets the same 401, byte for byte. The reason is for the log.
+2. No reply quotes anything that the request held.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RequestRefused(IdentityError):  # noqa: N818, a verdict, as in the tree's 
 
 
 def unauthenticated(reason: str) -> RequestRefused:
-    """The one 401 (R1)."""
+    """The one 401 (rule 1)."""
     return RequestRefused(401, "a valid API key or token is required", reason=reason)
 
 

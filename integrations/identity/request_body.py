@@ -1,13 +1,13 @@
 """A request body as the engine will get it: the same request, with our scope in place of what the client claimed.
 
-B1 What leaves is what was checked: the body is parsed once, with repeated names refused, and written again from what
+1. What leaves is what was checked: the body is parsed once, with repeated names refused, and written again from what
    was parsed, so no second parser can read something else.
-B2 Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
+2. Afterwards `cache_salt` and `kv_transfer_params.kvcustody` hold our token and nothing of the client's. Other ways
    to the same place (`vllm_xargs`, `sampling_params.extra_args`) are refused. Beside it is the trace of the request's
    headers, where it came with one and the body has room.
-B3 Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, stored
+3. Ids that the client chose, and that the server keys state by, are bound to their owner: request ids, stored
    responses, media uuids. Equal ids of different owners never meet.
-B4 Everything else is kept, value for value.
+4. Everything else is kept, value for value.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def put_trace(body: dict[str, Any], trace: str, scoped: Scoped) -> None:
 
 
 def bind_ids(body: dict[str, Any], kind: Body, owner: str) -> None:
-    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (B3)."""
+    """Bind every id that the client chose to `owner`, 16 hexadecimal digits (rule 3)."""
     given = body.get("request_id")
     if kind is Body.RESPONSES:
         previous = body.get("previous_response_id")

@@ -1,7 +1,7 @@
 """A file whose changes take effect while the process runs, so that a revoked key stops working.
 
-W1 A changed file is noticed within a second of the next question.
-W2 While the file is unreadable or malformed there is no answer: yesterday's keys are not today's.
+1. A changed file is noticed within a second of the next question.
+2. While the file is unreadable or malformed there is no answer: yesterday's keys are not today's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """JSON Web Tokens: which issuer signed one, and what its claims say of tenant, subject and session.
 
-J1 An issuer's keys, audience and algorithms come from the identity document alone. Nothing in a token chooses them:
+1. An issuer's keys, audience and algorithms come from the identity document alone. Nothing in a token chooses them:
    `jwk`, `jku` and `x5u` are not read, and a token with `crit` is refused.
-J2 Only asymmetric algorithms exist here. A JWKS with a symmetric or private key is refused when it is read, and a key
+2. Only asymmetric algorithms exist here. A JWKS with a symmetric or private key is refused when it is read, and a key
    verifies with the algorithms of its own kind only.
-J3 Expiry is required; times are compared with our own clock.
+3. Expiry is required; times are compared with our own clock.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class TokenAuthenticator:
 
 
 def read_verification_keys(path: Path) -> tuple[VerificationKey, ...]:
-    """The public keys in a JWKS or PEM file; `ConfigError` if any is not one that we verify with (J2)."""
+    """The public keys in a JWKS or PEM file; `ConfigError` if any is not one that we verify with (rule 2)."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

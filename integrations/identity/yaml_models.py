@@ -1,7 +1,7 @@
 """YAML documents as typed models: everything wrong with one is reported, each with file, line and column.
 
-D1 Reading is strict: no unknown or repeated field, no anchor, tag or ambiguous scalar, no value of another type.
-D2 A message names the place and the reason and never quotes a value: documents hold what keys are made of.
+1. Reading is strict: no unknown or repeated field, no anchor, tag or ambiguous scalar, no value of another type.
+2. A message names the place and the reason and never quotes a value: documents hold what keys are made of.
 """
 
 from __future__ import annotations

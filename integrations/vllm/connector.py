@@ -1,8 +1,8 @@
 """The connector that vLLM loads: one class for both roles, each delegating to its own half.
 
-D1 It moves no block and loads none: for vLLM it is a connector that never has anything external, so nothing of the
+1. It moves no block and loads none: for vLLM it is a connector that never has anything external, so nothing of the
    model's path changes. What it needs of the connector interface is the order of calls.
-D2 It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
+2. It supports hybrid managers, and does not ask vLLM to deliver or defer anything: `requires_kv_delivery` is False
    whatever role the command line names.
 """
 

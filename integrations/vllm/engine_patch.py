@@ -1,11 +1,11 @@
 """The engine's process: waking it, stepping it while idle, delivering outputs of its own, and its administration.
 
-N1 An engine with a queue (every served one) is woken by a message in it; its own thread does the work.
-N2 An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a
-   lock that every entry of the engine takes.
-N4 When a step has left for the workers, the engine's thread would wait for them: what governance can do then, it does
+1. An engine with a queue (every served one) is woken by a message in it; its own thread does the work.
+2. An engine in its caller's process has no loop of its own while idle: the timer's thread steps it then, under a lock
+   that every entry of the engine takes.
+3. When a step has left for the workers, the engine's thread would wait for them: what governance can do then, it does
    then (`SchedulerSide.run_deferred_work`).
-N3 Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in
+4. Administration runs on the engine's thread, between steps, through vLLM's utility calls, by the names in
    `UTILITIES`.
 """
 
@@ -66,7 +66,7 @@ class EngineHandle:
             self.side.timer.arm(0)
 
     def wake(self) -> None:
-        """Make an idle engine take a step soon; from any thread (N1, N2)."""
+        """Make an idle engine take a step soon; from any thread (rule 1, rule 2)."""
         if self._queue is not None:
             self._queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
         else:
@@ -123,7 +123,7 @@ def _locked(lock: threading.RLock, call: Callable[..., Any]) -> Callable[..., An
     return locked
 
 
-# -- administration: methods of EngineCore, reached by vLLM's utility calls (N3) --------------------------------------
+# -- administration: methods of EngineCore, reached by vLLM's utility calls --------------------------------------
 
 
 def _side(core: Any) -> SchedulerSide:

@@ -1,12 +1,11 @@
 """What vLLM loaded, as the identity that conditions every key: model, quantisation, cache format, adapter.
 
-I1 Blocks of one engine live and die with its process, so what must differ is what one process can hold at once:
+1. Blocks of one engine live and die with its process, so what must differ is what one process can hold at once:
    weights of another epoch, another adapter, or the same adapter loaded again.
-I2 The weights' digest is what the operator states (`revision`, a content digest in the path) or a fingerprint of
-   the files' names, sizes and times. It says so in its prefix, and it is never the reason for a hit across
-   processes.
-I3 An adapter that is reloaded in place is a new one from then on.
-I4 Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
+2. The weights' digest is what the operator states (`revision`, a content digest in the path) or a fingerprint of the
+   files' names, sizes and times. It says so in its prefix, and it is never the reason for a hit across processes.
+3. An adapter that is reloaded in place is a new one from then on.
+4. Every identity is logged when it is made: a declared segment names it by its digest (`policy segment add --model`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """From vLLM's configuration to an open port: settings, the pool's plan, the model's identity, who may connect.
 
-O1 Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`, whose
-   names are those of docs/operate/settings.md. Every process of an engine reads the same.
-O2 A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
+1. Settings come from the environment and the settings file, as everywhere, and from `kv_connector_extra_config`,
+   whose names are those of docs/operate/settings.md. Every process of an engine reads the same.
+2. A connector beside ours is refused unless the settings name a passed conformance run of its very code: an external
    tier keeps blocks out of custody, and some hash tokens without any scope.
-O3 What would publish token ids, or exchange the cache's memory under a running engine, is refused at start.
+3. What would publish token ids, or exchange the cache's memory under a running engine, is refused at start.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -
 
 
 def settings_of(config: VllmConfig) -> Settings:
-    """This engine's settings (O1)."""
+    """This engine's settings (rule 1)."""
     transfer = config.kv_transfer_config
     return load_settings(**(transfer.kv_connector_extra_config if transfer is not None else {}))
 
@@ -79,7 +79,7 @@ def plan_of(
 
 
 def refuse_ungoverned(config: VllmConfig, settings: Settings) -> None:
-    """Raises `ConfigError` for a part of vLLM that would act behind governance's back (O3)."""
+    """Raises `ConfigError` for a part of vLLM that would act behind governance's back (rule 3)."""
     events = config.kv_events_config
     if events is not None and events.enable_kv_cache_events and settings.kv_events_tokens != "published":
         raise ConfigError(
@@ -107,7 +107,7 @@ def _foreign_connectors(config: VllmConfig) -> list[Mapping[str, Any]]:
 
 
 def refuse_foreign_connectors(config: VllmConfig, allowed: str) -> None:
-    """Raises `ConfigError` that names the first connector that is not allowed beside ours, and why (O2).
+    """Raises `ConfigError` that names the first connector that is not allowed beside ours, and why (rule 2).
 
     allowed: `NAME=RECORD#DIGEST`, separated by commas: the record of a passed run of the conformance kit.
     config: the engine's, not the copy that a connector among several is given, which names that connector alone.

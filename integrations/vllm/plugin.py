@@ -1,10 +1,10 @@
 """The `vllm.general_plugins` entry point. vLLM calls `register` in every process, before it configures anything.
 
-P1 It changes nothing for an engine that does not name our connector: each patch asks whether the engine at hand has
+1. It changes nothing for an engine that does not name our connector: each patch asks whether the engine at hand has
    one.
-P2 It never raises, because vLLM would swallow that and go on: a vLLM that cannot be patched leaves the plugin
+2. It never raises, because vLLM would swallow that and go on: a vLLM that cannot be patched leaves the plugin
    uninstalled, and our connector then refuses to start.
-P3 Calling it again changes nothing.
+3. Calling it again changes nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What travels between the scheduler's side and the workers: one order a step there, receipts back.
 
-M1 Both ways everything is numbers and names of methods: no tokens, no keys, no identity.
+1. Both ways everything is numbers and names of methods: no tokens, no keys, no identity.
 """
 
 from __future__ import annotations

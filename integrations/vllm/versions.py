@@ -1,8 +1,8 @@
 """Which vLLM releases the adapter knows, what differs between them, and what it must find before it governs one.
 
-V1 A release outside the range is refused at start, with what to do about it: an engine that would run ungoverned
+1. A release outside the range is refused at start, with what to do about it: an engine that would run ungoverned
    under our flag is worse than one that does not start.
-V2 Inside the range too, every class that is swapped and every method that is overridden is compared with what this
+2. Inside the range too, every class that is swapped and every method that is overridden is compared with what this
    file says it takes. A fork or a patched build that differs is refused by name.
 """
 
@@ -79,7 +79,7 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
 
 
 def check_version(installed: str | None = None) -> VllmVersion:
-    """The running vLLM's version. Raises `ConfigError` outside the range (V1) and where a method differs (V2)."""
+    """The running vLLM's version. Raises `ConfigError` outside the range and where a method differs."""
     version = read_version(installed if installed is not None else _installed())
     if not OLDEST <= (version.major, version.minor) < BELOW:
         raise ConfigError(
@@ -101,7 +101,7 @@ def read_version(text: str) -> VllmVersion:
 
 
 def check_signatures(expected: dict[str, tuple[str, ...]] | None = None) -> None:
-    """Raises `ConfigError` that names the first method of vLLM that is missing or takes something else (V2)."""
+    """Raises `ConfigError` that names the first method of vLLM that is missing or takes something else (rule 2)."""
     for place, names in (_SIGNATURES if expected is None else expected).items():
         function = _resolve(place)
         parameters = list(inspect.signature(function).parameters.values())[1:]

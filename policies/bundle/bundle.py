@@ -1,9 +1,9 @@
 """A policy bundle: one policy revision, and the signatures that make it one.
 
-1. What is signed is the manifest: audience, revision, policy digest, digest of the document's bytes, times and revoked
-   ids. The document is bound by its digests.
-2. The trust configuration says which signatures a bundle needs; nothing in a bundle says so. A signature by a key that
-   it does not name refuses the bundle, so there is no byte of a bundle that may change.
+1. What is signed is the manifest: audience, revision, policy digest, digest of the document's bytes, times and
+   revoked ids. The document is bound by its digests.
+2. The trust configuration says which signatures a bundle needs; nothing in a bundle says so. A signature by a key
+   that it does not name refuses the bundle, so there is no byte of a bundle that may change.
 3. A bundle is for one audience, from `issued_us` until `expires_us`, and never replaces a higher revision.
 4. Reading is bounded, canonical (`bundle_json`) and total: whatever is wrong is one `BundleRejected`.
 """

@@ -1,7 +1,7 @@
 """The canonical form of a policy, and its digest: what approvers sign and the ledger names.
 
-1. The digest depends on what a policy says, not on how it is written: marks, file name, order of sections, of
-   entries and of set-like lists do not enter it.
+1. The digest depends on what a policy says, not on how it is written: marks, file name, order of sections, of entries
+   and of set-like lists do not enter it.
 2. A section that came after the first schema and that is not written, or says its defaults, does not enter it.
 3. The canonical form is JSON with sorted ASCII keys, no floats, and integers below 2^53 (fractions as "n/d").
 """

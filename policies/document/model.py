@@ -1,8 +1,7 @@
 """The typed form of a policy: frozen, complete, and marked with where each part was written.
 
 1. A `Policy` exists only when its document had no problem; nothing in it is unresolved or defaulted later.
-2. Classifications are levels (0 = lowest); durations and instants are whole microseconds; shares are exact
-   fractions.
+2. Classifications are levels (0 = lowest); durations and instants are whole microseconds; shares are exact fractions.
 3. Marks never take part in comparison, in the digest or in a decision.
 """
 

@@ -1,11 +1,11 @@
 """A YAML document as a tree of marked nodes, built from parser events so that nothing is lost or expanded on
 the way.
 
-1. Anchors, aliases, tags, merge keys, duplicate keys, second documents and forbidden characters are problems,
-   never resolved; the places that carry them become `Broken` and are not complained about again.
+1. Anchors, aliases, tags, merge keys, duplicate keys, second documents and forbidden characters are problems, never
+   resolved; the places that carry them become `Broken` and are not complained about again.
 2. Size, node count and depth are bounded before a tree exists (a bomb costs what reading its text costs).
-3. A plain scalar that YAML 1.1 and 1.2 read differently (`no`, `22:30`, `0777`, `1_000`) is a problem
-   wherever it stands.
+3. A plain scalar that YAML 1.1 and 1.2 read differently (`no`, `22:30`, `0777`, `1_000`) is a problem wherever it
+   stands.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Typed fields out of nodes: each method takes a node, gives a value of its type, and records what is wrong
 with it.
 
-1. A method always returns a value of its type; after a problem it is a placeholder that no `Policy` will ever
-   hold.
+1. A method always returns a value of its type; after a problem it is a placeholder that no `Policy` will ever hold.
 2. A `Broken` node gives the placeholder in silence: its problem is already on record.
 """
 

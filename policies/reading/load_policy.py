@@ -1,7 +1,6 @@
 """Load a policy document: text in, a complete typed `Policy` out, or every problem with its place.
 
-1. `load_policy` returns a policy only when its document had no problem at all; otherwise it raises
-   `PolicyRejected`.
+1. `load_policy` returns a policy only when its document had no problem at all; otherwise it raises `PolicyRejected`.
 2. It reads no clock, file or environment: equal text gives an equal policy with an equal digest.
 """
 

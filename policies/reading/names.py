@@ -1,8 +1,8 @@
 """The names that a document declares, against which every reference in it is checked.
 
 1. Names are gathered before any section is read, so sections may refer to each other in any order.
-2. A reference to a name that is not declared is a problem; a placeholder (the empty name) is not complained
-   about again.
+2. A reference to a name that is not declared is a problem; a placeholder (the empty name) is not complained about
+   again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reading `segments`, `grants` and `rules`: everything that may open, or close, a domain.
 
 1. A grant names one owner and one reader; there is no grant for everybody, and every grant ends.
-2. A permit rule stays inside a tenant and gives only reuse, export or administration; the rest follows from
-   sections.
+2. A permit rule stays inside a tenant and gives only reuse, export or administration; the rest follows from sections.
 3. In an isolating profile no grant and no segment crosses a tenant boundary.
 """
 

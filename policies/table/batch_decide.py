@@ -1,8 +1,7 @@
 """The dense form of a decision table: many requests at one instant, answered by numpy.
 
 1. `permits` agrees with `DecisionTable.decide` on every well-formed request; anything out of range is a deny.
-2. Tenants are indices: listed ones in order of name; unlisted ones share a row and are told apart only for
-   equality.
+2. Tenants are indices: listed ones in order of name; unlisted ones share a row and are told apart only for equality.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 1. Effective = the highest of the tenant's default, every matching route, the claim and the hint.
 2. When neither tenant, route nor claim is known, it is the highest there is; a hint alone is never "known".
-3. Routes, claims and hints only raise. An unknown claim or hint, or a route that cannot be trusted to mean
-   what it says (dot segments, escapes, empty segments), counts as the highest.
+3. Routes, claims and hints only raise. An unknown claim or hint, or a route that cannot be trusted to mean what it
+   says (dot segments, escapes, empty segments), counts as the highest.
 4. Labels accumulate: every source that applies adds its own, so that labels only ever narrow a domain.
 """
 

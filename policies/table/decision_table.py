@@ -7,8 +7,8 @@
 2. `decide` is pure: equal arguments give equal decisions, and time is an argument.
 3. A permit with reader != owner names a live grant, or a live segment that lists the reader.
 4. A grant opens reuse alone, to its one reader, of tenant-level and wider domains up to its level.
-5. Every decision names what determined it: rules, grants, segments or sections (`tenants:acme`,
-   `retention:internal`, `offload:public`), and `default-deny` when nothing did.
+5. Every decision names what determined it: rules, grants, segments or sections (`tenants:acme`, `retention:internal`,
+   `offload:public`), and `default-deny` when nothing did.
 
 A tenant's own decisions are one flat tuple whatever its rules say (`places` finds each cell), so the memory that a
 decision touches does not grow with their number. Rows of nested dicts, shared between tenants that were decided alike,

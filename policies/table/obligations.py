@@ -1,7 +1,7 @@
 """What is owed for a block: how long it may exist, how it ends, where it may go, and its evidence.
 
-1. Where several sources apply: the shortest time, the strictest scrub and verification, the intersection of
-   tiers, required encryption, the highest audit class. `combine` is commutative, associative and idempotent.
+1. Where several sources apply: the shortest time, the strictest scrub and verification, the intersection of tiers,
+   required encryption, the highest audit class. `combine` is commutative, associative and idempotent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The JSON Schema of a policy document, with a description of every field: what editors complete and check from.
 
-1. Every document that the loader accepts fits the schema; the loader alone checks what a schema cannot say (references,
-   sums, order of dates).
+1. Every document that the loader accepts fits the schema; the loader alone checks what a schema cannot say
+   (references, sums, order of dates).
 2. The fields are those that the loader reads; a test compares the two.
 """
 

@@ -1,7 +1,7 @@
 """Decide recorded requests again under another policy: what would change, per tenant, in hits, blocks and retention.
 
-1. Only what was recorded is decided again: a request that a wider policy would have served, and that was never made or
-   never hit, is not in the record. Such figures come from replaying a trace (`kvcustody policy simulate --trace`).
+1. Only what was recorded is decided again: a request that a wider policy would have served, and that was never made
+   or never hit, is not in the record. Such figures come from replaying a trace (`kvcustody policy simulate --trace`).
 2. What was attached through a grant or segment is decided again through that source, at its own instant.
 """
 

@@ -1,8 +1,8 @@
 """What a killed life did, done again from its seed, against what the ledger holds of it (F2: the sets are equal).
 
-C1 The leaves of a life's operations, by sequence, are the first of those that it did: none missing in between, none
+- The leaves of a life's operations, by sequence, are the first of those that it did: none missing in between, none
 twice, none else, each saying what was done, in every log that it belongs to.
-C2 Its acts that waited for their record are there once or not at all (they were refused), in their order.
+- Its acts that waited for their record are there once or not at all (they were refused), in their order.
 Clock readings, pseudonyms and what numbers a leaf are left out: no seed gives them.
 """
 
@@ -33,7 +33,7 @@ Body = dict[str, Any]
 
 
 def check_content(connection: Connection, seed: int, incarnation: str) -> None:
-    """Raise unless the ledger holds of this life what it did, in its order (C1, C2)."""
+    """Raise unless the ledger holds of this life what it did, in its order."""
     done, waited = _split(_bodies(connection, incarnation))
     for at, (found, right) in enumerate(zip(done, _operations(seed), strict=False)):
         assert found == right, f"operation {at} of life {seed} is on record as {found}, and was {right}"

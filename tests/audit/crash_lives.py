@@ -1,4 +1,4 @@
-"""Writers that are started and killed, one after the other, on one ledger; what must be true then (W2, F2)."""
+"""Writers that are started and killed, one after the other, on one ledger; what must be true then."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Kill(NamedTuple):
     incarnation: str
     durable: int
     submitted: int
-    refused: tuple[int, ...]  # the last that their caller was refused: what acts on them never happened (W2)
+    refused: tuple[int, ...]  # the last that their caller was refused: what acts on them never happened
 
 
 class Lives:
@@ -140,7 +140,7 @@ def progress_of(path: Path, seed: int) -> list[Kill]:
 
 def check_exactly_once(store: Engine, make_writer: Any, folder: Path, made: list[Kill]) -> int:
     """Replay what is left, then: nothing acknowledged is missing, nothing is there twice, each life's record is what it
-    did, in its order, and the trees agree (F2).
+    did, in its order, and the trees agree.
 
     Returns how many operations the ledger holds.
     """

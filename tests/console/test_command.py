@@ -1,4 +1,4 @@
-"""The command line: help that teaches, JSON, one-line errors, exit codes (X1-X3)."""
+"""The command line: help that teaches, JSON, one-line errors, exit codes."""
 
 from __future__ import annotations
 

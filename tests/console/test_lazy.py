@@ -1,4 +1,4 @@
-"""Commands are imported when they are asked for (Z1, Z2), and others' commands join them (G1, G2)."""
+"""Commands are imported when they are asked for, and others' commands join them."""
 
 from __future__ import annotations
 

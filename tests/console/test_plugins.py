@@ -1,4 +1,4 @@
-"""Commands from entry points: they run, they teach, and a broken one costs itself alone (G1, G2)."""
+"""Commands from entry points: they run, they teach, and a broken one costs itself alone."""
 
 from __future__ import annotations
 

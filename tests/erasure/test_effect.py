@@ -1,4 +1,4 @@
-"""Erasure in one process: every state, both ways with running requests, deadline, tiers, idempotence (Z1-Z5, Y1-Y4)."""
+"""Erasure in one process: every state, both ways with running requests, deadline, tiers, idempotence."""
 
 from __future__ import annotations
 

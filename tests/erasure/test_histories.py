@@ -1,4 +1,4 @@
-"""B6: after the acknowledgement no canary of the erased, no look-up into what was theirs, others' hits unchanged."""
+"""After the acknowledgement no canary of the erased, no look-up into what was theirs, others' hits unchanged."""
 
 from __future__ import annotations
 

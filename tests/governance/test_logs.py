@@ -153,7 +153,7 @@ def test_facts_are_kept(lines: io.StringIO) -> None:
 
 
 def test_a_line_cannot_be_forged(lines: io.StringIO) -> None:
-    """F4: newlines, terminal escapes and direction marks in values stay inside their line."""
+    """Newlines, terminal escapes and direction marks in values stay inside their line."""
     structlog.get_logger().info("ok", tenant="a\nlevel=critical\x1b[31m\u202e\r", **{"bad\nname": 1})
     text = lines.getvalue()
     assert text.count("\n") == 1 and "\x1b" not in text and "\u202e" not in text and "\r" not in text

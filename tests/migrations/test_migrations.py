@@ -1,4 +1,4 @@
-"""Migrations (M1-M3): forward without loss on both databases, and equal to the declared tables."""
+"""Migrations: forward without loss on both databases, and equal to the declared tables."""
 
 from __future__ import annotations
 

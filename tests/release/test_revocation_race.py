@@ -1,4 +1,4 @@
-"""B3: a grant is revoked between decision, attach and use, in every interleaving of three threads of six steps.
+"""A grant is revoked between decision, attach and use, in every interleaving of three threads of six steps.
 
 One thread owns the state, so its calls are the units that interleave; the only act of another thread is to leave a
 command in the queue. All 17,153,136 interleavings are covered: two prefixes that leave the same state behind (the

@@ -1,8 +1,8 @@
 """One process's custody from end to end: Governor, tensors on two shards, keyring on disk, writer, ledger.
 
-W1 Nothing is a stand-in except the clock, which moves when the workload says so.
-W2 A workload is a function of its seed, so that two runs differ only in what a test changes.
-W3 What a test removes, it removes between the Governor and the writer: one event, once (`Dropping`).
+- Nothing is a stand-in except the clock, which moves when the workload says so.
+- A workload is a function of its seed, so that two runs differ only in what a test changes.
+- What a test removes, it removes between the Governor and the writer: one event, once (`Dropping`).
 """
 
 from __future__ import annotations

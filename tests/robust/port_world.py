@@ -1,8 +1,8 @@
 """A small engine that allocates by itself, governed through the engine port: its own free list, index and device queue.
 
-W1 The engine's books are its own: a free list, a dictionary of keys, reference counts. The port is told, never asked.
-W2 Device work happens `lag` steps after it was scheduled, in order, as on a stream: scrub orders, then writes.
-W3 What a block holds is a function of who wrote it, so residue and wrong reuse show.
+- The engine's books are its own: a free list, a dictionary of keys, reference counts. The port is told, never asked.
+- Device work happens `lag` steps after it was scheduled, in order, as on a stream: scrub orders, then writes.
+- What a block holds is a function of who wrote it, so residue and wrong reuse show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ledger is away while requests come (F3): no reuse across tenants goes unrecorded, and the own scope is served.
+"""The ledger is away while requests come: no reuse across tenants goes unrecorded, and the own scope is served.
 
 What a policy demands beyond the floor, `lifecycle: deny` and `own_hits: deny`, holds for as long as events are spilled.
 A Governor over a real writer on a SQLite file; blocks without memory.

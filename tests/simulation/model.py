@@ -1,7 +1,7 @@
 """What a block manager must answer, as a plain dictionary: published prefixes with their references and times.
 
-M1  A prefix of whole blocks is found while somebody runs on it or a hold's deadline is ahead, and its ceiling is ahead.
-M2  Everything is kept per block and domain; the model knows no nodes, no queues and no blocks' whereabouts.
+- A prefix of whole blocks is found while somebody runs on it or a hold's deadline is ahead, and its ceiling is ahead.
+- Everything is kept per block and domain; the model knows no nodes, no queues and no blocks' whereabouts.
 """
 
 from __future__ import annotations

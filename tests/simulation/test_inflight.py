@@ -1,4 +1,4 @@
-"""C5: device work that outlives its request never meets the block's next owner, and nobody waits longer than it runs.
+"""Device work that outlives its request never meets the block's next owner, and nobody waits longer than it runs.
 
 A device finishes each step 0–N steps late and in any order; requests are aborted and preempted at random meanwhile. An
 overlap is a block handed out while a step that touches it is open.

@@ -1,4 +1,4 @@
-"""C1: nobody ever reads another's bytes. Real tensors, a byte pattern per request, crashes at every labelled point.
+"""Nobody ever reads another's bytes. Real tensors, a byte pattern per request, crashes at every labelled point.
 
 Each block is read in full when it is handed out: one non-zero byte fails. Positive control: with scrubbing off, nearly
 every byte of a reused block is residue.

@@ -1,4 +1,4 @@
-"""E1: no hit after the absolute deadline: dates step by a day, the machine sleeps, the process restarts."""
+"""No hit after the absolute deadline: dates step by a day, the machine sleeps, the process restarts."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 Leaves are read field by field (`reading`) into columns (`columns`, `history`); every generation that any names gets a
 place, and the entries at a place are folded into a verdict (`recount`, `verdict`).
 
-P1 Nothing here is shared with `audit.coverage`: not its tables, its arithmetic or its reading of runs. Leaves go in
-as bytes, from a database or an export; figures come out.
-P2 The definition is that of docs/audit/coverage.md, and so are the names of the figures: the two must agree to the row.
+1. Nothing here is shared with `audit.coverage`: not its tables, its arithmetic or its reading of runs. Leaves go in
+   as bytes, from a database or an export; figures come out.
+2. The definition is that of docs/audit/coverage.md, and so are the names of the figures: the two must agree to the
+   row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Columns: facts of one kind laid side by side, a number each, so that a million leaves are not a million objects.
 
-K1 Texts are numbers, too: each has one in `TextNumbers`, the same in every column.
-K2 A run list is kept as it is written, `[generation, deltas, counts, pool]`, and laid out at the end: its i-th block
-has the generation `generation + i`. A run at generation 0 is memory that never was in custody and is left out.
+1. Texts are numbers, too: each has one in `TextNumbers`, the same in every column.
+2. A run list is kept as it is written, `[generation, deltas, counts, pool]`, and laid out at the end: its i-th block
+   has the generation `generation + i`. A run at generation 0 is memory that never was in custody and is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 
 
 class TextNumbers(dict[Any, int]):
-    """A number for every text (K1), given on first mention; None has one, too."""
+    """A number for every text (rule 1), given on first mention; None has one, too."""
 
     def __missing__(self, text: Any) -> int:
         self[text] = number = len(self)

@@ -1,8 +1,8 @@
 """Completeness: what leaves name that no other leaf accounts for. Nothing of this can be seen in one custody alone.
 
-L1 A residency that was released was opened. L2 A pool's generations come from one counter, so that each below the
-highest was handed out; growth of residencies that are still open is not listed yet and counts here. L3 What a receipt
-names has ended.
+1. A residency that was released was opened. L2 A pool's generations come from one counter, so that each below the
+   highest was handed out; growth of residencies that are still open is not listed yet and counts here. L3 What a
+   receipt names has ended.
 """
 
 from __future__ import annotations

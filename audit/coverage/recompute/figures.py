@@ -1,7 +1,7 @@
 """The figures of a recount: units a tenant and classification, the lag from due to destroyed, and the digest of
-the population (`audit.report.population`, N2), all without any table.
+the population (`audit.report.population`), all without any table.
 
-F1 Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; the classes are not.
+1. Names and meanings are those of `audit.coverage.CoverageRow` and `Coverage`; the classes are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvcustody.audit.coverage.recompute.verdicts import VERDICTS
 
 
 def recompute_digest(every: Iterable[Judged]) -> str:
-    """SHA-256, hexadecimal: of each incarnation its id, then seven numbers a custody in the order of N1."""
+    """SHA-256, hexadecimal: of each incarnation its id, then seven numbers a custody in the order of the population."""
     made = hashlib.sha256()
     for judged in sorted(every, key=lambda item: item.incarnation):
         if not len(judged.due):

@@ -1,8 +1,8 @@
 """History: what the leaves say of each incarnation, sorted by what it is, with nothing concluded from it yet.
 
-H1 A leaf counts for the incarnation that it is about (`of_incarnation`, else the one that wrote it), and its times are
-on that incarnation's boot clock; a successor's release is put on it by way of UTC.
-H2 Of two ends of one custody the first counts: an incarnation's own before its successor's, then by (sequence, part).
+1. A leaf counts for the incarnation that it is about (`of_incarnation`, else the one that wrote it), and its times
+   are on that incarnation's boot clock; a successor's release is put on it by way of UTC.
+2. Of two ends of one custody the first counts: an incarnation's own before its successor's, then by (sequence, part).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the leaves of a recount come from: the database, or an export in a folder.
 
-O1 Leaves are handed on as they were written, and nothing else is: no column and no manifest figure.
+1. Leaves are handed on as they were written, and nothing else is: no column and no manifest figure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Recount: the definition of coverage (docs/audit/coverage.md) applied to a history, one incarnation after the other.
 
-E1 A hold ends at the earliest of its deadline, an erasure and an act that narrowed what its tenant holds; what a
-residency does not hold, nothing ends.
-R1 A verdict is `verdict.verdicts_on`'s; the recorded due time covers only where it is the recomputed.
-R2 A hold lasts no longer than an erasure, or than a narrowing act says that its process wrote after its release; one
-that such an act does not list was over by then.
-R3 A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
+1. A hold ends at the earliest of its deadline, an erasure and an act that narrowed what its tenant holds; what a
+   residency does not hold, nothing ends.
+2. A verdict is `verdict.verdicts_on`'s; the recorded due time covers only where it is the recomputed.
+3. A hold lasts no longer than an erasure, or than a narrowing act says that its process wrote after its release; one
+   that such an act does not list was over by then.
+4. A period takes a custody by its recomputed due time; by the recorded one where a use of it never ended.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Judge:
         return [column[kept] for column in columns]
 
     def _first_ends(self) -> tuple[StatementPlaces, Numbers]:
-        """Of each generation the end that counts (H2), among those of the chosen tenant and classification."""
+        """Of each generation the end that counts, among those of the chosen tenant and classification."""
         ends, said = self._life.ends, self._life.named.ends
         kept = self._selects(ends["tenant"], ends["classification"])[said.row]
         said = StatementPlaces(*(column[kept] for column in said))
@@ -218,7 +218,7 @@ class _Judge:
         return [column[kept] for column in columns]
 
     def _holds(self, narrowed: Mapping[int, int], erased: Mapping[int, int]) -> _Held:
-        """When each use ended, and until when it held (R2)."""
+        """When each use ended, and until when it held (rule 3)."""
         uses, row = self._life.uses, self._life.named.uses.row
         # By its leaf, where that says so; else by the latest that releases of its residency say.
         final = self._life.released

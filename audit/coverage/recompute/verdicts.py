@@ -1,10 +1,11 @@
 """Verdicts on custodies: what their uses give as due, and what their receipts prove by then. One row a custody.
 
-D1  `due_at = max(last release, min(ceiling, end of the last hold, erasure))`; custody that ended early ended its holds.
-D2  Covered: every shard has a good receipt for the very block and generation that began after the last use and ended
-    within `scrub_within` of `due_at` or, if later, of the fence's retirement.
-D3  What an erasure's effect lists was due when the erasure was asked for, where its end says so: never later than its
-    holds give.
+1. `due_at = max(last release, min(ceiling, end of the last hold, erasure))`; custody that ended early ended its
+   holds.
+2. Covered: every shard has a good receipt for the very block and generation that began after the last use and ended
+   within `scrub_within` of `due_at` or, if later, of the fence's retirement.
+3. What an erasure's effect lists was due when the erasure was asked for, where its end says so: never later than its
+   holds give.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _proved(receipts: Receipts, begun_after: Numbers, shards: int) -> tuple[Numb
 def _due(ends: Ends, uses: UseTotals, asked: ErasedCustodies) -> Numbers:
     """By its owner's own holds; by another rule where that is what is recorded.
 
-    By every reader's holds, for a segment's readers hold, too; by the request of an erasure that covers it (D3).
+    By every reader's holds, for a segment's readers hold, too; by the request of an erasure that covers it (rule 3).
     """
     bound = np.minimum(ends.ceiling, ends.ended)
     by_own = np.maximum(uses.last, np.minimum(bound, uses.own))
@@ -149,7 +150,7 @@ def _due(ends: Ends, uses: UseTotals, asked: ErasedCustodies) -> Numbers:
 
 
 def _unheard(ends: Ends, uses: UseTotals, asked: ErasedCustodies) -> Flags:
-    """Where a process may not have heard of an erasure yet: what it records is late by the erasure, not false (D3)."""
+    """Where a process may not have heard of an erasure yet: what it records is late by the erasure, not false."""
     bound = np.minimum(ends.ceiling, ends.ended)
     unheard: Flags = ends.due == np.maximum(uses.last, np.minimum(bound, uses.unasked_own))
     unheard |= ends.due == np.maximum(uses.last, np.minimum(bound, uses.unasked_every))

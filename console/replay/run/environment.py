@@ -1,9 +1,8 @@
 """Everything one replay stands on: clock, keys, tensors, ledger and Governor, opened in order and closed in
 reverse.
 
-H1. The ledger is the user's file and is only ever appended to; its dates do not step back from one replay to
-    the next.
-H2. Keys live as long as the replay: what it cached, no later process can find.
+1. The ledger is the user's file and is only ever appended to; its dates do not step back from one replay to the next.
+2. Keys live as long as the replay: what it cached, no later process can find.
 """
 
 from __future__ import annotations

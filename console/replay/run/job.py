@@ -1,7 +1,7 @@
 """One replay from end to end: open the stand, drive the workload, close, and report what the ledger proves.
 
-J1. However the replay ends, the Governor is closed, the ledger flushed, and the report covers what ran;
-    `error` says what stopped it.
+1. However the replay ends, the Governor is closed, the ledger flushed, and the report covers what ran; `error` says
+   what stopped it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run_job(
     except LedgerError as problem:
         if proved is None:
             raise
-        error = error or problem  # closing could not keep everything: the figures stand all the same (J1)
+        error = error or problem  # closing could not keep everything: the figures stand all the same (rule 1)
     _fill(runner, stand, running, options.block_tokens)
     return ReplayReport(
         title=workload.title,
@@ -83,7 +83,7 @@ def run_job(
 
 
 def _run(runner: Runner, workload: Workload, progress: Callable[[], None]) -> BaseException | None:
-    """Drive the workload; what stops it is returned, because the figures until then still count (J1)."""
+    """Drive the workload; what stops it is returned, because the figures until then still count (rule 1)."""
     try:
         runner.run(workload.jobs, workload.span_us, workload.origin_us, progress)
     except (CustodyError, KeyboardInterrupt) as error:

@@ -1,11 +1,10 @@
 """The tensors behind a replay: a small model's KV cache that says what was written where, so that leaks can
 be seen.
 
-V1. A token's K is a function of its id and position, its V of the tenant that computed it; neither is ever
-    zero.
-V2. A block is checked to be zero when it is handed out, before anything is written (a sample, or all).
-V3. What a request found in the cache is read back and compared: K with its own prompt, V with its own tenant,
-    unless it came through a grant or a segment.
+1. A token's K is a function of its id and position, its V of the tenant that computed it; neither is ever zero.
+2. A block is checked to be zero when it is handed out, before anything is written (a sample, or all).
+3. What a request found in the cache is read back and compared: K with its own prompt, V with its own tenant, unless
+   it came through a grant or a segment.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class PatternCache:
         self.wrong_tokens = 0
 
     def check_handed_out(self, blocks: NDArray[np.int64]) -> None:
-        """Count the non-zero bytes of blocks that were just handed out (V2)."""
+        """Count the non-zero bytes of blocks that were just handed out (rule 2)."""
         if len(blocks):
             self.checked_blocks += len(blocks)
             self.residue_bytes += self.memory.nonzero_bytes(blocks)
@@ -93,7 +92,7 @@ class PatternCache:
     def check_found(
         self, table: NDArray[np.int64], tokens: NDArray[np.int32], readable: Sequence[int]
     ) -> None:
-        """Read back what was found for `tokens`, a prompt's start, by one who may read `readable` (V3)."""
+        """Read back what was found for `tokens`, a prompt's start, by one who may read `readable` (rule 3)."""
         if not len(tokens):
             return
         slots, keys = self._slots(table, tokens, 0)

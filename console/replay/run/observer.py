@@ -1,9 +1,9 @@
 """Folds the events of a run into a report: who lost blocks and why, how old they were, how long their scrub
 took.
 
-O1. Only events are read, the same tuples that go to the ledger; the observer never looks into the pool.
-O2. A block's history is kept as three arrays by block index; a (block, generation) that does not match is
-    counted as unexplained, not guessed.
+1. Only events are read, the same tuples that go to the ledger; the observer never looks into the pool.
+2. A block's history is kept as three arrays by block index; a (block, generation) that does not match is counted as
+   unexplained, not guessed.
 """
 
 from __future__ import annotations

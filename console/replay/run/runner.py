@@ -1,9 +1,9 @@
 """Drives the Governor through a labelled workload, as an engine would: admit, prefill, decode, release, step.
 
-D1. Requests overlap as their times say: each decodes one token a tick until its answer is complete.
-D2. `step` runs at least every `TICK_US` of the replay's clock, idle or not, as an engine's timer would.
-D3. Whatever ends a replay (its end, a bad trace line, Ctrl-C), every running request is released and every
-    block is scrubbed before the figures are read.
+1. Requests overlap as their times say: each decodes one token a tick until its answer is complete.
+2. `step` runs at least every `TICK_US` of the replay's clock, idle or not, as an engine's timer would.
+3. Whatever ends a replay (its end, a bad trace line, Ctrl-C), every running request is released and every block is
+   scrubbed before the figures are read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One request of a workload, whatever file or generator it came from.
 
-T1. `blocks` are prefix-chained ids of `block_tokens` tokens each: equal ids mean equal content and equal
-    prefix.
-T2. Requests of one trace come in order of `at_us`.
-T3. A `TraceRequest` names no tenant: who sent it is drawn by `labels`, so one trace serves any population.
+1. `blocks` are prefix-chained ids of `block_tokens` tokens each: equal ids mean equal content and equal prefix.
+2. Requests of one trace come in order of `at_us`.
+3. A `TraceRequest` names no tenant: who sent it is drawn by `labels`, so one trace serves any population.
 """
 
 from __future__ import annotations

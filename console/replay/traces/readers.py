@@ -1,11 +1,8 @@
 """Streaming readers of recorded traces, plain or gzip, one class a format.
 
-F1. A line that is not what its format says raises `TraceError` with file, line and field; nothing is skipped
-    silently.
-F2. A reader holds one line, and per session what the delta coding needs; never the whole file (Azure rows are
-    sorted).
-F3. Damage below the text (a cut gzip stream, bytes that are not UTF-8) is reported at the line where it was
-    met.
+1. A line that is not what its format says raises `TraceError` with file, line and field; nothing is skipped silently.
+2. A reader holds one line, and per session what the delta coding needs; never the whole file (Azure rows are sorted).
+3. Damage below the text (a cut gzip stream, bytes that are not UTF-8) is reported at the line where it was met.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Expands trace block ids into token ids: a pure function of the id, by counter, one numpy pass a request.
 
-K1. Different ids give different blocks (the first two tokens spell the id), equal ids equal blocks, on every
-    machine.
-K2. Every token is below `VOCABULARY`, as an engine's would be.
+1. Different ids give different blocks (the first two tokens spell the id), equal ids equal blocks, on every machine.
+2. Every token is below `VOCABULARY`, as an engine's would be.
 """
 
 from __future__ import annotations

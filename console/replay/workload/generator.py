@@ -5,10 +5,10 @@ A conversation starts with a system prompt (its tenant's, or the house prompt th
 turns: the user writes, the model answers, the user thinks. Some conversations branch: a second one goes on
 from an earlier turn.
 
-G1. The same `WorkloadSpec` gives the same requests on every machine (numpy's PCG64, one stream a quantity).
-G2. Block ids are prefix-chained: a block cut by the end of a system prompt or by a branch point belongs to
-    what follows.
-G3. `statistics.expected` states what a spec promises and `statistics.measure` counts it; tests compare them.
+1. The same `WorkloadSpec` gives the same requests on every machine (numpy's PCG64, one stream a quantity).
+2. Block ids are prefix-chained: a block cut by the end of a system prompt or by a branch point belongs to what
+   follows.
+3. `statistics.expected` states what a spec promises and `statistics.measure` counts it; tests compare them.
 """
 
 from __future__ import annotations

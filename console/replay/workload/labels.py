@@ -1,10 +1,9 @@
 """Draws who sent each request: tenant, subject and classification, and which subjects ask for erasure, by
 seed.
 
-B1. Labels depend on (seed, unit key) alone, never on order or on block ids: the trace decides what could be
-    shared, the labels who shares it.
-B2. A unit (session, lineage or project) belongs to one tenant; tenants follow the given weights, heaviest
-    first.
+1. Labels depend on (seed, unit key) alone, never on order or on block ids: the trace decides what could be shared,
+   the labels who shares it.
+2. A unit (session, lineage or project) belongs to one tenant; tenants follow the given weights, heaviest first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The statistics of a generated workload, twice: promised in closed form, and counted from the requests.
 
-S1. `expected()` is arithmetic over the spec and the drawn lengths of its system prompts, no simulation.
-S2. `measure()` sees only requests and labels, and a cache of its own: a set of (owner, block).
+1. `expected()` is arithmetic over the spec and the drawn lengths of its system prompts, no simulation.
+2. `measure()` sees only requests and labels, and a cache of its own: a set of (owner, block).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The audit explorer: leaves by what they say, one leaf in full, and a button that checks its proof in the browser.
 
-X1 What is asked of the ledger is asked through the API's own function: the same filters of rows, the same cursors.
-X2 A log that is not the caller's is absent, the system log too.
-X3 `summary_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
+1. What is asked of the ledger is asked through the API's own function: the same filters of rows, the same cursors.
+2. A log that is not the caller's is absent, the system log too.
+3. `summary_of` and `facts_of` put a leaf in words and leave nothing out: run lists appear by their count, and the
    canonical bytes stand beside these words.
 """
 
@@ -110,7 +110,7 @@ def moment_us(visit: PageRequest, name: str) -> int | None:
 
 
 def _seen(visit: PageRequest, log: str) -> None:
-    """Raise unless the caller may see this log (X2)."""
+    """Raise unless the caller may see this log (rule 2)."""
     if log == SYSTEM:
         if not sees_all(visit):
             visit.caller.must(Permission.READ_CUSTODY)

@@ -1,7 +1,7 @@
 """Decisions: what was denied and by which rule, and why any request is answered as it is.
 
-D1 Denials come from the ledger through the API's own function: a tenant sees those of its own requests.
-D2 A rule's text is the policy's: who may not read the policy sees the rule's id alone.
+1. Denials come from the ledger through the API's own function: a tenant sees those of its own requests.
+2. A rule's text is the policy's: who may not read the policy sees the rule's id alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Erasures: ask for one, watch every worker's answer, take the certificate.
 
-Z1 The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
-Z2 A certificate is issued to those who may certify that tenant, by the same code as the API's.
-Z3 A form has a key of its own: sent twice, by a double click or a reload, it asks for one erasure.
-Z4 A selector of any parts is shown with what it would cover before it can be asked for; seeing that erases nothing.
+1. The request is the API's own function: the tenant of a tenant's administrator comes from the credential.
+2. A certificate is issued to those who may certify that tenant, by the same code as the API's.
+3. A form has a key of its own: sent twice, by a double click or a reload, it asks for one erasure.
+4. A selector of any parts is shown with what it would cover before it can be asked for; seeing that erases nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def listed(visit: PageRequest) -> Response:
 
 
 def request(visit: PageRequest) -> Response:
-    """Ask for an erasure (Z1); its page shows how it goes."""
+    """Ask for an erasure (rule 1); its page shows how it goes."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     if visit.text("sure") != _narrowest(visit, what):
@@ -60,7 +60,7 @@ def request(visit: PageRequest) -> Response:
 
 
 def preview(visit: PageRequest) -> Response:
-    """What a selector would cover now, and the form that asks for it (Z4)."""
+    """What a selector would cover now, and the form that asks for it (rule 4)."""
     visit.caller.must(Permission.ERASE)
     what = _wanted(visit)
     visit.record("consoleErasurePreview", what.tenant)
@@ -107,7 +107,7 @@ def _narrowest(visit: PageRequest, what: ErasureRequest) -> str:
 
 
 def _once(visit: PageRequest, what: ErasureRequest) -> str:
-    """The erasure that this form asked for: sent twice, it is asked for once (Z3)."""
+    """The erasure that this form asked for: sent twice, it is asked for once (rule 3)."""
     key = visit.text("once", 64)
     if key is None:
         raise ProblemError("idempotency-key-required", "this form is not one of the console's; open it again")
@@ -139,7 +139,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def download(visit: PageRequest) -> Response:
-    """The certificate, its page for people, or the opening of its commitment (Z2)."""
+    """The certificate, its page for people, or the opening of its commitment (rule 2)."""
     name = visit.places["file"]
     found = _status(visit)
     if name not in FILES or not _certifies(visit, found["tenant"]):

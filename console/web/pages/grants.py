@@ -1,7 +1,7 @@
 """Grants: who may read whose blocks, up to what, and until when: owners down, readers across.
 
-G1 Who acts for one tenant alone sees what opens its own data, and nothing of anybody else's.
-G2 Whoever may take a way back finds the button beside it; the step is signed in the browser.
+1. Who acts for one tenant alone sees what opens its own data, and nothing of anybody else's.
+2. Whoever may take a way back finds the button beside it; the step is signed in the browser.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ def _ways(visit: PageRequest, state: ReleaseState) -> tuple[DeclaredOpening, ...
 
 
 def _to_take_back(visit: PageRequest, live: list[DeclaredOpening]) -> list[str]:
-    """The ids that this person may revoke (G2)."""
+    """The ids that this person may revoke (rule 2)."""
     may = visit.may(Permission.NARROW_POLICY, Permission.CONSENT)
     return sorted({way.id for way in live}) if may else []

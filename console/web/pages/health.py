@@ -1,6 +1,6 @@
 """Health: the ledger's writer, its signatures and witnesses, every worker, and scans that these are asked for.
 
-H1 A scan is asked for by the API's own function, by those who operate; one that waits is not asked for twice.
+1. A scan is asked for by the API's own function, by those who operate; one that waits is not asked for twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def scan(visit: PageRequest) -> Response:
-    """Ask a worker for a full scan (H1); the page shows what becomes of it."""
+    """Ask a worker for a full scan (rule 1); the page shows what becomes of it."""
     visit.caller.must(Permission.OPERATE)
     worker = visit.text("worker", 128)
     if worker is None:

@@ -1,7 +1,7 @@
 """The policy: what is in effect and proved, its revisions, and a draft on its way to a proposal.
 
-Y1 A draft is checked by the workbench's own functions and kept nowhere; only a signed step changes anything.
-Y2 What a revision's page shows is what its gates will ask: its proof, exactly what it changes, the consents it lacks.
+1. A draft is checked by the workbench's own functions and kept nowhere; only a signed step changes anything.
+2. What a revision's page shows is what its gates will ask: its proof, exactly what it changes, the consents it lacks.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def draft(visit: PageRequest) -> Response:
 
 
 def check(visit: PageRequest) -> Response:
-    """Check the text in the form (Y1)."""
+    """Check the text in the form (rule 1)."""
     visit.caller.must(Permission.WRITE_POLICY)
     document = visit.document("source")
     return _draft_page(visit, document, _checked(visit, document))

@@ -1,6 +1,6 @@
 """Access: who may ask this service, with which keys; ending them, for those who manage keys.
 
-A1 What is done here is done by the API's own functions. A name is typed again before its principal is ended.
+1. What is done here is done by the API's own functions. A name is typed again before its principal is ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def show(visit: PageRequest) -> Response:
 
 
 def disable(visit: PageRequest) -> Response:
-    """End a principal (A1)."""
+    """End a principal (rule 1)."""
     visit.caller.must(Permission.MANAGE_KEYS)
     name = _name(visit)
     if visit.text("again") != name:
@@ -44,7 +44,7 @@ def disable(visit: PageRequest) -> Response:
 
 
 def revoke(visit: PageRequest) -> Response:
-    """Refuse one key of a principal (A1)."""
+    """Refuse one key of a principal (rule 1)."""
     visit.caller.must(Permission.MANAGE_KEYS)
     name, prefix = _name(visit), visit.text("prefix", _PREFIX_DIGITS)
     if prefix is None:

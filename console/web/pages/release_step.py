@@ -1,9 +1,9 @@
 """Prepares the next step of a release for a person to sign: everything but the signatures.
 
-S1 The service signs nothing. The browser signs with the person's own key, which never leaves it, and sends the step to
-   the API like anybody else.
-S2 What is prepared is what the release's own desk would take: the same manifest, body, number and predecessor.
-S3 An approval is of exactly the widening that its page showed: a page that is out of date prepares nothing.
+1. The service signs nothing. The browser signs with the person's own key, which never leaves it, and sends the step
+   to the API like anybody else.
+2. What is prepared is what the release's own desk would take: the same manifest, body, number and predecessor.
+3. An approval is of exactly the widening that its page showed: a page that is out of date prepares nothing.
 """
 
 from __future__ import annotations

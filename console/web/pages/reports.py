@@ -31,7 +31,7 @@ def listed(visit: PageRequest) -> Response:
 
 
 def make(visit: PageRequest) -> Response:
-    """Begin a report (J1)."""
+    """Begin a report (rule 1 of `reports`)."""
     tenant = visit.caller.tenant_of(Permission.READ_CUSTODY, visit.text("tenant", 128))
     framework = visit.text("framework") or ""
     if framework not in NAMES:

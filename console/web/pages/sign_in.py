@@ -1,7 +1,7 @@
 """Signing in with an API key, and out.
 
-S1 A wrong key, a key of nobody and a token give one answer.
-S2 After signing in a person is led to a page of the console and to nowhere else.
+1. A wrong key, a key of nobody and a token give one answer.
+2. After signing in a person is led to a page of the console and to nowhere else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _form(after: str, problem: ProblemError | None = None) -> Response:
 
 
 def _inside(after: str) -> str:
-    """A path of the console, or its first page (S2): never another host, never back to the sign-in."""
+    """A path of the console, or its first page (rule 2): never another host, never back to the sign-in."""
     plain = after.startswith(PREFIX + "/") and after.isascii() and after.isprintable() and "\\" not in after
     inner = (
         plain and "//" not in after.partition("?")[0] and not after.startswith((_LOGIN, PREFIX + "/logout"))

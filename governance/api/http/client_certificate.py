@@ -1,7 +1,7 @@
 """The client certificate of a connection, read from its TLS session: never from anything that a request says.
 
-T1 It is there where the listener demands certificates and TLS has verified one; elsewhere there is none.
-T2 What is known of it is its thumbprint: SHA-256 over its DER, base64url without padding (`x5t#S256`, RFC 8705).
+1. It is there where the listener demands certificates and TLS has verified one; elsewhere there is none.
+2. What is known of it is its thumbprint: SHA-256 over its DER, base64url without padding (`x5t#S256`, RFC 8705).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Certified:
 
 
 def _thumbprint(transport: asyncio.Transport) -> str | None:
-    """Of the verified certificate; None where the connection has none (T1)."""
+    """Of the verified certificate; None where the connection has none (rule 1)."""
     connection = transport.get_extra_info("ssl_object")
     if not isinstance(connection, (ssl.SSLObject, ssl.SSLSocket)):
         return None

@@ -1,10 +1,11 @@
 """The seam for pages: a console is an ASGI application behind the same gate, with sessions, CSRF and recorded reads.
 
-P1 Pages see a request after the gate has authenticated it: `scope["kvcustody.caller"]` is a `Caller`, or None for
+1. Pages see a request after the gate has authenticated it: `scope["kvcustody.caller"]` is a `Caller`, or None for
    somebody who is not logged in, to whom pages show nothing of the ledger.
-P2 A request that may change something carries the session's CSRF token, in `X-CSRF-Token` or in the form field `csrf`,
-   and comes from the service's own origin. Only the login has no session yet: its origin is checked all the same.
-P3 Before pages show what an auditor, a data protection officer or an administrator sees, they record it (class A).
+2. A request that may change something carries the session's CSRF token, in `X-CSRF-Token` or in the form field
+   `csrf`, and comes from the service's own origin. Only the login has no session yet: its origin is checked all the
+   same.
+3. Before pages show what an auditor, a data protection officer or an administrator sees, they record it (class A).
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ def is_page(pages: Pages | None, path: str) -> bool:
 def log_in(service: Service, key: str, address: str) -> LoggedIn:
     """Begin a session with an API key; raises `unauthenticated`, or `too-many-requests` after too many failures."""
     caller = service.authenticator.caller(f"Bearer {key}", None, address)
-    if (
-        caller.by != "key"
-    ):  # a token's issuer keeps its principal: there is nobody to read anew (sessions, S2)
+    if caller.by != "key":  # a token's issuer keeps its principal: there is nobody to read anew (`sessions`)
         raise unauthenticated()
     begun = service.sessions.begin(caller.name)
     seconds = service.settings.session_minutes * 60
@@ -75,7 +74,7 @@ def csrf_of(service: Service, cookie_header: str | None) -> str:
 def record_read(
     service: Service, caller: Caller, page: str, *, tenant: str | None = None, filters: tuple[str, ...] = ()
 ) -> None:
-    """Put a read on record before it is shown, for those whose reads are events; raises `unavailable` (P3)."""
+    """Put a read on record before it is shown, for those whose reads are events; raises `unavailable` (rule 3)."""
     if caller.recorded:
         now_us, roles = service.clock.now_us(), tuple(sorted(caller.roles))
         about = caller.tenant or tenant or ""

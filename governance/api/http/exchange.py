@@ -1,8 +1,9 @@
 """One request and its answer: what is read once, and the headers that every answer has.
 
-E1 A body is read whole, up to a bound, before anything runs.
-E2 Every answer says that it is not to be framed, sniffed, stored or scripted; a page may replace the policy of its own.
-E3 An answer that is given in one piece has an `ETag`; asked for again unchanged, it is not sent again.
+1. A body is read whole, up to a bound, before anything runs.
+2. Every answer says that it is not to be framed, sniffed, stored or scripted; a page may replace the policy of its
+   own.
+3. An answer that is given in one piece has an `ETag`; asked for again unchanged, it is not sent again.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Exchange:
         return found if isinstance(found, str) else None
 
     async def read(self, bytes_max: int) -> None:
-        """Read the body (E1); raises `too-large`."""
+        """Read the body (rule 1); raises `too-large`."""
         stated = self.header("content-length")
         if stated is not None and (not stated.isdecimal() or len(stated) > 15):
             raise ProblemError("malformed", "`Content-Length` is not a number")
@@ -122,7 +123,7 @@ class Exchange:
         return receive
 
     async def send(self, message: Message) -> None:
-        """Pass an answer's messages on, with the headers of every answer and an `ETag` where it fits (E2, E3)."""
+        """Pass an answer's messages on, with the headers of every answer and an `ETag` where it fits."""
         if message["type"] == "http.response.start":
             self._held = message
             return

@@ -1,9 +1,9 @@
 """The way of a GET through the framework: its query and path are read by one validator, made when the route is.
 
 The framework's own way looks at every parameter of every request anew, which took a quarter of what a query costs.
-F1 What is taken, refused and said of a refusal is what the framework's own way takes, refuses and says.
-F2 A route with anything but query, path, service and caller goes the framework's own way.
-F3 What `read` is asked of its own, past the framework's router and the layers around it, it answers the same.
+1. What is taken, refused and said of a refusal is what the framework's own way takes, refuses and says.
+2. A route with anything but query, path, service and caller goes the framework's own way.
+3. What `read` is asked of its own, past the framework's router and the layers around it, it answers the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class ReadRoute(APIRoute):
     """A route of an operation. `given` are the dependencies that may be answered from the request alone."""
 
     given: dict[Callable[..., Any], Given] = {}  # noqa: RUF012 - of a subclass, set once
-    read: Handler | None = None  # what answers by itself, without anything of the framework around it (F3)
+    read: Handler | None = (
+        None  # what answers by itself, without anything of the framework around it (rule 3)
+    )
 
     def get_route_handler(self) -> Handler:
         """What answers a request that fits the route."""
@@ -57,7 +59,7 @@ class ReadRoute(APIRoute):
         return handle
 
     def _ways(self) -> dict[str, Given] | None:
-        """How each dependency is answered; None where something else is asked for (F2)."""
+        """How each dependency is answered; None where something else is asked for (rule 2)."""
         asked: Dependant = self.dependant
         others = (asked.header_params, asked.cookie_params, asked.body_params)
         names = (asked.request_param_name, asked.response_param_name, asked.background_tasks_param_name)

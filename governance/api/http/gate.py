@@ -1,11 +1,12 @@
 """The gate before every operation: who asks, may they, how often, was it asked before, and is it on record.
 
-G1 A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
-G2 What no operation declares is not served. A caller without the action is refused before the operation sees anything.
-G3 Reads of the ledger by those whose reads are events are on record before they are answered (class A): the
-   writer tells the request's loop when the event is durable, or cannot be, and no thread waits for it.
-G4 A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
-G5 An error inside is one problem without details; the log has them, without secrets.
+1. A request is authenticated before its path is looked at, so nobody learns which paths exist without a credential.
+2. What no operation declares is not served. A caller without the action is refused before the operation sees
+   anything.
+3. Reads of the ledger by those whose reads are events are on record before they are answered (class A): the writer
+   tells the request's loop when the event is durable, or cannot be, and no thread waits for it.
+4. A mutating POST runs once for its idempotency key; its repetition gives the same bytes.
+5. An error inside is one problem without details; the log has them, without secrets.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Gate:
         return caller
 
     async def _page(self, exchange: Exchange) -> Caller | None:
-        """A request of the pages: with its session, where it has one that is not over (pages_port, P1 and P2)."""
+        """A request of the pages: with its session, where it has one that is not over."""
         assert self._pages is not None
         cookie = cookie_of(exchange.header("cookie"), SESSION_COOKIES)
         caller = None
@@ -224,7 +225,7 @@ class Gate:
     # -- idempotency ----------------------------------------------------------------------------------------
 
     async def _once(self, exchange: Exchange, caller: Caller) -> None:
-        """Run the request for the first time, or answer as the first time did (G4)."""
+        """Run the request for the first time, or answer as the first time did (rule 4)."""
         key = exchange.header("idempotency-key")
         if key is None:
             raise ProblemError("idempotency-key-required")

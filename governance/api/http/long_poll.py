@@ -1,6 +1,6 @@
 """Questions that are held open until there is something new to answer.
 
-H1 Whoever was disabled, or whose key was revoked, while a question was held open is told nothing new.
+1. Whoever was disabled, or whose key was revoked, while a question was held open is told nothing new.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def long_poll(
 def _after(
     check: Callable[[], None] | None, ask: Callable[[], dict[str, Any]]
 ) -> Callable[[], dict[str, Any]]:
-    """`ask`, and then the check, in one call to a thread (H1)."""
+    """`ask`, and then the check, in one call to a thread (rule 1)."""
 
     def both() -> dict[str, Any]:
         answer = ask()

@@ -1,7 +1,7 @@
 """What every operation of the API declares; what is not declared is not served.
 
-O1 An operation names the one action that a caller's roles must allow. Only health checks have none.
-O2 A mutating POST has an idempotency key; PUT and DELETE are idempotent by what they mean.
+1. An operation names the one action that a caller's roles must allow. Only health checks have none.
+2. A mutating POST has an idempotency key; PUT and DELETE are idempotent by what they mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds the application from operations: every one declared with its action, its answers and its problems.
 
-B1 An operation is served exactly as it is declared; the API document is written from the same declarations.
-B2 Query parameters that an operation does not declare are refused: a filter that is misspelled filters nothing.
+1. An operation is served exactly as it is declared; the API document is written from the same declarations.
+2. Query parameters that an operation does not declare are refused: a filter that is misspelled filters nothing.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Api:
         )
 
     def reads(self) -> dict[str, Read]:
-        """The GETs that need nothing of the framework (reading, F3), by the names of their operations."""
+        """The GETs that need nothing of the framework, by the names of their operations."""
         routes = (route for route in self.app.routes if isinstance(route, ReadRoute))
         return {
             route.operation_id or "": partial(self._answer, route.read)

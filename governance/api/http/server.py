@@ -1,8 +1,8 @@
 """Runs a service: sockets closed to others, TLS, an orderly end.
 
-R1 A Unix socket is created with mode 0600; one that a dead process left is replaced, one that answers is not.
-R2 At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes.
-R3 With a second address, workers have a listener of their own that demands client certificates.
+1. A Unix socket is created with mode 0600; one that a dead process left is replaced, one that answers is not.
+2. At the end the service stops accepting, long answers end, requests in work get their time, then the ledger closes.
+3. With a second address, workers have a listener of their own that demands client certificates.
 
 How long a thread of a process that serves runs before another that waits gets its turn.
 
@@ -149,7 +149,7 @@ def _listener(listen: str) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    """A listening Unix socket that its user alone can open (R1)."""
+    """A listening Unix socket that its user alone can open (rule 1)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if path.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

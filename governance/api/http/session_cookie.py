@@ -1,7 +1,8 @@
 """The session cookie, and the check that an act in a session comes from the service's own pages.
 
-K1 The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS it is `Secure` with the `__Host-` prefix.
-K2 An act in a session needs the session's CSRF token, and where the browser says whence it comes, the own origin.
+1. The cookie is `HttpOnly`, `SameSite=Strict` and bound to the host; over TLS it is `Secure` with the `__Host-`
+   prefix.
+2. An act in a session needs the session's CSRF token, and where the browser says whence it comes, the own origin.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def cookie_of(header: str | None, names: tuple[str, ...]) -> str | None:
 
 
 def check_origin(exchange: Exchange) -> None:
-    """Raise `csrf` where the browser says that the request comes from elsewhere (K2)."""
+    """Raise `csrf` where the browser says that the request comes from elsewhere (rule 2)."""
     if exchange.header("sec-fetch-site") not in (None, "same-origin"):
         raise ProblemError("csrf")
     origin = exchange.header("origin")
@@ -40,7 +41,7 @@ def check_origin(exchange: Exchange) -> None:
 
 
 def check_act(exchange: Exchange, sessions: Sessions, cookie: str, form_token: str = "") -> None:
-    """Raise `csrf` unless an act in a session comes from a page of this service (K2)."""
+    """Raise `csrf` unless an act in a session comes from a page of this service (rule 2)."""
     check_origin(exchange)
     if not sessions.vouches(cookie, exchange.header("x-csrf-token") or form_token):
         raise ProblemError("csrf")

@@ -1,6 +1,6 @@
 """Models made from the library's own facts: one definition of a fact, wherever it is shown.
 
-H1 A model has the fields of its fact, in their order; a field that the library adds is shown and documented at once.
+1. A model has the fields of its fact, in their order; a field that the library adds is shown and documented at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations on the ledger: events by what they say, checkpoints, proofs, tiles.
 
-A1 A caller of one tenant sees that tenant's log; every other log is absent, the system log too.
-A2 With `as_of` a page is the same whenever it is asked for; the cursor of a page belongs to its filters.
+1. A caller of one tenant sees that tenant's log; every other log is absent, the system log too.
+2. With `as_of` a page is the same whenever it is asked for; the cursor of a page belongs to its filters.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _own(caller: Caller) -> str | None:
 
 
 def _log(caller: Caller, log: str) -> str:
-    """The log that a caller names, if they may see it (A1)."""
+    """The log that a caller names, if they may see it (rule 1)."""
     if caller.reach(READ) is Reach.ALL:
         if log != SYSTEM and not log.startswith("tenant/"):
             raise not_found()

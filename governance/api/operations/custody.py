@@ -1,6 +1,7 @@
 """Operations on custody: residencies, a subject's page, totals, coverage, denials, gaps, findings, a block's history.
 
-Y1 Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see all.
+1. Every answer is about the tenant that the caller's credential names, or about the one asked for by those who see
+   all.
 """
 
 from __future__ import annotations

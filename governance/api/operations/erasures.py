@@ -1,8 +1,8 @@
 """Operations on erasures: ask for one, watch it over all workers, take its certificate.
 
-Z1 A tenant's administrator erases that tenant's custody alone; the tenant comes from the credential.
-Z2 A request is durable in the ledger before it is answered; workers find it there.
-Z3 The certificate of an erasure is for those who may certify its tenant; so is the opening, which names the selector.
+1. A tenant's administrator erases that tenant's custody alone; the tenant comes from the credential.
+2. A request is durable in the ledger before it is answered; workers find it there.
+3. The certificate of an erasure is for those who may certify its tenant; so is the opening, which names the selector.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def opening_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> di
 
 
 def _certified(caller: Caller, service: Service, erasure: str) -> None:
-    """Raise `not-found` unless the erasure is there and its tenant is one that the caller certifies (Z3)."""
+    """Raise `not-found` unless the erasure is there and its tenant is one that the caller certifies (rule 3)."""
     tenant = caller.tenant if caller.reach(Permission.CERTIFY) is Reach.OWN else None
     with service.reading(tenant) as connection:
         try:
@@ -186,7 +186,7 @@ def _certified(caller: Caller, service: Service, erasure: str) -> None:
 
 
 def _selector(caller: Caller, what: ErasureRequest) -> Selector:
-    """The selector of a request, its tenant from the credential (Z1); raises for one that is none."""
+    """The selector of a request, its tenant from the credential (rule 1); raises for one that is none."""
     mine = caller.tenant_of(Permission.ERASE, what.tenant)
     parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
     for name, value in (*parts.items(), ("tenant", mine)):

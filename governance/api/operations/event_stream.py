@@ -1,7 +1,7 @@
 """The ledger as a stream for security monitoring: pulled, in the order of commits, resumable for ever.
 
-W1 `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
-W2 A caller of one tenant is given that tenant's log alone.
+1. `next` is always there: asked for with it, the answer goes on where this one ended, without a hole or a double.
+2. A caller of one tenant is given that tenant's log alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Operations for those who run a fleet: scans for orphans, quotas, capacity, webhooks.
 
-T1 They show what a fleet needs to be run, by tenant's name and in blocks: never a subject, a session or a leaf.
+1. They show what a fleet needs to be run, by tenant's name and in blocks: never a subject, a session or a leaf.
 
 Operations on scans that workers are asked for: operators ask, workers take and answer.
 
-S1 A worker sees and answers its own orders alone; another's are absent.
+2. A worker sees and answers its own orders alone; another's are absent.
 """
 
 from __future__ import annotations

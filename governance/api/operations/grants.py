@@ -1,7 +1,7 @@
 """Operations of an owner on what it has granted: see it, and take it back at once.
 
-W1 An owner takes back what the revisions in effect say is its own alone. Another tenant's grant and none: one answer.
-W2 It takes effect before it is on record, for good, on every worker by its next pull, which is held open for it.
+1. An owner takes back what the revisions in effect say is its own alone. Another tenant's grant and none: one answer.
+2. It takes effect before it is on record, for good, on every worker by its next pull, which is held open for it.
 """
 
 from __future__ import annotations

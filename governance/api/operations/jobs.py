@@ -1,7 +1,7 @@
 """Operations on jobs: exports of the ledger; the progress of every job, its end, its files.
 
-J1 A job is its principal's own. What an export holds is what its principal may see.
-J2 That something was taken out of the ledger is on record before it is (class A), whoever does it.
+1. A job is its principal's own. What an export holds is what its principal may see.
+2. That something was taken out of the ledger is on record before it is (class A), whoever does it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Operations of the policy's release: what stands, the revisions, and the signed steps that people take.
 
-S1 A step arrives signed by its caller's own key; each operation takes the kind of step that its role may take.
-S2 Who acts for one tenant alone sees of a release where it stands and what waits for that tenant's consent: no
+1. A step arrives signed by its caller's own key; each operation takes the kind of step that its role may take.
+2. Who acts for one tenant alone sees of a release where it stands and what waits for that tenant's consent: no
    document, no step, nothing of another tenant's.
-S3 An activation builds on what its caller has seen: `If-Match` is the `ETag` of the release.
+3. An activation builds on what its caller has seen: `If-Match` is the `ETag` of the release.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Operations of key custodians on who may ask: see principals and their keys, disable them, refuse their keys.
 
-E1 They only take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone.
-E2 An unknown principal, an unknown key and another principal's key are one answer.
-E3 The last who manages keys is ended where the request says that it means so, and not else.
+1. They only take away: whoever was disabled is let back in, and given a key, with the bootstrap key alone.
+2. An unknown principal, an unknown key and another principal's key are one answer.
+3. The last who manages keys is ended where the request says that it means so, and not else.
 
 Operations of the bootstrap key: enrol principals, give them keys, let them back in. Nothing else is open to it.
 

@@ -1,8 +1,8 @@
 """Evidence reports and checks of the whole ledger, as jobs.
 
-E1 A report is of what its principal may see; a check reads every log, and a record of processing names every tenant,
+1. A report is of what its principal may see; a check reads every log, and a record of processing names every tenant,
    so they are for those who see all.
-E2 That any was asked for is on record before it begins, for those whose reads are events.
+2. That any was asked for is on record before it begins, for those whose reads are events.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations on and of workers: what operators see of them, and how they hand in their ledgers.
 
-K1 A worker speaks for the incarnations that its own key registered: another's are absent.
-K2 A batch that was answered with 200 is durable. The same batch again adds nothing.
+1. A worker speaks for the incarnations that its own key registered: another's are absent.
+2. A batch that was answered with 200 is durable. The same batch again adds nothing.
 """
 
 from __future__ import annotations

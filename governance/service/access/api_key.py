@@ -1,9 +1,9 @@
 """The form of an API key, its hash, and a verification that costs the same for every key that does not work.
 
-K1 `kvcs_<prefix>_<secret>_<checksum>`: 12 hexadecimal digits to find it by, 256 random bits, and a CRC-32 that
+1. `kvcs_<prefix>_<secret>_<checksum>`: 12 hexadecimal digits to find it by, 256 random bits, and a CRC-32 that
    scanners of source code can check offline. Only an argon2id hash of the whole is stored.
-K2 A well-formed key that is unknown costs one argon2id verification, as a known one with a wrong secret does.
-K3 A verified key is remembered for a while under a digest of itself, keyed for this process alone; what its row says
+2. A well-formed key that is unknown costs one argon2id verification, as a known one with a wrong secret does.
+3. A verified key is remembered for a while under a digest of itself, keyed for this process alone; what its row says
    (revoked, expired, replaced) is read at every request all the same.
 """
 
@@ -61,7 +61,7 @@ class KeyHasher:
         return NewKey(prefix, key, self._hasher.hash(key))
 
     def verify(self, key: str, stored: str | None) -> bool:
-        """Whether `key` has the hash `stored`; None stands for a key that nobody knows (K2)."""
+        """Whether `key` has the hash `stored`; None stands for a key that nobody knows (rule 2)."""
         digest = keyed_digest(self._process_key, key.encode())
         if stored is not None and self._remembers(digest, stored):
             return True

@@ -1,10 +1,10 @@
 """From what a request carries to a caller, or to the one refusal.
 
-A1 There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
-A2 Exactly one credential a request. A key, a token and a session are told apart by their form alone.
-A3 An address whose credentials keep failing has to wait; those of others do not notice.
-A4 A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
-A5 A principal that was disabled is nobody, whatever it shows; an answer that is still held open for it is not given.
+1. There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
+2. Exactly one credential a request. A key, a token and a session are told apart by their form alone.
+3. An address whose credentials keep failing has to wait; those of others do not notice.
+4. A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
+5. A principal that was disabled is nobody, whatever it shows; an answer that is still held open for it is not given.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ServiceAuthenticator:
     ) -> Caller:
         """Who is asking; raises `unauthenticated`, or `too-many-requests` after too many failures.
 
-        `certificate`: the thumbprint of the client certificate that TLS verified (A4).
+        `certificate`: the thumbprint of the client certificate that TLS verified (rule 4).
         """
         wait_seconds = self._failures.wait(address)
         if wait_seconds:
@@ -72,7 +72,7 @@ class ServiceAuthenticator:
         return None if found is None or found.disabled_us is not None else _caller(found, "session")
 
     def check_stands(self, caller: Caller) -> None:
-        """Raise `unauthenticated` where a caller was ended after its request had begun (A5)."""
+        """Raise `unauthenticated` where a caller was ended after its request had begun (rule 5)."""
         if caller.by != "local" and self._principals.ended(caller.name, caller.key):
             raise unauthenticated()
 
@@ -105,7 +105,7 @@ class ServiceAuthenticator:
 
 
 def unauthenticated() -> ProblemError:
-    """The one refusal (A1)."""
+    """The one refusal (rule 1)."""
     return ProblemError("unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
 

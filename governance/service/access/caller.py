@@ -1,6 +1,6 @@
 """Who is asking, once a credential has been checked; and what that lets them see.
 
-C1 The tenant of a caller comes from the credential alone. Asking about another one is asking about nothing.
+1. The tenant of a caller comes from the credential alone. Asking about another one is asking about nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Caller(NamedTuple):
             raise ProblemError("forbidden")
 
     def tenant_of(self, action: Permission, asked: str | None) -> str | None:
-        """The tenant to answer about: None for all of them; raises `not-found` where it is not the caller's (C1)."""
+        """The tenant to answer about: None for all of them; raises `not-found` where it is not the caller's."""
         self.must(action)
         if self.reach(action) is Reach.ALL:
             return asked

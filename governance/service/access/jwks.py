@@ -1,9 +1,10 @@
 """The public keys of an issuer: a JWKS from a file or an https address, remembered and asked for again.
 
-J1 Only public keys of the kinds that we verify with are taken; a set with a symmetric or private key is refused whole.
-J2 A key that is not in the set makes us ask again, at most every ten seconds: no token can make us ask faster.
-J3 When the issuer cannot be asked, the last answer holds for an hour; then its tokens are refused.
-J4 A token's `kid` is compared with the set's names and used for nothing else: no path, no address, no query.
+1. Only public keys of the kinds that we verify with are taken; a set with a symmetric or private key is refused
+   whole.
+2. A key that is not in the set makes us ask again, at most every ten seconds: no token can make us ask faster.
+3. When the issuer cannot be asked, the last answer holds for an hour; then its tokens are refused.
+4. A token's `kid` is compared with the set's names and used for nothing else: no path, no address, no query.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class KeySet:
 
 
 def read_key_set(content: bytes, place: str) -> tuple[PublicKey, ...]:
-    """The public signature keys of a JWKS; `ConfigError` where it is none, or holds what it must not (J1)."""
+    """The public signature keys of a JWKS; `ConfigError` where it is none, or holds what it must not (rule 1)."""
     from joserfc.errors import JoseError
     from joserfc.jwk import import_key
 

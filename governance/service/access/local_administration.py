@@ -1,7 +1,7 @@
 """What an administrator of the machine does on the ledger itself, without a server: the first key, principals, keys.
 
-D1 Whoever may write the database may do this; everything done is on record as `local:<user>`.
-D2 A bootstrap key can only enrol principals, and ends after hours.
+1. Whoever may write the database may do this; everything done is on record as `local:<user>`.
+2. A bootstrap key can only enrol principals, and ends after hours.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_bootstrap(administration: Administration, *, hours: float) -> IssuedKey
 
 
 def local_name() -> str:
-    """By whom an act on the ledger's own files is on record (D1)."""
+    """By whom an act on the ledger's own files is on record (rule 1)."""
     try:
         return f"local:{getpass.getuser()}"
     except (KeyError, OSError):

@@ -1,10 +1,10 @@
 """OpenID Connect tokens: which issuer signed one, and which principal, roles and tenant its claims name.
 
-T1 Issuer, audience, algorithms and keys come from the settings. Nothing in a token chooses them: `jwk`, `jku`, `x5u`
+1. Issuer, audience, algorithms and keys come from the settings. Nothing in a token chooses them: `jwk`, `jku`, `x5u`
    and `x5c` are not read, and a token with `crit` is refused.
-T2 Only asymmetric algorithms exist here, and a key verifies with those of its own kind alone.
-T3 Expiry is required, and times are compared with our own clock.
-T4 A role that the settings do not name gives nothing. Roles that nobody may hold together refuse the token.
+2. Only asymmetric algorithms exist here, and a key verifies with those of its own kind alone.
+3. Expiry is required, and times are compared with our own clock.
+4. A role that the settings do not name gives nothing. Roles that nobody may hold together refuse the token.
 """
 
 from __future__ import annotations

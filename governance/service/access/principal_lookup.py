@@ -1,9 +1,10 @@
 """Finding principals and keys, and whose key this is: the reading half of the book of principals.
 
-L1 A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
+1. A key that was found valid is not looked up again for a second. What this process narrows takes effect at once all
    the same; what another process narrows (`kvcustody apikey revoke` beside a server), within that second.
-L2 A key that is bound to a client certificate is valid over connections with that certificate alone.
-L3 A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (api_key, K2).
+2. A key that is bound to a client certificate is valid over connections with that certificate alone.
+3. A key that was revoked, has expired, or whose principal was disabled costs what an unknown one costs (api_key, rule
+   2 of `api_key`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PrincipalLookup:
         self._clock = clock
         self._known: dict[
             str, tuple[int, int, str, PrincipalRecord, str | None]
-        ] = {}  # by prefix: looked up, expires, hash, whose, bound to (L1)
+        ] = {}  # by prefix: looked up, expires, hash, whose, bound to (rule 1)
 
     def find(self, name: str) -> PrincipalRecord | None:
         """The principal of this name, if there ever was one."""
@@ -73,7 +74,7 @@ class PrincipalLookup:
             return [ApiKeyRecord(*row) for row in rows]
 
     def known(self, prefix: str, key: str, certificate: str | None = None) -> PrincipalRecord | None:
-        """The principal whose key this is, if that was looked up within a second (L1); no I/O."""
+        """The principal whose key this is, if that was looked up within a second (rule 1); no I/O."""
         found = self._known.get(prefix)
         if found is None:
             return None
@@ -87,9 +88,9 @@ class PrincipalLookup:
     def by_key(
         self, prefix: str | None, key: str, certificate: str | None = None
     ) -> tuple[PrincipalRecord, str] | None:
-        """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (L3).
+        """The principal whose valid key this is, and the key's prefix; equally dear for all that are not (rule 3).
 
-        `certificate`: the thumbprint of the client certificate that came with it (L2).
+        `certificate`: the thumbprint of the client certificate that came with it (rule 2).
         """
         row, known = None, self._known
         if prefix is not None:
@@ -139,7 +140,7 @@ class PrincipalLookup:
         return key is None or key.revoked_us is not None or self._clock.utc_us() >= key.expires_us
 
     def binding(self, prefix: str) -> str | None:
-        """The certificate that a key is bound to (L2)."""
+        """The certificate that a key is bound to (rule 2)."""
         with self._engine.connect() as connection:
             return connection.scalar(
                 select(service_keys.c.certificate).where(service_keys.c.prefix == prefix)
@@ -156,6 +157,6 @@ class PrincipalLookup:
 
 
 def _counts(row: Any, now_us: int, certificate: str | None) -> bool:
-    """Whether a key may be used now, whoever has it; what may not costs as much as an unknown one (L3)."""
+    """Whether a key may be used now, whoever has it; what may not costs as much as an unknown one (rule 3)."""
     ended = row.revoked_us is not None or row.disabled_us is not None or now_us >= row.expires_us
     return not ended and certificate_matches(row.certificate, certificate)

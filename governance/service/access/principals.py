@@ -1,16 +1,16 @@
 """The principals of the service and their keys: who may ask, until when, with which roles.
 
-P1 A principal's name is never given twice, not even after it was disabled.
-P2 Whatever changes here is on record in the ledger before it takes effect if it widens, and takes effect at once if
+1. A principal's name is never given twice, not even after it was disabled.
+2. Whatever changes here is on record in the ledger before it takes effect if it widens, and takes effect at once if
    it narrows.
-P3 A key expires. Replacing it leaves the old one valid for the overlap that was asked for, and no longer.
-P4 A key that is bound to a client certificate is valid over connections with that certificate alone. What replaces it
+3. A key expires. Replacing it leaves the old one valid for the overlap that was asked for, and no longer.
+4. A key that is bound to a client certificate is valid over connections with that certificate alone. What replaces it
    is bound as it was, unless told otherwise.
-P5 Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
+5. Whoever is disabled has no key and no session from before, not even once enabled again. Of one whom an issuer of
    tokens keeps (`issuer:name`) the book has a row from the first time that it is disabled.
-P6 The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those who
-   can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the issuer
-   knows them. Of two who end each other at one moment, one is refused.
+6. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
+   who can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the
+   issuer knows them. Of two who end each other at one moment, one is refused.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Principals(PrincipalLookup):
         record: Callable[[Event], object],
         issuers: Iterable[str] = (),
     ) -> None:
-        """`issuers`: the names of those whose tokens count; `issuer:name` may be disabled here (P5)."""
+        """`issuers`: the names of those whose tokens count; `issuer:name` may be disabled here (rule 5)."""
         super().__init__(engine, hasher, clock)
         self._record = record
         self._issuers = frozenset(issuers)
@@ -141,7 +141,7 @@ class Principals(PrincipalLookup):
         return found
 
     def enable(self, name: str, *, by: str) -> PrincipalRecord:
-        """Let a principal that was disabled ask again, once it has a new key (P5); on record before."""
+        """Let a principal that was disabled ask again, once it has a new key (rule 5); on record before."""
         found = self.get(name)
         if found.disabled_us is None:
             return found
@@ -165,7 +165,7 @@ class Principals(PrincipalLookup):
     ) -> IssuedKey:
         """A new key for a principal; with `overlap_days` its other keys expire after so many days.
 
-        `certificate` binds it (P4): workers alone present one.
+        `certificate` binds it (rule 4): workers alone present one.
         """
         principal = self.get(name)
         if principal.disabled_us is not None:
@@ -235,7 +235,7 @@ class Principals(PrincipalLookup):
         return self.keys(name)
 
     def _meet(self, name: str, now_us: int) -> None:
-        """Have a row for one whom an issuer of tokens keeps (P5)."""
+        """Have a row for one whom an issuer of tokens keeps (rule 5)."""
         issuer, separated, _ = name.partition(":")
         if not separated or issuer not in self._issuers or self.find(name) is not None:
             return

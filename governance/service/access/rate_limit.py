@@ -1,7 +1,7 @@
 """Token buckets by name: how often one principal may ask, or one address may fail.
 
-B1 A bucket depends on its own name's requests alone: nobody learns of others by being told to wait.
-B2 Names are bounded; a bucket that is full again is forgotten first.
+1. A bucket depends on its own name's requests alone: nobody learns of others by being told to wait.
+2. Names are bounded; a bucket that is full again is forgotten first.
 """
 
 from __future__ import annotations

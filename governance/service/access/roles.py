@@ -1,8 +1,8 @@
 """Roles and what each may do: the table of the design, in one place.
 
-R1 What is not in the table is not allowed. No role implies another.
-R2 A reach of `OWN` is the tenant that the credential names, and no other.
-R3 Nobody holds two roles of one of the `APART` pairs: who writes policies does not approve them.
+1. What is not in the table is not allowed. No role implies another.
+2. A reach of `OWN` is the tenant that the credential names, and no other.
+3. Nobody holds two roles of one of the `APART` pairs: who writes policies does not approve them.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def reach(roles: Iterable[Role], action: Permission) -> Reach:
 
 
 def check_roles(roles: Iterable[Role], tenant: str | None) -> frozenset[Role]:
-    """The roles, if one principal may hold them together; raises `IdentityError` where it may not (R3)."""
+    """The roles, if one principal may hold them together; raises `IdentityError` where it may not (rule 3)."""
     held = frozenset(roles)
     if not held:
         raise _refused("must hold at least one role")

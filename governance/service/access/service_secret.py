@@ -1,7 +1,7 @@
 """The service's own secret: 32 random bytes in a 0600 file, from which every other secret of it is derived.
 
-X1 Cursors, kept answers, sessions, request digests and labels each have a key of their own (HKDF-SHA256).
-X2 Whoever reads the file can forge cursors and sessions; it opens no key of any tenant and no block.
+1. Cursors, kept answers, sessions, request digests and labels each have a key of their own (HKDF-SHA256).
+2. Whoever reads the file can forge cursors and sessions; it opens no key of any tenant and no block.
 """
 
 from __future__ import annotations

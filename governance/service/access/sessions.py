@@ -1,9 +1,9 @@
 """Sessions of people at the console: a cookie that stands for a credential, and what keeps others from using it.
 
-S1 The cookie holds 256 random bits; the database holds their keyed digest. A session ends at its deadline, when it is
+1. The cookie holds 256 random bits; the database holds their keyed digest. A session ends at its deadline, when it is
    idle too long, when its principal is disabled, or when it is ended.
-S2 A session is its principal, read anew at every request: roles are never remembered in it.
-S3 An act in a session needs the session's CSRF token, which is computed from the cookie and kept nowhere, and must
+2. A session is its principal, read anew at every request: roles are never remembered in it.
+3. An act in a session needs the session's CSRF token, which is computed from the cookie and kept nowhere, and must
    come from the service's own origin.
 """
 
@@ -79,7 +79,7 @@ class Sessions:
         return keyed_digest(self._csrf_key, token.encode())
 
     def vouches(self, token: str, csrf: str) -> bool:
-        """Whether `csrf` belongs to the session (S3)."""
+        """Whether `csrf` belongs to the session (rule 3)."""
         return same(self.csrf(token), csrf)
 
     def _digest(self, token: str) -> str:

@@ -1,10 +1,10 @@
 """What key custodians do with the keys behind a ledger: its signing key, subjects' keys, tenants' keys on every worker.
 
-C1 The signing key is handed over on record while the service runs: the old signer ends, both keys sign the handover,
+1. The signing key is handed over on record while the service runs: the old signer ends, both keys sign the handover,
    the next signer begins. Where it cannot be recorded, or another process signs with the key, the old one goes on.
-C2 Tenants' keys never leave their workers. What is ordered here is on record before any worker hears of it, and what
+2. Tenants' keys never leave their workers. What is ordered here is on record before any worker hears of it, and what
    each worker did is on record as its own.
-C3 A subject's key is destroyed in the store that the service was given; its name goes with it.
+3. A subject's key is destroyed in the store that the service was given; its name goes with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def signing_keys(service: Service) -> list[SigningPeriod]:
 
 
 def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[SigningPeriod]:
-    """Hand the ledger over to a new signing key (C1); every key, as then."""
+    """Hand the ledger over to a new signing key (rule 1); every key, as then."""
     with _handing_over:
         if service.signer is None:
             raise ProblemError("conflict", "another process signs this ledger; it hands its key over")
@@ -65,7 +65,7 @@ def hand_over(service: Service, actor: str, kind: SigningKind | None) -> list[Si
 
 
 def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: str) -> UnlinkedSubject:
-    """Destroy what says who a subject's pseudonyms are (C3); says what remains in which copies."""
+    """Destroy what says who a subject's pseudonyms are (rule 3); says what remains in which copies."""
     check_identifier("tenant", tenant)
     check_identifier("subject", subject)
     url = service.settings.subject_keys_url
@@ -89,7 +89,7 @@ def unlink(service: Service, tenant: str, subject: str, *, actor: str, reason: s
 
 
 def order(service: Service, tenant: str, action: str, *, actor: str, reason: str) -> KeyOrder:
-    """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (C2)."""
+    """Order that every worker rotate, or destroy, the epochs that a tenant's keys have now (rule 2)."""
     check_identifier("tenant", tenant)
     service.record(KeysOrdered(service.clock.now_us(), tenant, action, actor, reason))
     service.changed()

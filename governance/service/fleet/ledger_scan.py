@@ -1,8 +1,8 @@
 """The control plane's own scan: what the ledger says against itself, of all workers, put on record.
 
-L1 It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by the
-   worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
-L2 It names, and changes nothing: a worker that starts again closes what its dead processes held.
+1. It finds processes that ended without a word, and gaps that no finding has named; a worker's memory is scanned by
+   the worker itself, which records its scans in the same way, by itself or when it is asked to (scan_orders).
+2. It names, and changes nothing: a worker that starts again closes what its dead processes held.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LedgerScans:
         self._jobs = jobs
         self._reading = reading
         self._lock = threading.Lock()
-        self.orders = ScanOrders(engine, clock)  # what workers are asked for (L1)
+        self.orders = ScanOrders(engine, clock)  # what workers are asked for (rule 1)
 
     def start(self, principal: str) -> Job:
         """Begin a scan as a job; its result names the scan."""

@@ -1,6 +1,6 @@
 """What a service measures, as samples for `governance.metrics`: its writer, its workers, the ledger, its requests.
 
-N1 What costs a query over the ledger is computed at most every ten seconds, whoever asks.
+1. What costs a query over the ledger is computed at most every ten seconds, whoever asks.
 """
 
 from __future__ import annotations

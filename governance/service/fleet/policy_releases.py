@@ -1,9 +1,9 @@
 """The release of policies as the service keeps it: signed steps in, each checked again here; nothing is signed here.
 
-D1 People sign with keys of their own, elsewhere. The service verifies a step against its own trust configuration, asks
-   the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
-D2 An operation takes the steps that it is named after, and no other: what a role may do is decided by the operation.
-D3 What narrows is stored first and recorded after; everything else is on record before it is stored.
+1. People sign with keys of their own, elsewhere. The service verifies a step against its own trust configuration,
+   asks the gates, puts it on record, stores it. A step whose signer is not the caller is refused.
+2. An operation takes the steps that it is named after, and no other: what a role may do is decided by the operation.
+3. What narrows is stored first and recorded after; everything else is on record before it is stored.
 """
 
 from __future__ import annotations

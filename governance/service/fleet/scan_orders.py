@@ -1,10 +1,10 @@
 """Full scans that operators ask workers for: waiting until the worker's next pull, then answered by what it recorded.
 
-D1 A worker has at most one order that waits: asking again gives that one.
-D2 An order that was not answered is handed to whichever process of its worker asks, until its deadline: it survives the
-   end of that process and of this one. Past the deadline it is `unreachable`, and no process is given it any more; one
-   that had it and answers late is still heard.
-D3 An answer names a scan that the ledger has; what it found is read there, and not taken from the worker's word.
+1. A worker has at most one order that waits: asking again gives that one.
+2. An order that was not answered is handed to whichever process of its worker asks, until its deadline: it survives
+   the end of that process and of this one. Past the deadline it is `unreachable`, and no process is given it any
+   more; one that had it and answers late is still heard.
+3. An answer names a scan that the ledger has; what it found is read there, and not taken from the worker's word.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ScanOrders:
         self._lock = threading.Lock()
 
     def ask(self, worker: str, actor: str, within_seconds: int) -> ScanOrder:
-        """Ask a worker for a full scan, or give the order that waits (D1).
+        """Ask a worker for a full scan, or give the order that waits (rule 1).
 
         Raises `not-found` for a worker that never was, `conflict` for one without a process that asks for orders.
         """
@@ -86,7 +86,7 @@ class ScanOrders:
             return self._get(connection, order, now_us)
 
     def owed(self, worker: str) -> list[ScanOrder]:
-        """What a worker is still to do, oldest first; what is shown here first counts as taken (D2)."""
+        """What a worker is still to do, oldest first; what is shown here first counts as taken (rule 2)."""
         now_us = self._clock.utc_us()
         with self._engine.connect() as connection:
             found = self._open(connection, worker, now_us)
@@ -103,7 +103,7 @@ class ScanOrders:
         """What became of an order: the number of a scan of this incarnation, or why there is none.
 
         The first answer stays. Raises `not-found` for another worker's order, `conflict` while the ledger has no such
-        scan (D3).
+        scan (rule 3).
         """
         now_us = self._clock.utc_us()
         with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():

@@ -1,7 +1,7 @@
 """The webhooks that a service pushes its ledger to: one thread each, started and ended with the service.
 
-B1 Where a webhook goes and its key are settings: nobody makes a service send the ledger elsewhere over the API.
-B2 That a sink is detached, attached again or given its dead batches again is on record before it is done.
+1. Where a webhook goes and its key are settings: nobody makes a service send the ledger elsewhere over the API.
+2. That a sink is detached, attached again or given its dead batches again is on record before it is done.
 """
 
 from __future__ import annotations

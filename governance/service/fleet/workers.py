@@ -1,8 +1,8 @@
 """Workers as the control plane knows them: their incarnations, when they were last heard, what they said of themselves.
 
-F1 A worker's name is its principal's name: nobody else can write for it.
-F2 Registering an incarnation closes the custody of its dead predecessors as unproven, once.
-F3 What a worker says of itself decides nothing: it is shown.
+1. A worker's name is its principal's name: nobody else can write for it.
+2. Registering an incarnation closes the custody of its dead predecessors as unproven, once.
+3. What a worker says of itself decides nothing: it is shown.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A worker's batch checked and read column by column: what `leaf_check` does leaf by leaf, for the plain case.
 
-C1 What is taken here, `leaf_check` takes too, and gives the same `LeafBatch`. None means: look leaf by leaf.
-C2 Bytes are compared with the canonical form of what they say. With the keys of a leaf in their order, that is the form
-   without sorting.
-C3 A trace, which not every leaf of a kind has, is looked at by itself: leaves with and without one are one group.
-C4 A few leaves are read and checked at a time, and what is not kept of them is freed: the values of a whole batch are
+1. What is taken here, `leaf_check` takes too, and gives the same `LeafBatch`. None means: look leaf by leaf.
+2. Bytes are compared with the canonical form of what they say. With the keys of a leaf in their order, that is the
+   form without sorting.
+3. A trace, which not every leaf of a kind has, is looked at by itself: leaves with and without one are one group.
+4. A few leaves are read and checked at a time, and what is not kept of them is freed: the values of a whole batch are
    more than a processor's cache holds, and would be fetched anew for every check.
 """
 
@@ -115,7 +115,7 @@ class _Kind(NamedTuple):
 
 
 class _Read:
-    """The leaves of a batch on their way into columns, some at a time (C4)."""
+    """The leaves of a batch on their way into columns, some at a time (rule 4)."""
 
     def __init__(self, sender: Sender, refused: frozenset[str]) -> None:
         self._sender = sender
@@ -209,7 +209,7 @@ class _Read:
 
 
 def _canonical(bodies: list[dict[str, Any]], lines: list[bytes]) -> bool:
-    """Each line is the canonical form of its object (C2).
+    """Each line is the canonical form of its object (rule 2).
 
     They are compared all together: no object's text is the beginning of another's, so each meets its own line.
     """

@@ -1,12 +1,12 @@
 """What a worker's batch must be before any of it is written: its own leaves, canonical, of kinds that workers write.
 
-L1 A leaf's bytes are the canonical form of what they say: a forged, repeated or reordered key does not survive the
+1. A leaf's bytes are the canonical form of what they say: a forged, repeated or reordered key does not survive the
    comparison with their own canonical form.
-L2 A worker writes for its own incarnation alone. Of others' it may only say that one of its own predecessors died.
-L3 Kinds that the control plane writes (access, principals, policies, keys of others) are refused from a worker.
-L4 A tenant's leaf goes to that tenant's log, and to no other.
-L5 A batch is checked column by column (`leaf_columns`). Whatever that does not take is checked leaf by leaf here, which
-   defines what is refused and says which leaf it is.
+2. A worker writes for its own incarnation alone. Of others' it may only say that one of its own predecessors died.
+3. Kinds that the control plane writes (access, principals, policies, keys of others) are refused from a worker.
+4. A tenant's leaf goes to that tenant's log, and to no other.
+5. A batch is checked column by column (`leaf_columns`). Whatever that does not take is checked leaf by leaf here,
+   which defines what is refused and says which leaf it is.
 """
 
 from __future__ import annotations

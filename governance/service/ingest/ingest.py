@@ -1,8 +1,9 @@
 """Workers' batches into the ledger: those that wait are committed together, and each is acknowledged once durable.
 
-G1 A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are skipped.
-G2 A batch that the database refuses hinders no other: batches are then committed one by one.
-G3 What waits is bounded; beyond it a worker is told to come back, and keeps its events in its spill.
+1. A batch that was acknowledged is committed. One that was not may have been: sent again, its known leaves are
+   skipped.
+2. A batch that the database refuses hinders no other: batches are then committed one by one.
+3. What waits is bounded; beyond it a worker is told to come back, and keeps its events in its spill.
 """
 
 from __future__ import annotations

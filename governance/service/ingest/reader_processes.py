@@ -1,12 +1,12 @@
 """Workers' batches read in processes of their own: what a batch must be is checked there, beside the commits.
 
 Reading takes as long as committing, and both need the interpreter: in one process they wait for each other.
-A1 What comes back is what `read_batch` gives here. A batch that the other process does not take is read here, which
-   says what is wrong with it; so is one that is small, one that waits for another process in vain, and every one where
-   there is none (yet).
-A2 A process that ends, or that is silent for too long, costs time, never a batch. It is started again, not at once.
-A3 The other process ends with its parent, however that ends: its standard input does.
-A4 It knows no key, no database and no address: bytes come in, and what they say goes out.
+1. What comes back is what `read_batch` gives here. A batch that the other process does not take is read here, which
+   says what is wrong with it; so is one that is small, one that waits for another process in vain, and every one
+   where there is none (yet).
+2. A process that ends, or that is silent for too long, costs time, never a batch. It is started again, not at once.
+3. The other process ends with its parent, however that ends: its standard input does.
+4. It knows no key, no database and no address: bytes come in, and what they say goes out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BatchReaders:
             self._idle.put(_Process())
 
     def read(self, body: bytes, sender: Sender) -> Received | None:
-        """The batch in a request; None where it is to be read here (A1)."""
+        """The batch in a request; None where it is to be read here (rule 1)."""
         if len(body) < SMALL_BYTES:
             return None
         try:
@@ -104,7 +104,7 @@ class _Process:
             return None
 
     def end(self) -> None:
-        """End it; the next that is asked for is begun later (A2)."""
+        """End it; the next that is asked for is begun later (rule 2)."""
         process, self._process, self._ready = self._process, None, False
         if process is not None:
             process.kill()

@@ -1,9 +1,9 @@
 """Turns at an SQLite file: the writing transactions of one process begin in the order in which they asked.
 
-T1 SQLite lets whoever asks at the right moment write, so a busy writer can keep the others out until they give up. Here
-   each waits its turn before it asks.
-T2 A turn ends after the commit or the rollback, whatever became of it, and at the latest with the connection.
-T3 Who has waited too long asks SQLite all the same: a turn that was lost costs time, never an answer.
+1. SQLite lets whoever asks at the right moment write, so a busy writer can keep the others out until they give up.
+   Here each waits its turn before it asks.
+2. A turn ends after the commit or the rollback, whatever became of it, and at the latest with the connection.
+3. Who has waited too long asks SQLite all the same: a turn that was lost costs time, never an answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The service's own events under the trace of the request that they come from.
 
-T1 An event that may have a trace and has none gets the one of the request that is answered where it is submitted; what
-   a job or a timer does belongs to no request. Workers' leaves are not touched: they come as they are.
+1. An event that may have a trace and has none gets the one of the request that is answered where it is submitted;
+   what a job or a timer does belongs to no request. Workers' leaves are not touched: they come as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The reference engine's own allocator: free list, prefix index, LRU order, reference counts. It knows no governance.
 
-A1 free + least recently used + referenced + parked + withheld = all blocks; each is in exactly one of them.
-A2 A block under device work (a step in flight, a transfer) is pinned: once free it is parked, not handed out.
+1. free + least recently used + referenced + parked + withheld = all blocks; each is in exactly one of them.
+2. A block under device work (a step in flight, a transfer) is pinned: once free it is parked, not handed out.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class ReferenceBlocks:
             self.free.append(block)
 
     def check(self) -> list[str]:
-        """Every block is in exactly one place (A1)."""
+        """Every block is in exactly one place (rule 1)."""
         places = Counter([*self.free, *self.unused, *self.parked, *np.flatnonzero(self.refs).tolist()])
         idle_withheld = [block for block in self.withheld if not self.refs[block]]
         places.update(idle_withheld)

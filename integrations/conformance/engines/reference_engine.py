@@ -4,9 +4,9 @@ It is the example of docs/build/engine-port.md. What it owes governance, in the 
 
 1. Arrival: `admit`. Each attempt to start: `may_start`, `look_up`, `attachable`, then `attached` and `handed_out`.
 2. Whole blocks whose K/V is in memory are indexed under the port's keys, then `published`; nothing else is indexed.
-3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks pinned:
-   not zeroed, not handed out, until it ends. A store is of a published block, a load of blocks that the port lets the
-   request read, behind the scrub of the blocks that it fills.
+3. Each device step: the scrub order first, under a `fence`; each transfer under a fence of its own, its blocks
+   pinned: not zeroed, not handed out, until it ends. A store is of a published block, a load of blocks that the port
+   lets the request read, behind the scrub of the blocks that it fills.
 4. Any end: `release`, once or often. A preempted request's residency is succeeded by `resume`.
 
 `ReferenceControl` is what the port may order in return, and the engine's own books that it may look at.

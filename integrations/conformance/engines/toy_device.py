@@ -1,9 +1,9 @@
 """A toy device: K/V tensors, one compute stream whose steps retire late, and one copy stream for transfers.
 
-V1 Work of one stream is done in order. A step that was submitted is done later, `steps_in_flight` steps behind; until
+1. Work of one stream is done in order. A step that was submitted is done later, `steps_in_flight` steps behind; until
    then nothing of it has touched memory. A transfer is done when the copy stream comes to it, at any time.
-V2 The two streams do not wait for each other: an engine that frees a block under either has a use-after-free.
-V3 Before the first write of a block that was handed out, whoever writes, the probe gets its bytes of all shards.
+2. The two streams do not wait for each other: an engine that frees a block under either has a use-after-free.
+3. Before the first write of a block that was handed out, whoever writes, the probe gets its bytes of all shards.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Governor) add where blocks come from. A toy engine is its own harness: it implem
 
 1. A request's identity is proved at the door by a signed token, spent there; what fails the door is nobody's.
 2. A request that cannot start waits by itself: the queue goes on to the next one.
-3. What a device step computed counts only when it has retired. A request that is over or preempted ignores the answer.
+3. What a device step computed counts only when it has retired. A request that is over or preempted ignores the
+   answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """A toy model that is honest about K/V: it writes what the whole prefix makes it, and says what every byte read does.
 
-1. K/V of a position is a function of the writer's canary, of every token up to it and of the position, and is never 0.
+1. K/V of a position is a function of the writer's canary, of every token up to it and of the position, and is never
+   0.
 2. A token that it says is a function of the K/V of every earlier position, as read from the blocks: one wrong, stale,
    foreign or missing byte changes it.
-3. Real models write the same K/V for everybody; the canary makes a foreign block visible where token counts would not.
+3. Real models write the same K/V for everybody; the canary makes a foreign block visible where token counts would
+   not.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A kit that passes everything proves nothing. `FAULTS` lists what went wrong in r
 of them, put into one engine by patching it for a while. An adapter brings its own mutants (its own look-up, its own
 free list) beside those of governance, and says why a fault cannot exist in its engine; `kill` runs the named cases.
 
-M1 An engine without a mutant passes; a mutant that no named case kills is a survivor, and a survivor is a failure.
-M2 A mutant whose patch no longer applies raises, rather than passing as killed.
+1. An engine without a mutant passes; a mutant that no named case kills is a survivor, and a survivor is a failure.
+2. A mutant whose patch no longer applies raises, rather than passing as killed.
 """
 
 from __future__ import annotations

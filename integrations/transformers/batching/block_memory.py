@@ -1,8 +1,8 @@
 """The engine's one cache tensor as the blocks of our pools: where block b lies, and that it does lie there.
 
-E1  A block of ours is the row of the engine's block of that number: all layers' keys and values, nothing else.
-E2  Before custody begins the engine itself writes one block, and exactly that row changes: another layout is refused.
-E3  The two trash sectors in front are in no pool. What padding writes there is zeroed on time and at the end.
+1. A block of ours is the row of the engine's block of that number: all layers' keys and values, nothing else.
+2. Before custody begins the engine itself writes one block, and exactly that row changes: another layout is refused.
+3. The two trash sectors in front are in no pool. What padding writes there is zeroed on time and at the end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class EngineBlocks:
         return memory
 
     def probe(self, allocator: Any) -> None:
-        """Let the engine write its last block in every layer, see that this row and no neighbour changed (E2)."""
+        """Let the engine write its last block in every layer, see that this row and no neighbour changed (rule 2)."""
         last = self.first + self.blocks - 1
         page = int(allocator.tokens_per_page)
         allocator.block_table[_PROBE] = [last]
@@ -95,7 +95,7 @@ class EngineBlocks:
             )
 
     def clear_trash(self) -> None:
-        """Zero both trash sectors, on the current stream (E3)."""
+        """Zero both trash sectors, on the current stream (rule 3)."""
         self._trash.zero_()
 
     def trash_nonzero_bytes(self) -> int:

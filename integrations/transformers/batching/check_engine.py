@@ -1,9 +1,9 @@
 """What can be taken into custody: call `check_internals` before anything is opened, the others with what was opened.
 
-I1  Outside the declared range of versions nothing starts: an engine that changed may hand out blocks behind our back.
-I2  Inside the range every class and signature that is overridden or called is compared before the first block moves.
-I3  One cache tensor on one device, layers of full attention only, no copy of blocks outside it. Every part of the
-    engine that is not understood is refused, with what to change.
+1. Outside the declared range of versions nothing starts: an engine that changed may hand out blocks behind our back.
+2. Inside the range every class and signature that is overridden or called is compared before the first block moves.
+3. One cache tensor on one device, layers of full attention only, no copy of blocks outside it. Every part of the
+   engine that is not understood is refused, with what to change.
 """
 
 from __future__ import annotations

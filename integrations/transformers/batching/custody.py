@@ -1,14 +1,14 @@
 """Custody of one engine's blocks under continuous batching: what the engine did, told to the Governor, and its answers.
 
-B1  The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
-    sealed.
-B2  A request is admitted with its whole prompt; each further block is given before the step that writes into it, and
-    its tokens are told when it is full and computed. In between a decoding request costs nothing.
-B3  Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream, so that a scrub or a
-    copy comes after the last read that was launched and before the first write that will be.
-B4  Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
-    Their tokens are still being computed when their blocks are given: such blocks are never published.
-B5  A request that could not even run alone is refused at once: no waiting would change that.
+1. The engine's block tables hold what the Governor handed out, and nothing else ever does: the engine's own pool is
+   sealed.
+2. A request is admitted with its whole prompt; each further block is given before the step that writes into it, and
+   its tokens are told when it is full and computed. In between a decoding request costs nothing.
+3. Everything here happens in a `turn`: one thread at a time, and on the engine's compute stream, so that a scrub or a
+   copy comes after the last read that was launched and before the first write that will be.
+4. Steps that stay in flight (async batching) are fenced; a fence retires when its step's results have been read.
+   Their tokens are still being computed when their blocks are given: such blocks are never published.
+5. A request that could not even run alone is refused at once: no waiting would change that.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ class BatchCustody:
         """The first token of one more block for each record; all of one pool."""
         governor = self.governor
         for record, _ in wanting:
-            if record.reported_tokens < record.room_tokens:  # only where tokens are not known in time (B4)
+            if (
+                record.reported_tokens < record.room_tokens
+            ):  # only where tokens are not known in time (rule 4)
                 governor.fill(record.handle, None)
                 record.reported_tokens = record.room_tokens
         slots = np.array([record.slot for record, _ in wanting], dtype=np.int64)
@@ -257,7 +259,7 @@ class BatchCustody:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def fence(self, request_ids: Sequence[str]) -> None:
-        """A step over these requests is about to be launched and will still run when the next one is prepared (B4)."""
+        """A step over these requests is about to be launched and will still run when the next one is prepared."""
         handles = [self.records[request_id].handle for request_id in request_ids]
         self._fences.append(self.governor.fence(handles))
 

@@ -1,10 +1,11 @@
 """Governed continuous batching: a model's own serving loop over a cache whose every block is in custody.
 
-M1  The engine's pool is never used: a scheduler from the engine's registry takes the cache into custody before anything
-    was allocated, and what is not understood (version, layout, layer kind, offloading, tensor parallelism) is refused.
-M2  While this is open the model has no other continuous batching: `model.generate_batch` and
-    `model.init_continuous_batching` run in it too.
-M3  Expiry, scrub and evidence go on while nothing runs: by the idle loop, or by a timer where no loop runs.
+1. The engine's pool is never used: a scheduler from the engine's registry takes the cache into custody before
+   anything was allocated, and what is not understood (version, layout, layer kind, offloading, tensor parallelism) is
+   refused.
+2. While this is open the model has no other continuous batching: `model.generate_batch` and
+   `model.init_continuous_batching` run in it too.
+3. Expiry, scrub and evidence go on while nothing runs: by the idle loop, or by a timer where no loop runs.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class GovernedBatching:
     `block_tokens`. anonymous: whose requests without a claim are; they reuse nothing, and a policy that does not admit
     this tenant refuses them. publisher: who is told of blocks; where there is none, the setting `kv_events_endpoint`
     opens one. tick_seconds: how often time is looked at while no loop runs; with None the caller calls
-    `tick`. Raises `ConfigError` where the engine cannot be governed (M1).
+    `tick`. Raises `ConfigError` where the engine cannot be governed (rule 1).
     """
 
     def __init__(
@@ -278,7 +279,7 @@ class GovernedBatching:
         return self.call(lambda governor: governor.erase(selector))
 
     def tick(self) -> None:
-        """Expiry, scrub, commands and evidence now, unless the loop runs, which does so itself (M3). Thread-safe."""
+        """Expiry, scrub, commands and evidence now, unless the loop runs, which does so itself. Thread-safe."""
         if not self.manager.is_running() or self.manager.background_thread_status._paused:
             with self.custody.turn:
                 if not self._closed.is_set():

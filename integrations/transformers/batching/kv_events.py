@@ -1,9 +1,9 @@
 """Block events of governed continuous batching for routers: one batch a step, nothing where no publisher is set.
 
-T1  Stored minus removed is what the Governor's index holds, after each `publish_pending`: the Governor says what
-    was published and what ended, in order, and every way out of the index is among it.
-T2  Every event has the scope of its blocks' domain and the revision of the policy that is active when it is published.
-T3  Token ids and salts are not known here: no setting makes them leave.
+1. Stored minus removed is what the Governor's index holds, after each `publish_pending`: the Governor says what was
+   published and what ended, in order, and every way out of the index is among it.
+2. Every event has the scope of its blocks' domain and the revision of the policy that is active when it is published.
+3. Token ids and salts are not known here: no setting makes them leave.
 """
 
 from __future__ import annotations

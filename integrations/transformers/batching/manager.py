@@ -63,7 +63,7 @@ class GovernedManager(ContinuousBatchingManager):  # type: ignore[misc, unused-i
         keep_for_next_session: bool = True,
         hard_stop: bool = False,
     ) -> None:
-        """Stop the loop; the cache stays, in custody, whatever the caller asks (M2)."""
+        """Stop the loop; the cache stays, in custody, whatever the caller asks (rule 2 of `governed_batching`)."""
         super().stop(block=block, timeout=timeout, keep_for_next_session=True, hard_stop=hard_stop)
 
     def destroy(self) -> None:

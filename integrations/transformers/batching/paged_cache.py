@@ -1,7 +1,7 @@
 """The engine's paged cache, governed: every question about blocks is answered from custody, never from its own pool.
 
-K1  The engine's own pool hands out nothing: a path that we do not know of fails instead of escaping custody.
-K2  The engine's own index is never written or read: no unkeyed hash, and no merging of blocks after the fact.
+1. The engine's own pool hands out nothing: a path that we do not know of fails instead of escaping custody.
+2. The engine's own index is never written or read: no unkeyed hash, and no merging of blocks after the fact.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
     is_scheduling: bool
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
-        """Whether the request has room for `request_len` more tokens; it was given room before (B2)."""
+        """Whether the request has room for `request_len` more tokens; it was given room before."""
         record = self.custody.records.get(state.request_id)
         if record is not None:
             needed: int = state.position_offset + request_len
@@ -143,7 +143,7 @@ class GovernedPagedCache(PagedAttentionCache):  # type: ignore[misc, unused-igno
 
 
 def govern(cache: Any, allocator: Any, custody: BatchCustody) -> None:
-    """Turn the engine's cache into a governed one (K1)."""
+    """Turn the engine's cache into a governed one (rule 1)."""
     cache.pool = allocator.pool = SealedPool()
     cache.custody, cache.is_scheduling = custody, False
     cache.__class__ = GovernedPagedCache

@@ -2,11 +2,11 @@
 
 A claim is stated before the request enters the engine, and consumed once by it.
 
-C1  An id has at most one claim, and a claim serves one request: a second request under the id has none.
-C2  A forked child inherits by being forked; an id that merely looks like a child's inherits nothing.
-C3  A request without a claim is nobody's: it is admitted for the anonymous principal, and its blocks can be found by no
-    other request, whatever the policy shares. A policy that admits no such tenant refuses it.
-C4  `reported_tokens <= room_tokens`; the latter is what its block table holds: a token beyond it waits for a block.
+1. An id has at most one claim, and a claim serves one request: a second request under the id has none.
+2. A forked child inherits by being forked; an id that merely looks like a child's inherits nothing.
+3. A request without a claim is nobody's: it is admitted for the anonymous principal, and its blocks can be found by
+   no other request, whatever the policy shares. A policy that admits no such tenant refuses it.
+4. `reported_tokens <= room_tokens`; the latter is what its block table holds: a token beyond it waits for a block.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RequestClaims:
         self._lock = threading.Lock()
 
     def file(self, request_id: str, claim: RequestClaim) -> None:
-        """State whose `request_id` is. Raises `IdentityError` where it is claimed, or poses as a child (C1, C2)."""
+        """State whose `request_id` is. Raises `IdentityError` where it is claimed, or poses as a child."""
         if CHILD_MARK in request_id:
             raise IdentityError(f"request id `{request_id}` poses as a forked child", field="request_id")
         with self._lock:
@@ -75,7 +75,7 @@ class RequestClaims:
             self._waiting.pop(request_id, None)
 
     def take(self, request_id: str) -> RequestClaim:
-        """The claim of a request that enters now; a private one of nobody's where there is none (C3)."""
+        """The claim of a request that enters now; a private one of nobody's where there is none (rule 3)."""
         with self._lock:
             claim = self._waiting.pop(request_id, None)
         return self._anonymous.private() if claim is None else claim

@@ -1,10 +1,10 @@
 """The engine's scheduler, governed: admission by policy and quota, and preemption that stays inside a tenant.
 
-G1  A request that must wait waits alone: nobody behind it is held up, nobody is preempted for it.
-G2  A tenant that is out of room gives up its own newest request. Another tenant's is touched only where every running
-    request of every tenant is out of room.
-G3  A request that cannot be served fails alone, with a reason; the loop never dies of it.
-G4  The engine's loop wakes ten times a second when idle, and every time expiry, scrub and commands are carried out.
+1. A request that must wait waits alone: nobody behind it is held up, nobody is preempted for it.
+2. A tenant that is out of room gives up its own newest request. Another tenant's is touched only where every running
+   request of every tenant is out of room.
+3. A request that cannot be served fails alone, with a reason; the loop never dies of it.
+4. The engine's loop wakes ten times a second when idle, and every time expiry, scrub and commands are carried out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GovernedScheduler:
             self._end(request_id, "finished")
 
     def clear_cancelled_requests(self) -> list[RequestState]:
-        """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (G4)."""
+        """Once per turn of the engine's loop: cancellations, then what time and other threads ask for (rule 4)."""
         with self.custody.turn:
             for request_id in self._requests_to_cancel:
                 self.custody.release(request_id, "aborted")
@@ -80,7 +80,7 @@ class GovernedScheduler:
         self.active_requests.pop(request_id, None)
 
     def _fail(self, request_id: str, error: CustodyError) -> None:
-        """End one request with an error that its client sees (G3)."""
+        """End one request with an error that its client sees (rule 3)."""
         state = self.active_requests.get(request_id) or self.waiting_requests.pop(request_id, None)
         if request_id in self.waiting_requests_order:
             self.waiting_requests_order.remove(request_id)
@@ -91,7 +91,7 @@ class GovernedScheduler:
     # -- a batch ------------------------------------------------------------------------------------------------------
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
-        """The next batch. An empty one means that everybody waits: the engine then neither offloads nor dies (G3)."""
+        """The next batch. An empty one means that everybody waits: the engine then neither offloads nor dies."""
         custody, cache = self.custody, self.cache
         with custody.turn:
             custody.retire(IN_FLIGHT_STEPS - 1)
@@ -156,7 +156,7 @@ class GovernedScheduler:
     # -- out of room --------------------------------------------------------------------------------------------------
 
     def _relieve_pressure(self, batch: list[Any]) -> bool:
-        """Preempt or fail whoever waits for itself (G2); whether scheduling again may find more to do."""
+        """Preempt or fail whoever waits for itself (rule 2); whether scheduling again may find more to do."""
         starved = [state for state, _ in self.starved_requests]
         if not starved:
             return False

@@ -1,8 +1,8 @@
 """A turn at the Governor: one thread at a time, and device work in the order of the engine's own.
 
-N1  Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on a
-    stream of their own: either way after every read and write that was launched before the turn, and before every one
-    that is launched after it. The host waits for none of them.
+1. Copies of a turn run on the engine's compute stream. Its scrubs run there too, or, on a memory in stream order, on
+   a stream of their own: either way after every read and write that was launched before the turn, and before every
+   one that is launched after it. The host waits for none of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvcustody.allocator.pool.tensor_memory import TensorMemory
 
 
 class Turn:
-    """Exclusive use of the Governor, on the engine's compute stream where it has one (B3). Reentrant."""
+    """Exclusive use of the Governor, on the engine's compute stream where it has one. Reentrant."""
 
     def __init__(self, memories: Sequence[TensorMemory] = ()) -> None:
         self.stream: Any = None

@@ -1,8 +1,8 @@
 """K or V of one layer, written in place: rows of tokens over one region of a cache's slab.
 
-U1  Nothing is ever appended by making a longer copy; the region is all the memory a layer has.
-U2  What leaves the rows (cropped tokens, dropped batch rows, a window that moved on) is overwritten or zeroed there.
-U3  A copy that an operation cannot do without is zeroed before it is freed, also where the operation fails.
+1. Nothing is ever appended by making a longer copy; the region is all the memory a layer has.
+2. What leaves the rows (cropped tokens, dropped batch rows, a window that moved on) is overwritten or zeroed there.
+3. A copy that an operation cannot do without is zeroed before it is freed, also where the operation fails.
 """
 
 from __future__ import annotations

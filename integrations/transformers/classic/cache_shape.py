@@ -1,7 +1,7 @@
 """What a classic cache will hold, read from the model's config before it is opened: layers, windows, bytes.
 
-H1  A layer type without a governed form is an error, never left out.
-H2  Sizes are an upper bound for the states that come: a layer that would need more refuses them.
+1. A layer type without a governed form is an error, never left out.
+2. Sizes are an upper bound for the states that come: a layer that would need more refuses them.
 """
 
 from __future__ import annotations

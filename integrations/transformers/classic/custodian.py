@@ -1,9 +1,9 @@
 """The custodian of one Governor's classic caches: admits them, looks at their deadlines on a timer, and ends them.
 
-K1  A cache is one request to the Governor: quota, decision, runs, ends and receipts are those of any other request.
-K2  Nothing is looked up or published: the request has one token and asks for the rest as room, so it has no keys.
-K3  An ended cache is zero, and its evidence with the ledger's queue, when `end` or `step` returns.
-K4  One lock serialises the Governor. The garbage collector, which may run anywhere, never takes it: it leaves a note.
+1. A cache is one request to the Governor: quota, decision, runs, ends and receipts are those of any other request.
+2. Nothing is looked up or published: the request has one token and asks for the rest as room, so it has no keys.
+3. An ended cache is zero, and its evidence with the ledger's queue, when `end` or `step` returns.
+4. One lock serialises the Governor. The garbage collector, which may run anywhere, never takes it: it leaves a note.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Custodian:
     def _admit(
         self, principal: Principal, model: ModelIdentity, blocks: int, route: str | None, hints: Hints
     ) -> Admission:
-        room = blocks * self.governor.block_tokens - 1  # K2
+        room = blocks * self.governor.block_tokens - 1  # rule 2
         outcome = self.governor.admit(principal, model, [0], route=route, hints=hints, lookahead_tokens=room)
         if isinstance(outcome, Admission):
             return outcome
@@ -136,7 +136,7 @@ class Custodian:
         finalizer.atexit = False
 
     def end(self, residency: CacheResidency, cause: str) -> bool:
-        """Zero `residency` and end its custody; False where it had ended already (K3)."""
+        """Zero `residency` and end its custody; False where it had ended already (rule 3)."""
         with self.lock:
             if not self.governor.release(residency.handle, cause):
                 return False
@@ -172,7 +172,7 @@ class Custodian:
             residency.bind(self._table.obligations(plan.tenant, plan.level))
 
     def _scrub_ended(self) -> None:
-        """Zero what has ended, now rather than when a launch is worth it, and hand over the evidence (K3)."""
+        """Zero what has ended, now rather than when a launch is worth it, and hand over the evidence (rule 3)."""
         ended = [residency for residency in self._live.values() if not residency.is_running()]
         for residency in ended:
             del self._live[residency.handle]

@@ -3,9 +3,9 @@
     with governed_cache(custodian, principal, identity, config=model.config, max_tokens=2048) as cache:
         model.generate(**inputs, past_key_values=cache)
 
-C1  All memory of a cache is its residency's slabs, reserved when it is opened; nothing grows.
-C2  The end of the `with` block, an exception in it, collection, and every deadline zero all of it.
-C3  A cache cannot be copied or pickled: a copy would be outside custody.
+1. All memory of a cache is its residency's slabs, reserved when it is opened; nothing grows.
+2. The end of the `with` block, an exception in it, collection, and every deadline zero all of it.
+3. A cache cannot be copied or pickled: a copy would be outside custody.
 """
 
 from __future__ import annotations

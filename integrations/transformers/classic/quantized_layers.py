@@ -1,9 +1,10 @@
 """Quantised cache layers in place: fp8 states, their scales, and the full-precision view, all in the slab.
 
-F1  The arithmetic is that of transformers' `Fp8QuantizedLayer`: one scale a layer and side, frozen at the first update.
-F2  Full-precision states exist in one work area that the layers take turns in; the next layer overwrites it, the end
-    zeroes it. No dequantised copy is left to torch's allocator.
-F3  Nothing is re-quantised: states are appended as they come, so no older quantised copy is ever superseded.
+1. The arithmetic is that of transformers' `Fp8QuantizedLayer`: one scale a layer and side, frozen at the first
+   update.
+2. Full-precision states exist in one work area that the layers take turns in; the next layer overwrites it, the end
+   zeroes it. No dequantised copy is left to torch's allocator.
+3. Nothing is re-quantised: states are appended as they come, so no older quantised copy is ever superseded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The residency of one classic cache: its slabs, its deadlines, and what a use of it is.
 
-R1  A cache ends at the first of: its own end, collection, erasure, `active_max` or `absolute` since it was opened,
-    `idle` since its last use. The timer ends it where no call arrives, and the next use where the timer is late.
-R2  Every later use raises `HandleError`.
-R3  A use holds the custodian's lock: every write to a slab happens under it, so none comes after the end.
+1. A cache ends at the first of: its own end, collection, erasure, `active_max` or `absolute` since it was opened,
+   `idle` since its last use. The timer ends it where no call arrives, and the next use where the timer is late.
+2. Every later use raises `HandleError`.
+3. A use holds the custodian's lock: every write to a slab happens under it, so none comes after the end.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 A classic cache needs contiguous tensors and the pool hands out scattered blocks. So a block is here a charge of
 `bytes_per_block`, bound at admission to one row of a slab of the cache's own (docs/build/adr/0006-classic-caches.md).
 
-M1  A block has bytes behind it from `bind` until a scrub has zeroed them, and read them back where that was asked.
-M2  A slab serves one cache and is never handed to another: a stale view of an ended cache reads zeros.
-M3  A row that does not become zero stays bound, and its slab with it: such memory never returns to torch's allocator.
-M4  Before a slab is zeroed, every stream of the GPU that uses it has finished: no write comes after the zeros.
+1. A block has bytes behind it from `bind` until a scrub has zeroed them, and read them back where that was asked.
+2. A slab serves one cache and is never handed to another: a stale view of an ended cache reads zeros.
+3. A row that does not become zero stays bound, and its slab with it: such memory never returns to torch's allocator.
+4. Before a slab is zeroed, every stream of the GPU that uses it has finished: no write comes after the zeros.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SlabMemory:
         return sum(slab.memory.blocks for slab in self._slabs.values()) * self.bytes_per_block
 
     def scrub(self, shard: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
-        """Zero `blocks`, read back the asked share, and let go of the rows that are zero (M1, M3)."""
+        """Zero `blocks`, read back the asked share, and let go of the rows that are zero (rule 1, rule 3)."""
         assert shard == 0
         owners = self._slab_of[blocks]
         results = [
@@ -151,7 +151,7 @@ class SlabMemory:
     def _scrub_slab(self, number: int, blocks: NDArray[np.int64], verify_share: float) -> ScrubResult:
         slab, rows = self._slabs[number], self._row_of[blocks]
         if slab.used_by.type == "cuda":
-            torch.cuda.synchronize(slab.used_by)  # M4
+            torch.cuda.synchronize(slab.used_by)  # rule 4
         if self.stuck:
             slab.memory.stuck = {(0, int(row)) for row in rows[np.isin(blocks, list(self.stuck))]}
         result = slab.memory.scrub(0, rows, verify_share)

@@ -1,9 +1,10 @@
 """Sliding-window cache layers that write in place into a residency's slab.
 
-X1  A layer returns what the class it stands for returns: the window before the states, and the states.
-X2  The buffers have room for about two windows, so that the window moves to the front once a window, not at each token.
-X3  Where the buffers cannot hold a chunk beside the window, the one copy that is needed is lent to the forward pass and
-    zeroed at the layer's next use or at the end, whichever is first.
+1. A layer returns what the class it stands for returns: the window before the states, and the states.
+2. The buffers have room for about two windows, so that the window moves to the front once a window, not at each
+   token.
+3. Where the buffers cannot hold a chunk beside the window, the one copy that is needed is lent to the forward pass
+   and zeroed at the layer's next use or at the end, whichever is first.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Window(GovernedLayer):
         return keys, values
 
     def _replace(self, key_states: torch.Tensor, value_states: torch.Tensor) -> States:
-        """A chunk that the buffers cannot hold beside the window: keep its end, lend the whole (X3)."""
+        """A chunk that the buffers cannot hold beside the window: keep its end, lend the whole (rule 3)."""
         past = min(self._tokens - self._start, self.window_tokens - 1)
         kept = self._buffers[0].capacity_tokens if self.record_past else self.window_tokens - 1
         full = []

@@ -2,9 +2,9 @@
 
 `python -m kvcustody.integrations.conformance --engine kvcustody.integrations.transformers.testing.conformance:engine`
 
-H1  Block tables, bytes and outputs are read from the engine; the kit's clock decides every deadline, no thread runs.
-H2  A block is looked at for its first write between preparation and forward: after every scrub that was ordered for
-    it, before any write.
+1. Block tables, bytes and outputs are read from the engine; the kit's clock decides every deadline, no thread runs.
+2. A block is looked at for its first write between preparation and forward: after every scrub that was ordered for
+   it, before any write.
 """
 
 from __future__ import annotations

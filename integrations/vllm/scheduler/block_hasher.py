@@ -1,12 +1,12 @@
 """Our keys in place of vLLM's block hashes: the hash that vLLM would make, and the keys that replace it.
 
-H1 vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is
-   installed in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
-H2 The keys of blocks that generated tokens complete are made when vLLM would enter such a block into its index, from
+1. vLLM builds a `Request` on its input thread, before anybody has verified whose it is. The hasher that is installed
+   in the engine yields nothing, so no unscoped hash of a prompt ever exists in a governed engine.
+2. The keys of blocks that generated tokens complete are made when vLLM would enter such a block into its index, from
    the running keyed state: nothing is hashed twice, and a token that completes no block costs nothing.
-H3 Where another connector runs beside ours it may read `block_hashes` by itself: there the request has a hasher, and
+3. Where another connector runs beside ours it may read `block_hashes` by itself: there the request has a hasher, and
    its keys are as early as vLLM's hashes would be.
-H4 A request that may not publish gets no further key: its blocks can never enter the index.
+4. A request that may not publish gets no further key: its blocks can never enter the index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOTHING: list[bytes] = []
 
 
 def no_block_hashes(_request: Request) -> list[bytes]:
-    """What a request's hasher says before admission (H1)."""
+    """What a request's hasher says before admission (rule 1)."""
     return _NOTHING
 
 
@@ -50,7 +50,7 @@ def running_hasher(
     extend: Callable[[ExternalResidency, list[int]], list[bytes]],
     block_tokens: int,
 ) -> Callable[[Request], list[bytes]]:
-    """The hasher of an admitted request, called by vLLM for every accepted token (H3)."""
+    """The hasher of an admitted request, called by vLLM for every accepted token (rule 3)."""
     tokens = governed.request._all_token_ids
 
     def keys(_request: Request) -> list[bytes]:

@@ -1,11 +1,12 @@
 """vLLM's block pool under governance: the same pool; what it does is recorded, and three of its ways are closed.
 
-P1 `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody`
+1. `governed_pool` swaps the class of vLLM's own pool object; nothing in it is copied or rebuilt. Without `custody`
    every method is the original's.
-P2 A block enters the index only under keys that governance made: what is not publishable is never cached.
-P3 Entries for part of a block are not made: their later copies would run beside the scrub, and need a key inside a
+2. A block enters the index only under keys that governance made: what is not publishable is never cached.
+3. Entries for part of a block are not made: their later copies would run beside the scrub, and need a key inside a
    block.
-P4 Blocks without a key stand at the head of the free queue (free_queue, Q1). What vLLM would evict has ended before.
+4. Blocks without a key stand at the head of the free queue (free_queue, rule 1 of `free_queue`). What vLLM would
+   evict has ended before.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
 
     @property
     def spare_blocks(self) -> int:
-        """How many hand-outs evict nothing (free_queue, Q2)."""
+        """How many hand-outs evict nothing (free_queue, rule 2 of `free_queue`)."""
         return self.free_block_queue.spare_blocks
 
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
@@ -76,7 +77,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
             return super().get_new_blocks(num_blocks)  # type: ignore[no-any-return]
         if num_blocks > self.free_block_queue.spare_blocks:
             custody.make_room(num_blocks)
-        # None of them has a key (P4): vLLM need not look, block by block, for what it would have to evict.
+        # None of them has a key (rule 4): vLLM need not look, block by block, for what it would have to evict.
         caching = custody.caching
         self.enable_caching = caching and num_blocks > self.free_block_queue.spare_blocks
         try:
@@ -107,7 +108,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         kv_cache_group_id: int,
         block_mask: list[bool] | None = None,
     ) -> None:
-        """Publish whole blocks, if the request may (P2)."""
+        """Publish whole blocks, if the request may (rule 2)."""
         custody = self.custody
         if custody is None:
             super().cache_full_blocks(
@@ -146,7 +147,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
         group: int,
         mask: list[bool] | None = None,
     ) -> None:
-        """Entries [first, last) of a request's table enter the index, as far as they have keys (P2)."""
+        """Entries [first, last) of a request's table enter the index, as far as they have keys (rule 2)."""
         custody = self.custody
         assert custody is not None
         request = governed.request
@@ -173,7 +174,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     def cache_partial_block(
         self, request: Request, block: KVCacheBlock, num_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Nothing is cached for part of a block (P3); what the block held before is forgotten if it was replaced."""
+        """Nothing is cached for part of a block; what the block held before is forgotten if it was replaced."""
         if self.custody is None:
             return super().cache_partial_block(request, block, num_tokens, *args, **kwargs)
         if kwargs.get("replace_existing_hashes"):
@@ -219,7 +220,7 @@ class GovernedBlockPool(BlockPool):  # type: ignore[misc]
     # -- for EngineControl --------------------------------------------------------------------------------------------
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        """Drop keys, without reporting to custody, and put the unreferenced blocks where they are used first (P4)."""
+        """Drop keys, without reporting to custody, and put the unreferenced blocks where they are used first."""
         first: list[KVCacheBlock] = []
         queue = self.free_block_queue
         for block_id in block_ids:

@@ -1,7 +1,7 @@
 """A layer group's block tables: which managers of vLLM's the adapter can follow, and how their tables move.
 
-G1 A manager whose tables are not known to move in one of three ways is refused at start: appended to; appended to with
-   leading or inner blocks replaced by the null block; or changed in place, where whole tables are compared.
+1. A manager whose tables are not known to move in one of three ways is refused at start: appended to; appended to
+   with leading or inner blocks replaced by the null block; or changed in place, where whole tables are compared.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class GroupTable:
 
 
 def group_tables(manager: KVCacheManager) -> list[GroupTable]:
-    """One for each layer group. Raises `ConfigError` for a manager that is not known (G1)."""
+    """One for each layer group. Raises `ConfigError` for a manager that is not known (rule 1)."""
     null = manager.block_pool.null_block.block_id
     key_tokens = manager.block_pool.hash_block_size
     groups = []

@@ -1,10 +1,10 @@
 """vLLM's cache manager under governance: look-up asks the port, and releases are reported to it.
 
-M1 `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
+1. `governed_manager` swaps the class of vLLM's own manager; its coordinator keeps its class and finds hits through
    `find_hit`, whatever kinds of layer groups there are.
-M2 A hit is never longer than what the port lets the request read, and every block of it passes the port's attach
+2. A hit is never longer than what the port lets the request read, and every block of it passes the port's attach
    check; one that does not makes the hit shorter, by asking the coordinator again with that bound, in every group.
-M3 Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
+3. Skipping reads is the adapter's decision, not vLLM's, so that a request which skips them can still be deferred.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GovernedKVCacheManager(KVCacheManager):  # type: ignore[misc]
             custody.reading = None
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
-        """Whether a look-up counts in vLLM's statistics: as the request asked (M3)."""
+        """Whether a look-up counts in vLLM's statistics: as the request asked (rule 3)."""
         if self.custody is None:
             return bool(super().prefix_cache_lookup_enabled(request))
         governed = governed_request(request)

@@ -13,16 +13,17 @@ Recording costs a list entry on the path of a decode step. `flush` makes every c
       workers' receipts           _scrub_replies                  scrubbed
                                                      (flush)
 
-J1 The order of a flush is the order of what happened: scrub replies and ends, what running requests dropped, what was
+1. The order of a flush is the order of what happened: scrub replies and ends, what running requests dropped, what was
    handed out, what entered the index. An end is recorded only when everything of its request before it was reported.
-J2 `allocated_blocks` counts hand-outs where vLLM makes them, `reported_blocks` those that the port heard of. They are
+2. `allocated_blocks` counts hand-outs where vLLM makes them, `reported_blocks` those that the port heard of. They are
    equal after each step, whatever happened: a hand-out that nobody attributes is an error, not a gap. Inside an
    allocation some blocks are in no table yet: `flush_unchecked` reports what it can.
-J3 An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that may
+3. An attach is decided on what the port knows. What it has not heard can only make it refuse, but for ends that may
    have taken indexed blocks with them: those are reported first (`keeps_until_us`).
-J4 Every call carries the instant and the fence of its happening; that it was made later moves no deadline.
-J5 Blocks that a step fills enter vLLM's index when it has left, under keys made then, or before anybody could miss them
-   there: before a look-up in their domain, before their request gives them back, before anything that is reported.
+4. Every call carries the instant and the fence of its happening; that it was made later moves no deadline.
+5. Blocks that a step fills enter vLLM's index when it has left, under keys made then, or before anybody could miss
+   them there: before a look-up in their domain, before their request gives them back, before anything that is
+   reported.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Allocation(NamedTuple):
 
 
 PendingInsert: TypeAlias = "tuple[GovernedRequest, list[KVCacheBlock], int, int]"
-"""Entries [first, last) of a request's table that may enter the index, and have not yet (J5)."""
+"""Entries [first, last) of a request's table that may enter the index, and have not yet."""
 
 
 class DeferredCalls:
@@ -101,7 +102,7 @@ class DeferredCalls:
         self.allocations.append(_Allocation(governed, attached, handed, self.port.clock.now_us()))
 
     def record_end(self, residency: ExternalResidency, cause: str) -> None:
-        """A request gave all its blocks back; everything that it ever held was reported (J1)."""
+        """A request gave all its blocks back; everything that it ever held was reported (rule 1)."""
         port = self.port
         at_us = port.clock.now_us()
         self.scrub_within_us = min(self.scrub_within_us, residency.domain.scrub_within_us)
@@ -141,18 +142,18 @@ class DeferredCalls:
         return self.allocated_blocks != self.reported_blocks
 
     def flush_unchecked(self) -> None:
-        """Report what can be reported now, without the check of J2."""
+        """Report what can be reported now, without the check of rule 2."""
         if not self.is_empty:
             self.flush(strict=False)
 
     def insert_pending(self) -> None:
-        """Blocks whose entry was deferred enter vLLM's index now (J5)."""
+        """Blocks whose entry was deferred enter vLLM's index now (rule 5)."""
         pending, self.pending_inserts = self.pending_inserts, []
         for one in pending:
             self._insert(one)
 
     def flush(self, grown: Sequence[str] | None = None, *, strict: bool = True) -> None:
-        """Make every recorded call (J1), and check that no hand-out is left over (`strict`, J2).
+        """Make every recorded call (rule 1), and check that no hand-out is left over (`strict`, rule 2).
 
         grown: the requests that were handed blocks, where the caller knows; else all that run are compared.
         """

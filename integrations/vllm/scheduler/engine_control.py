@@ -1,8 +1,8 @@
 """What the port may ask of vLLM: forget keys, end requests, withhold blocks, wake up, show its own state of the pool.
 
-E1 Requests end between steps, never inside the building of one: vLLM's scheduler has already listed them. Those of the
-   step that is being built end right after it, all others at once.
-E2 A client whose request was ended hears of it: an output with the reason leaves with the next outputs of the engine.
+1. Requests end between steps, never inside the building of one: vLLM's scheduler has already listed them. Those of
+   the step that is being built end right after it, all others at once.
+2. A client whose request was ended hears of it: an output with the reason leaves with the next outputs of the engine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VllmControl:
         self.state.forget(blocks)
 
     def abort(self, request_ids: Sequence[object], cause: str) -> None:
-        """See `EngineControl`; requests of the step that is being built end right after it (E1)."""
+        """See `EngineControl`; requests of the step that is being built end right after it (rule 1)."""
         self.end([str(one) for one in request_ids], cause, RequestStatus.FINISHED_ABORTED)
 
     def withhold(self, blocks: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ class VllmControl:
         return bool(self._outputs or self._later)
 
     def deliver(self, outputs: dict[int, EngineCoreOutputs] | None) -> dict[int, EngineCoreOutputs] | None:
-        """`outputs` of a step, with those of requests that governance ended (E2)."""
+        """`outputs` of a step, with those of requests that governance ended (rule 2)."""
         if not self._outputs:
             return outputs
         ended, self._outputs = self._outputs, []

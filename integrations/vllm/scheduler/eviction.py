@@ -2,9 +2,9 @@
 
 The pool calls `make_room` when it would have to evict, `SchedulerSide` calls `evict_ahead` while the workers compute.
 
-E1 vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between two
-   flushes the port and vLLM's index differ only in blocks that are new.
-E2 Blocks end in batches, and ahead of their use: they are zero when they are handed out, so that a step need not wait
+1. vLLM never evicts a cached block by itself: `make_room` has ended its custody before vLLM comes to it. So between
+   two flushes the port and vLLM's index differ only in blocks that are new.
+2. Blocks end in batches, and ahead of their use: they are zero when they are handed out, so that a step need not wait
    for their scrub. At most two batches are ended before somebody asks for them.
 """
 
@@ -38,12 +38,12 @@ class Evictor:
         self._batch = min(EVICT_BLOCKS_MAX, int(pool.num_gpu_blocks * EVICT_SHARE))
 
     def evict_ahead(self) -> None:
-        """Out of the way of a step: enough room for what the next ones are likely to ask (E2)."""
+        """Out of the way of a step: enough room for what the next ones are likely to ask (rule 2)."""
         if self._pool.spare_blocks < self._batch:
             self.make_room(self._batch)
 
     def make_room(self, blocks: int) -> None:
-        """Before vLLM would evict to hand out `blocks`: end some custody now (E1)."""
+        """Before vLLM would evict to hand out `blocks`: end some custody now (rule 1)."""
         pool, port = self._pool, self._deferred.port
         if pool.has_spare(blocks):
             return

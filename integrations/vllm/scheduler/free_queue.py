@@ -1,9 +1,9 @@
 """vLLM's free queue, in which blocks without a key stand at the head, the longest clean first.
 
-Q1 The first `spare_blocks` blocks have no key, and the last of them is where further ones join. So memory that holds
+1. The first `spare_blocks` blocks have no key, and the last of them is where further ones join. So memory that holds
    nobody's data is used before anything cached is evicted, what ended last is used last among it, and its scrub is
    done by then.
-Q2 `spare_blocks` may be less than the blocks without a key at the head, never more; `count_spare` counts anew.
+2. `spare_blocks` may be less than the blocks without a key at the head, never more; `count_spare` counts anew.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GovernedFreeQueue(FreeKVCacheBlockQueue):  # type: ignore[misc]
         super().remove(block)
 
     def prepend_n(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Blocks without a key, behind the spare ones (Q1)."""
+        """Blocks without a key, behind the spare ones (rule 1)."""
         if not blocks:
             return
         before = self._last_spare

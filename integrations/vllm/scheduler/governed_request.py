@@ -1,9 +1,9 @@
 """One vLLM request under governance: whose it is, its residency, and how much of its block tables is reported.
 
-R1 The port hears of blocks in the order in which the engine moved them: what was dropped before what was handed out,
+1. The port hears of blocks in the order in which the engine moved them: what was dropped before what was handed out,
    what was handed out before what was published.
-R2 `tables` is what the port was last told, group by group; the difference to the engine's own tables is what has yet to
-   be reported. Nothing is reported twice and nothing is skipped, whatever the engine did in between.
+2. `tables` is what the port was last told, group by group; the difference to the engine's own tables is what has yet
+   to be reported. Nothing is reported twice and nothing is skipped, whatever the engine did in between.
 """
 
 from __future__ import annotations

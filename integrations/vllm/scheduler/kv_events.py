@@ -2,11 +2,11 @@
 
 The pool calls `after_insert`, the scheduler's side `publish_pending` once a step and `close` at the end.
 
-E1 vLLM's own index is watched, not the callers of it: a key is stored when the first block with it enters, and removed
-   when the last one leaves, in whatever way. Stored minus removed is the index after each `publish_pending`.
-E2 Every event has the scope of its blocks' domain; a key that entered without a request of ours is refused.
-E3 Token ids are read only where the setting publishes them. Callers' salts are not known here.
-E4 Without a publisher none of this exists, and vLLM's index is its own.
+1. vLLM's own index is watched, not the callers of it: a key is stored when the first block with it enters, and
+   removed when the last one leaves, in whatever way. Stored minus removed is the index after each `publish_pending`.
+2. Every event has the scope of its blocks' domain; a key that entered without a request of ours is refused.
+3. Token ids are read only where the setting publishes them. Callers' salts are not known here.
+4. Without a publisher none of this exists, and vLLM's index is its own.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ One step, in the order of vLLM's calls:
     receive (the step has retired: replies of scrubs)  <-------------------------------+
 
 
-S1 A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
+1. A request's token is taken from it on arrival, verified, and kept nowhere: no event, log or hash of vLLM's ever
    sees it. Without a valid one the request runs, reads nothing and publishes nothing.
-S2 A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
+2. A request that must wait is answered `(None, False)`: vLLM skips it alone. It never waits in `allocate_slots`,
    where it would stall or preempt others.
-S3 A step's order leaves with the step, after everything that the step moved was reported to the port.
-S4 An idle engine is stepped while something is due, and woken for what comes due later.
-S5 A step waits for nothing that can be done while the workers compute: only for the scrub of a block that it hands out
-   before it is zero, and for one whose deadline is near. Where nobody calls `run_deferred_work`, the next step does it
-   all first.
+3. A step's order leaves with the step, after everything that the step moved was reported to the port.
+4. An idle engine is stepped while something is due, and woken for what comes due later.
+5. A step waits for nothing that can be done while the workers compute: only for the scrub of a block that it hands
+   out before it is zero, and for one whose deadline is near. Where nobody calls `run_deferred_work`, the next step
+   does it all first.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class SchedulerSide:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        """Who a request is from (S1), and what it may ever do."""
+        """Who a request is from (rule 1), and what it may ever do."""
         verified, trace = self._verify(request), self._trace(request)
         if isinstance(verified, VerifiedToken):
             principal, hints = verified.principal, verified.hints
@@ -225,7 +225,7 @@ class SchedulerSide:
             governed.residency = answer
 
     def must_wait(self, request: Request) -> bool:
-        """Whether `request` alone must be skipped now (S2)."""
+        """Whether `request` alone must be skipped now (rule 2)."""
         governed = governed_request(request)
         return governed is None or governed.waits_for is not None
 
@@ -236,7 +236,7 @@ class SchedulerSide:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def build_step_order(self, output: SchedulerOutput) -> StepOrder:
-        """The order of the step that vLLM has just scheduled (S3)."""
+        """The order of the step that vLLM has just scheduled (rule 3)."""
         port, deferred = self.port, self.state.deferred
         if getattr(output, "kv_cache_block_copies", None):
             raise IsolationError("vllm copies blocks although no partial block is ever cached; not governed")
@@ -272,7 +272,7 @@ class SchedulerSide:
         return are_clean([block for new in filter(None, grown) for block in new[0]])
 
     def run_deferred_work(self) -> None:
-        """What need not be done before a step leaves: called when it has left, and when the engine goes idle (S5)."""
+        """What need not be done before a step leaves: called when it has left, and when the engine goes idle."""
         if self._opened is None:
             return
         grown, self._last_cached = self._last_cached, None
@@ -301,7 +301,7 @@ class SchedulerSide:
         self.control.after_step()
 
     def has_work(self) -> bool:
-        """Asked by vLLM when it would go idle (S4)."""
+        """Asked by vLLM when it would go idle (rule 4)."""
         if not self.state.deferred.is_empty:
             self.run_deferred_work()
         if self._order is not None or self.port.has_work() or self.control.has_outputs:

@@ -9,8 +9,8 @@ The governed manager and pool call it, in the order of a request's life:
 vLLM moves blocks in many places; none of them is wrapped on the path of a decode step. What happened is recorded in
 `deferred` and reported to the port when nobody waits; vLLM's own block tables are compared with what was last reported.
 
-B1 Whatever asks the port to decide or to end something has the deferred calls made first.
-B2 Requests that end by themselves may be reported late. Those that governance ends, and those that are preempted, are
+1. Whatever asks the port to decide or to end something has the deferred calls made first.
+2. Requests that end by themselves may be reported late. Those that governance ends, and those that are preempted, are
    reported at once: the port, or the request's successor, needs them over.
 """
 
@@ -59,8 +59,8 @@ class SchedulerState:
         self.requests: dict[str, GovernedRequest] = {}  # all that arrived and are not over
         self.reading: GovernedRequest | None = None
         self.is_releasing = False
-        self.keys_early = False  # somebody beside us reads `block_hashes` (hasher, H3)
-        self.is_ending = False  # governance ends requests now (B2)
+        self.keys_early = False  # somebody beside us reads `block_hashes` (hasher, rule 3 of `block_hasher`)
+        self.is_ending = False  # governance ends requests now (rule 2)
         self.withheld: set[int] = set()
         self.events: SchedulerBlockEvents | None = None  # where somebody listens
         self._manager = manager
@@ -71,7 +71,7 @@ class SchedulerState:
         self._fills = (
             self.simple and not self.pool.enable_kv_cache_events
         )  # blocks may be reported one by one
-        self.defers_inserts = False  # blocks that a step fills enter the index when it has left (journal, J5)
+        self.defers_inserts = False  # blocks that a step fills enter the index when it has left
         self._null = manager.block_pool.null_block.block_id
         self.deferred = DeferredCalls(self.groups, self._null, self._insert_pending, simple=self.simple)
         self.evictor = Evictor(self.pool, self.deferred, self.caused)
@@ -126,7 +126,7 @@ class SchedulerState:
         return True
 
     def _insert_before_look_up(self, residency: ExternalResidency) -> None:
-        """What was deferred and this look-up may read enters the index first (journal, J5)."""
+        """What was deferred and this look-up may read enters the index first (journal, rule 5 of `deferred_calls`)."""
         if residency.reads_own_alone:
             domain = residency.domain
             writers = [governed.residency for governed, *_ in self.deferred.pending_inserts]

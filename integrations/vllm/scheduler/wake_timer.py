@@ -1,6 +1,6 @@
 """A timer that makes an idle engine take a step when the next hold lapses.
 
-K1 It holds no lock while it calls, and arming is cheap and idempotent: an engine arms it whenever it goes idle.
+1. It holds no lock while it calls, and arming is cheap and idempotent: an engine arms it whenever it goes idle.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `python -m kvcustody.integrations.conformance --engine kvcustody.integrations.vllm.testing.conformance:engine`
 
-H1  Block tables, free list, index and states are read from vLLM's objects, bytes from the workers' tensors.
-H2  The kit's clock decides every deadline: the adapter's timer fires when `idle` comes to its instant, on this thread.
+1. Block tables, free list, index and states are read from vLLM's objects, bytes from the workers' tensors.
+2. The kit's clock decides every deadline: the adapter's timer fires when `idle` comes to its instant, on this thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """vLLM's EngineCore in this process, governed, over workers without a model: small enough to make one for each case.
 
-C1 Configuration, scheduler, cache manager and connector are vLLM's and the adapter's own, put together as a served
+1. Configuration, scheduler, cache manager and connector are vLLM's and the adapter's own, put together as a served
    engine does it. What differs: the workers, the pool's size, and a heap that is not frozen.
-C2 It has an input queue, as a served engine has, and `serve` is its loop: a step for as long as the engine says that
+2. It has an input queue, as a served engine has, and `serve` is its loop: a step for as long as the engine says that
    there is something to do. Nothing else steps an engine that is idle.
 """
 
@@ -124,7 +124,7 @@ class BareEngine(engine_core.EngineCore):  # type: ignore[misc]
         return bool(self.scheduler.has_unfinished_requests() or self.batch_queue)
 
     def serve(self, take: Callable[[Any], None]) -> None:
-        """The loop of a served engine until it would wait for its input queue (C2)."""
+        """The loop of a served engine until it would wait for its input queue (rule 2)."""
         while not self.input_queue.empty():
             self.input_queue.get_nowait()
         for _ in range(_TURNS_MAX):

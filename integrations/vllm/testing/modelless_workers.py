@@ -1,8 +1,8 @@
 """Workers without a model under vLLM's own engine: the kit's toy device stands where the forward pass would be.
 
-W1 A step is one piece of work on one stream: first what the connector of every shard is told (its scrubs), then every
+1. A step is one piece of work on one stream: first what the connector of every shard is told (its scrubs), then every
    write of the step, then every read. What was submitted is done when somebody waits for it, or for a later step.
-W2 K/V of a position is a function of the request's canary and of every token up to it; a token that is said is a
+2. K/V of a position is a function of the request's canary and of every token up to it; a token that is said is a
    function of all K/V that was read through the block table (`conformance.toy_model`).
 """
 

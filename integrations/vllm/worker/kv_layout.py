@@ -3,9 +3,9 @@
 vLLM hands over one view, or a list of them, for each layer. They may share one allocation: layers of different groups
 overlay each other, packed layouts interleave layers, and attention kernels may split a block into smaller ones.
 
-L1 A block's bytes are the union of what the layers' views hold for its index: nothing is listed twice, nothing is left
-   out, and no byte belongs to two blocks (`kernels.segment` proves it from addresses and strides, or raises).
-L2 What cannot be read as blocks of one count is refused at start; nothing is guessed.
+1. A block's bytes are the union of what the layers' views hold for its index: nothing is listed twice, nothing is
+   left out, and no byte belongs to two blocks (`kernels.segment` proves it from addresses and strides, or raises).
+2. What cannot be read as blocks of one count is refused at start; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Span(NamedTuple):
 
 
 def block_tensors(caches: CacheViews, blocks: int) -> list[torch.Tensor]:
-    """Byte tensors of [blocks, bytes] that together are the cache. Raises `ConfigError` (L2)."""
+    """Byte tensors of [blocks, bytes] that together are the cache. Raises `ConfigError` (rule 2)."""
     storages: dict[int, torch.UntypedStorage] = {}
     spans: set[_Span] = set()
     for layer, view in _views(caches):

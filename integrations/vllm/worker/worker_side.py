@@ -1,11 +1,11 @@
 """The worker's half: the pool is zero before its first use, and each step's scrubs happen before its first write.
 
-W1 Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot
-   order of the port then zeroes and reads it back once more, with receipts.
-W2 `execute` runs before anything else of a step (vLLM calls `handle_preemptions` first): the scrub follows every write
-   of earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream of
-   its own between the two, by events; the host waits for neither.
-W3 A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
+1. Every tensor that vLLM registers is zeroed when it is registered, whatever its allocator left there; the boot order
+   of the port then zeroes and reads it back once more, with receipts.
+2. `execute` runs before anything else of a step (vLLM calls `handle_preemptions` first): the scrub follows every
+   write of earlier steps on the model's stream and precedes every write of this one. On a device it runs on a stream
+   of its own between the two, by events; the host waits for neither.
+3. A worker that cannot scrub fails its step. It never reports what it has not done: an answer leaves when all of its
    order has retired on the device, in the order in which they came; a step without requests waits for it.
 """
 
@@ -67,7 +67,7 @@ class WorkerSide:
         self._unordered_blocks = 0  # zeroed before the port had ordered anything
 
     def register(self, caches: CacheViews, blocks: int) -> None:
-        """Take vLLM's tensors over and zero them all (W1)."""
+        """Take vLLM's tensors over and zero them all (rule 1)."""
         table = SegmentTable.from_tensors(block_tensors(caches, blocks))
         if self._streams is not None or table.device.type == "cuda":
             streams = None if self._streams is None else [self._streams]
@@ -87,7 +87,7 @@ class WorkerSide:
         )
 
     def execute(self, order: StepOrder) -> None:
-        """Do a step's scrubs now, or put them on the device ahead of the step (W2)."""
+        """Do a step's scrubs now, or put them on the device ahead of the step (rule 2)."""
         self._step, self._may_wait = order.step, order.is_idle
         memory = self.memory
         if isinstance(memory, StreamTensorMemory):
@@ -98,7 +98,7 @@ class WorkerSide:
             self._answers.append(self._scrub(order.order))
 
     def receipt(self) -> StepReceipt:
-        """What was done since the last receipt (W3)."""
+        """What was done since the last receipt (rule 3)."""
         if isinstance(self.memory, StreamTensorMemory) and self._in_flight:
             self._collect(self.memory)
         answers, self._answers = self._answers, []

@@ -1,7 +1,7 @@
 """The parts of a proof that are no decisions: classifications are never lowered, obligations never loosened.
 
-1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none at
-   all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
+1. Routes are asked by one example of each set of patterns that a route can match, in both cases of letters, by none
+   at all, and by one that cannot be trusted; claims and hints by every known word and one unknown.
 """
 
 from __future__ import annotations

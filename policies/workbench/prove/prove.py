@@ -2,8 +2,8 @@
 
 1. Tenants are compared for equality only, so listed tenants plus two fresh ones are a complete domain; time enters
    through the edges of grants and segments, and each edge is asked at, and one microsecond before.
-2. The table is asked through `decide`, as the governor asks it; what is right comes from `Declared`, which shares
-   no code with the compiler.
+2. The table is asked through `decide`, as the governor asks it; what is right comes from `Declared`, which shares no
+   code with the compiler.
 3. Safety only: a table that denies more than its policy declares is not a leak.
 """
 

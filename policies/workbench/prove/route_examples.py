@@ -1,7 +1,7 @@
 """Routes that policies can tell apart: one example of every set of patterns that some route matches.
 
-1. Complete: a classification depends on a route through the patterns it matches alone, and segment by segment only the
-   patterns still alive matter, so one example of each reachable set stands for all routes.
+1. Complete: a classification depends on a route through the patterns it matches alone, and segment by segment only
+   the patterns still alive matter, so one example of each reachable set stands for all routes.
 """
 
 from __future__ import annotations

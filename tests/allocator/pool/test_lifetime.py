@@ -259,7 +259,7 @@ CAUSES = ("finished", "aborted", "timeout", "disconnected", "preempted")
 
 
 def test_release_is_idempotent_in_every_order():
-    """C3: five ways to end, in all 120 orders, each told twice; the first one counts and the rest change nothing."""
+    """Five ways to end, in all 120 orders, each told twice; the first one counts and the rest change nothing."""
     for orders in itertools.permutations(CAUSES):
         world = World(16)
         other = world.start("b", run(2, 2, 1))

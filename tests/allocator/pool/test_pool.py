@@ -76,7 +76,7 @@ def test_generations_rise_for_good_and_never_repeat():
 
 
 def test_stale_handles_are_always_rejected():
-    """C4: after reuse of the block, its old (block, generation) is refused, every time."""
+    """After reuse of the block, its old (block, generation) is refused, every time."""
     world, rng = World(16), random.Random(4)
     kept: list[tuple[int, int]] = []
     rejected = 0

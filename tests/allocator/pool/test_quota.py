@@ -49,7 +49,7 @@ def test_decoding_past_the_cap_stalls_that_sequence_alone():
 
 @pytest.mark.parametrize("borrow", [True, False])
 def test_without_borrowing_others_idle_guarantees_are_not_used(borrow):
-    """Q2: of 64 blocks 10 are a's own, 44 b's guarantee, 10 nobody's: a may have 20, more as borrowed cache."""
+    """Of 64 blocks 10 are a's own, 44 b's guarantee, 10 nobody's: a may have 20, more as borrowed cache."""
     world = World(64, {"a": {"guaranteed": 10, "cap": 40, "borrow": borrow}, "b": {"guaranteed": 44}})
     for at in range(4):
         world.cache("a", run(at, 10, 1))
@@ -72,7 +72,7 @@ def test_two_that_do_not_borrow_share_what_no_guarantee_has_claimed():
 
 
 def test_only_cached_blocks_are_lent():
-    """Q3: what b has ACTIVE beyond its guarantee fits in what no guarantee has claimed, however empty the pool is."""
+    """What b has ACTIVE beyond its guarantee fits in what no guarantee has claimed, however empty the pool is."""
     world = World(64, {"a": {"guaranteed": 40}, "b": {}})
     assert world.admit("b", run(1, 25)) == POOL_FULL
     for at in range(3):

@@ -1,4 +1,4 @@
-"""Conservation (N1): all recorded, every identity holds; one step removed, one breaks (R-LIF-2)."""
+"""Conservation: all recorded, every identity holds; one step removed, one breaks (R-LIF-2)."""
 
 from __future__ import annotations
 

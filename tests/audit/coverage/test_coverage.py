@@ -1,4 +1,4 @@
-"""Coverage (C1-C5): every verdict by hand, then a world against a second reading (R-RET-4)."""
+"""Coverage: every verdict by hand, then a world against a second reading (R-RET-4)."""
 
 from __future__ import annotations
 

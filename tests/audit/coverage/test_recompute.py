@@ -1,4 +1,4 @@
-"""The recount from leaves alone (P1, P2): it agrees with the tables to the row, and no falsification passes it."""
+"""The recount from leaves alone: it agrees with the tables to the row, and no falsification passes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves and rows by column (C1, C2, F1, F2, T1, B1, J1): the bytes and rows of one by one, for every kind of event."""
+"""Leaves and rows by column: the bytes and rows of one by one, for every kind of event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves: canonical bytes (E2), continuation (E3), pseudonyms (E4), two clocks (E5), logs (R-AUD-1)."""
+"""Leaves: canonical bytes, continuation, pseudonyms, two clocks, logs (R-AUD-1)."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ TRACED = [kind for kind in KINDS if "trace" in LEAF_KEYS[KINDS[kind].name]]
 
 @pytest.mark.parametrize("kind", TRACED, ids=lambda kind: kind.__name__)
 def test_a_leaf_without_a_trace_is_what_it_was_before_there_were_any(kind: Any) -> None:
-    """E6: the key is absent, not empty; with a trace it is the only difference."""
+    """The key is absent, not empty; with a trace it is the only difference."""
     some: dict[str, Any] = {
         "int": 7,
         "bool": False,

@@ -1,4 +1,4 @@
-"""Rotations of the signing key (Y1-Y3): followed from a key that the reader trusts, and only where the log has them."""
+"""Rotations of the signing key: followed from a key that the reader trusts, and only where the log has them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_key_signs_nothing_past_its_handover(build: Callable[..., Chain], tmp_
 
 
 def test_a_handover_over_another_tree_is_refused(build: Callable[..., Chain]) -> None:
-    """Y3: it is in the log and both keys signed it, and the old one consented to another history."""
+    """It is in the log and both keys signed it, and the old one consented to another history."""
     store, keys, folder = build(root=lambda root: bytes(32))
     ours, lones = verdicts(folder, keys[0])
     assert "does not lead to the new root" in ours and "is not the signed one" in lones

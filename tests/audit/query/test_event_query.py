@@ -1,4 +1,4 @@
-"""Pages of leaves (Q1-Q3) against a plain scan of every leaf, on both databases."""
+"""Pages of leaves against a plain scan of every leaf, on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports (B1-B3, U1, U2): the same bytes on both databases, an auditor's checklist from files, wording, scope."""
+"""Reports: the same bytes on both databases, an auditor's checklist from files, wording, scope."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_report_repeats_byte_for_byte_and_on_postgresql(
 def test_a_recount_beside_that_fails_is_made_here(
     sealed: Sealed, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    """B2: the answer of a process that died, or read more or less than the tables, is not taken."""
+    """The answer of a process that died, or read more or less than the tables, is not taken."""
     expected = sealed.report(sample=1).to_bytes()
     monkeypatch.setattr(recounting, "BESIDE_LEAVES", 0)
     if trouble == "another state":

@@ -1,4 +1,4 @@
-"""Redaction (D1-D3, K1-K4), retention of the ledger's content and legal holds (R1-R4)."""
+"""Redaction, retention of the ledger's content and legal holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SQLite ledger in PostgreSQL (X1-X4): the same root, the same proofs, and a worker that goes on there."""
+"""A SQLite ledger in PostgreSQL: the same root, the same proofs, and a worker that goes on there."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_moved_ledger_is_the_same_and_goes_on(
 def test_a_damaged_or_filled_or_changing_ledger_is_not_moved(
     source: Engine, postgres_store: Engine, make_writer: Make, unguarded: Any, tmp_path: Path
 ) -> None:
-    """X2-X4: the target stays empty."""
+    """The target stays empty."""
     writer = make_writer(source, worker="worker-2", spill_directory=tmp_path / "spill-2")
 
     def meanwhile(what: str, done: int, total: int) -> None:

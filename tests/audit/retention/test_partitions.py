@@ -1,4 +1,4 @@
-"""Months of leaves on PostgreSQL (P1-P5, O1-O3): what the wider keys leave open is kept, and a month goes at once."""
+"""Months of leaves on PostgreSQL: what the wider keys leave open is kept, and a month goes at once."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_each_leaf_lies_in_its_month(lived: Engine) -> None:
 
 
 def test_a_place_is_given_once_and_in_order(lived: Engine, unguarded: Callable[[Connection], None]) -> None:
-    """P2: what a unique index of (log, idx) kept, and that there is no gap; the control is the table without it."""
+    """What a unique index of (log, idx) kept, and that there is no gap; the control is the table without it."""
     with lived.connect() as connection:
         last = connection.execute(
             select(events).where(events.c.kind == "residency-opened").order_by(events.c.at_us.desc()).limit(1)
@@ -178,7 +178,7 @@ def test_a_place_is_given_once_and_in_order(lived: Engine, unguarded: Callable[[
 
 
 def test_a_replayed_leaf_meets_itself(lived: Engine, unguarded: Callable[[Connection], None]) -> None:
-    """P3: the same bytes have the same time; another leaf under the name is for fsck."""
+    """The same bytes have the same time; another leaf under the name is for fsck."""
     with lived.connect() as connection:
         leaf = connection.execute(select(events).order_by(events.c.at_us).limit(1)).one()._asdict()
         size = size_of(connection, leaf["log"])
@@ -190,7 +190,7 @@ def test_a_replayed_leaf_meets_itself(lived: Engine, unguarded: Callable[[Connec
 
 
 def test_months_are_made_beside_writers_and_readers(lived: Engine) -> None:
-    """P4: an open transaction that has written, and one that has read a month, wait for nothing and hold up nothing."""
+    """An open transaction that has written, and one that has read a month, wait for nothing and hold up nothing."""
     writing = open_store(lived.url.render_as_string(False), timeout_seconds=0.3)
     try:
         with writing.connect() as writer, writer.begin():
@@ -222,7 +222,7 @@ def test_the_rest_takes_what_has_no_month_and_gives_it_back(lived: Engine) -> No
 
 
 def test_a_partition_is_walled_off(lived: Engine) -> None:
-    """P5: rights and policies are the table's; nothing reaches a month beside it, the owner's TRUNCATE included."""
+    """Rights and policies are the table's; nothing reaches a month beside it, the owner's TRUNCATE included."""
     set_up_roles(lived)
     month = "events_2026_03"
 
@@ -253,7 +253,7 @@ def test_a_partition_is_walled_off(lived: Engine) -> None:
 
 
 def test_a_month_goes_at_once_and_every_proof_stays(half_a_year: Lived, lived: Engine) -> None:
-    """O1: hashes stay, and what has to stay is put back. Where most of a month is held, rows go one by one."""
+    """Hashes stay, and what has to stay is put back. Where most of a month is held, rows go one by one."""
     with lived.connect() as connection:
         before = LedgerProofs(connection)
         size, heads = before.signed().size, {log.name: log.head for log in before.logs()}

@@ -1,4 +1,4 @@
-"""The OCSF table against the published schema (O4): classes, activities and their names, statuses."""
+"""The OCSF table against the published schema: classes, activities and their names, statuses."""
 
 from __future__ import annotations
 

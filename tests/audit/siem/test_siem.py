@@ -1,4 +1,4 @@
-"""Leaves for monitoring: every kind maps (O1), none is lost (P1-P3), sinks fail alone (S1, S2, U1-U4)."""
+"""Leaves for monitoring: every kind maps, none is lost, sinks fail alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes and checkpoints: what is accepted, every byte that is not, and keys (N1, C1–C4, G1–G4, K1–K3)."""
+"""Notes and checkpoints: what is accepted, every byte that is not, and keys."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_the_empty_log_has_a_checkpoint() -> None:
     assert (found.checkpoint, len(found.log), len(found.witnesses)) == (empty, 2, 1)
 
 
-# -- who is trusted (C1, C2, C3) ---------------------------------------------------------------------------------------
+# -- who is trusted ---------------------------------------------------------------------------------------
 
 
 def test_unknown_keys_are_ignored_and_known_ones_must_verify() -> None:
@@ -325,7 +325,7 @@ def test_bad_names_are_refused(name: str) -> None:
         VerifierKey(name, KeyKind.ED25519, bytes(32))
 
 
-# -- signing (G1–G4) ---------------------------------------------------------------------------------------------------
+# -- signing ---------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_signed_that_contradicts_what_was() -> None:
@@ -384,7 +384,7 @@ def test_an_exposed_or_odd_key_file_is_refused(tmp_path: Path) -> None:
         create_signing_key(tmp_path / "nowhere" / "log.key", ORIGIN)
 
 
-# -- rotation (K1–K3) --------------------------------------------------------------------------------------------------
+# -- rotation --------------------------------------------------------------------------------------------------
 
 LATER = TreeHead(1200, bytes(range(32)))
 SECOND = SigningKey.from_seed(ORIGIN, KeyKind.ED25519, bytes(range(50, 82)))

@@ -1,4 +1,4 @@
-"""The signer (Z1-Z4): behind the commits, never past a contradiction, and never in anybody's way."""
+"""The signer: behind the commits, never past a contradiction, and never in anybody's way."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(writer: EventWriter, count: int = 1) -> None:
 
 
 def test_the_newest_checkpoint_is_signed_once(any_store: Engine, make_writer: Make, tmp_path: Path) -> None:
-    """Z1: with nothing new nothing is signed, and each note is the newest checkpoint's."""
+    """With nothing new nothing is signed, and each note is the newest checkpoint's."""
     signs, writer = signer(any_store, tmp_path), make_writer(any_store)
     assert signs.sign_once() is None
     sizes = []

@@ -1,4 +1,4 @@
-"""Whoever is asked for a signature, a timestamp or to take a batch has a deadline for all of it (E1, E2)."""
+"""Whoever is asked for a signature, a timestamp or to take a batch has a deadline for all of it."""
 
 from __future__ import annotations
 

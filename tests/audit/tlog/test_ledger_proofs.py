@@ -1,4 +1,4 @@
-"""Trees in the writer's transaction (T1-T3), and proofs from what is stored (L1-L3), on both databases."""
+"""Trees in the writer's transaction, and proofs from what is stored (L1-L3), on both databases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sign(engine: Engine) -> None:
 
 
 def test_stored_heads_are_those_of_the_leaves(ledger: Engine) -> None:
-    """T1: frontier, root leaf and tiles of every log agree with its leaves, and the checkpoint with the root leaves."""
+    """Frontier, root leaf and tiles of every log agree with its leaves, and the checkpoint with the root leaves."""
     with ledger.connect() as connection:
         proofs = LedgerProofs(connection)
         found = proofs.logs()
@@ -230,7 +230,7 @@ def test_what_is_not_there_is_refused_with_a_reason(ledger: Engine) -> None:
 
 @pytest.mark.parametrize("damage", ["bit", "size", "swapped"])
 def test_nothing_is_written_on_a_damaged_tree(ledger: Engine, make_writer: Make, damage: str) -> None:
-    """T3: the database counts as lost, events go to the spill, and none becomes a gap."""
+    """The database counts as lost, events go to the spill, and none becomes a gap."""
     with ledger.begin() as connection:
         rows = connection.execute(select(logs.c.id, logs.c.frontier, logs.c.size).order_by(logs.c.id)).all()
         bad = bytearray(rows[0].frontier)

@@ -1,4 +1,4 @@
-"""Trees: published vectors, the frontier (M1–M3), and proofs (P1–P3) against the RFC's own recursion."""
+"""Trees: published vectors, the frontier, and proofs against the RFC's own recursion."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _mutants(path: list[bytes]) -> list[list[bytes]]:
 
 
 def test_a_good_path_under_a_size_of_another_shape_is_refused() -> None:
-    """P2: whatever its hashes are, even where the head lies about its size or an inner node is passed for a leaf."""
+    """Whatever its hashes are, even where the head lies about its size or an inner node is passed for a leaf."""
     leaves = some(20)
     tiles = MemoryTiles(leaf_hashes(leaves))
     heads = [head(leaves[:size]) for size in range(21)]
@@ -267,7 +267,7 @@ def test_any_batching_gives_the_tree_and_proofs_of_the_reference(
 
 
 def test_a_frontier_is_a_value() -> None:
-    """M2: a transaction that rolls back keeps the frontier that it had."""
+    """A transaction that rolls back keeps the frontier that it had."""
     before = EMPTY.extend(leaf_hashes(some(700))).frontier
     kept = (before.size, before.peaks, before.root())
     after = before.extend(leaf_hashes(some(1000))).frontier

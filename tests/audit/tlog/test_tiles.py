@@ -1,4 +1,4 @@
-"""Exports as C2SP tiles: paths, bundles, hostile folders (T1–T3), and the root log over sub-logs (R1–R4)."""
+"""Exports as C2SP tiles: paths, bundles, hostile folders, and the root log over sub-logs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_full_tile_stands_for_its_partial_ones(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_plain_files_are_refused(tmp_path: Path) -> None:
-    """T3: a link, a pipe that would wait for ever, a folder, a file without end."""
+    """A link, a pipe that would wait for ever, a folder, a file without end."""
     folder = export(tmp_path / "log", some(700))
     place = folder / "tile" / "0" / "000"
     data = place.read_bytes()
@@ -231,7 +231,7 @@ def world() -> World:
 
 
 def test_one_checkpoint_covers_every_sub_log(world: World) -> None:
-    """R2, R3: also tenant a, which the last batch did not touch."""
+    """Also tenant a, which the last batch did not touch."""
     for name, leaves in world.leaves.items():
         sealed = check_head(parse_head_proof(world.proof(name).to_bytes()), [LOG.verifier])
         assert (sealed.name, sealed.head) == (name, world.head(name))

@@ -1,4 +1,4 @@
-"""RFC 3161 (T1-T3) against a real authority: OpenSSL's, with a root made for the test."""
+"""RFC 3161 against a real authority: OpenSSL's, with a root made for the test."""
 
 from __future__ import annotations
 

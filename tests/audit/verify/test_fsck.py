@@ -1,4 +1,4 @@
-"""The ledger attacked inside its own database (F1-F3): all of it is found, by name where it can be named.
+"""The ledger attacked inside its own database: all of it is found, by name where it can be named.
 
 The attacker has the file and every password, and not the signing key; where he has that too, a note that somebody kept
 finds him. The window is said by the test of the tail: what nobody kept a note of can be cut off unseen.

@@ -312,7 +312,7 @@ def test_signature_lines_are_what_a_witness_returns(witness: Witness, log: Log) 
 
 
 def test_a_dead_witness_delays_no_commit_and_is_seen(store: Engine, make_writer: Any, tmp_path: Path) -> None:
-    """F3: the submitter's thread alone waits for a witness that accepts connections and never answers."""
+    """The submitter's thread alone waits for a witness that accepts connections and never answers."""
     key = SigningKey.generate("witness.example", KeyKind.COSIGNATURE).verifier
     signer = CheckpointSigner(
         store, [SigningKey.generate(ORIGIN)], memory=tmp_path / "last", clock=SystemClock()

@@ -1,4 +1,4 @@
-"""The database refuses to change what was recorded (U1, U2), and each role what is not its own (E1-E4)."""
+"""The database refuses to change what was recorded, and each role what is not its own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_was_recorded_stays(any_store: Engine, make_writer: Make, world: Ca
 def test_retention_deletes_leaves_and_nothing_else(
     any_store: Engine, make_writer: Make, world: Callable[..., object]
 ) -> None:
-    """U2: inside the block alone, and a rollback leaves the triggers as they were."""
+    """Inside the block alone, and a rollback leaves the triggers as they were."""
     fill(make_writer(any_store), world)
     with any_store.connect() as connection:
         with connection.begin() as transaction:
@@ -91,7 +91,7 @@ def acting(engine: Engine, role: str, tenant: str = "") -> Iterator[Connection]:
 def test_roles_keep_to_their_own(
     postgres_store: Engine, make_writer: Make, world: Callable[..., object], tmp_path: Path
 ) -> None:
-    """E1-E4: a writer that is nothing but a writer records a whole ledger; a reader sees one tenant."""
+    """A writer that is nothing but a writer records a whole ledger; a reader sees one tenant."""
     made = set_up_roles(postgres_store)
     assert set_up_roles(postgres_store) == made
     assert {"events", "custody_ends", "receipts", "root_leaves"} <= set(made.by_tenant)

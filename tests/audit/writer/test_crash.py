@@ -1,4 +1,4 @@
-"""kill -9 in batches, and faults in system calls: nothing acknowledged is lost, nothing is there twice (W2, F2, F3)."""
+"""kill -9 in batches, and faults in system calls: nothing acknowledged is lost, nothing is there twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_killed_at_a_write_boundary(store: Engine, make_writer: Any, tmp_path: P
     ],
 )
 def test_a_disk_that_fails_or_is_slow(store: Engine, make_writer: Any, tmp_path: Path, rule: str) -> None:
-    """ENOSPC, EIO and slow syncs (F3): nothing that was called durable is missing afterwards."""
+    """ENOSPC, EIO and slow syncs: nothing that was called durable is missing afterwards."""
     made = inject(store, tmp_path, rule, range(2), seconds=1.0)
     assert made
     check_exactly_once(store, make_writer, tmp_path, made)
@@ -74,7 +74,7 @@ def schedules() -> Iterator[tuple[int, str]]:
 @needs_strace
 @pytest.mark.soak
 def test_a_million_operations_across_every_write_boundary(make_writer: Any, tmp_path: Path) -> None:
-    """10^6 random operations (F2): ledger after ledger, each verified as a whole once it holds an epoch of them."""
+    """10^6 random operations: ledger after ledger, each verified as a whole once it holds an epoch of them."""
     ahead, done, epoch, kills = schedules(), 0, 0, 0
     while done < OPERATIONS:
         folder = tmp_path / f"epoch-{epoch}"

@@ -1,4 +1,4 @@
-"""The database is away under writing (F3): A is refused, B is spilled within bounds and arrives once, C is added up."""
+"""The database is away under writing: A is refused, B is spilled within bounds and arrives once, C is added up."""
 
 from __future__ import annotations
 

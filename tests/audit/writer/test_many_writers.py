@@ -1,4 +1,4 @@
-"""Several worker processes on one ledger and the same tenants' logs, one of them killed on the way (S1, S3).
+"""Several worker processes on one ledger and the same tenants' logs, one of them killed on the way.
 
 Each log has one order without hole or double, each worker's events are in it in their own order, and what was
 acknowledged is there.

@@ -1,4 +1,4 @@
-"""The writer (W1-W6) on SQLite and PostgreSQL: durable means durable, outages lose nothing (R-AUD-1)."""
+"""The writer on SQLite and PostgreSQL: durable means durable, outages lose nothing (R-AUD-1)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pairs(rows: Any) -> dict[Any, Any]:
 
 
 def check_logs(store: Engine) -> None:
-    """Every log is contiguous from 0, and as long as its row says (A1), at one moment: its writer may work."""
+    """Every log is contiguous from 0, and as long as its row says, at one moment: its writer may work."""
     with store.connect() as connection:
         if store.dialect.name == "postgresql":
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -113,7 +113,7 @@ def test_leaves_and_rows_commit_together_in_contiguous_logs(any_store: Engine, m
 
 
 def test_every_connection_of_a_writer_syncs_each_commit(store: Engine, make_writer: Any) -> None:
-    """O1: write-ahead log, and FULL (2): NORMAL would leave the last commits to the operating system."""
+    """Write-ahead log, and FULL (2): NORMAL would leave the last commits to the operating system."""
     opened_by_it: list[Any] = []
     event.listen(store, "connect", lambda connection, _: opened_by_it.append(connection))
     store.dispose()
@@ -128,7 +128,7 @@ def test_every_connection_of_a_writer_syncs_each_commit(store: Engine, make_writ
 
 
 def test_a_commit_waits_for_the_disk_where_the_database_would_not(postgres_store: Engine) -> None:
-    """O1: its default is what an administrator made of it, for all that is written there."""
+    """Its default is what an administrator made of it, for all that is written there."""
     with postgres_store.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         name = connection.exec_driver_sql("SELECT current_database()").scalar()
         connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")

@@ -1,4 +1,4 @@
-"""Labels and erasures are functions of a seed and names (B1, B2); the time line of sessions is too."""
+"""Labels and erasures are functions of a seed and names; the time line of sessions is too."""
 
 from __future__ import annotations
 

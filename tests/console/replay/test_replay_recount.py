@@ -1,4 +1,4 @@
-"""Both recorded traces through the Governor: coverage from the tables and from the leaves agree to the row (P2)."""
+"""Both recorded traces through the Governor: coverage from the tables and from the leaves agree to the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding events into a report (O1, O2), percentiles, charts and the page."""
+"""Folding events into a report, percentiles, charts and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token expansion: injective, stable, below the vocabulary (K1, K2)."""
+"""Token expansion: injective, stable, below the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of recorded traces: what they yield, and the one-line error of every malformed line (F1-F3)."""
+"""Readers of recorded traces: what they yield, and the one-line error of every malformed line."""
 
 from __future__ import annotations
 

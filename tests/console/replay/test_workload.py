@@ -1,4 +1,4 @@
-"""The generated workload keeps what docs/operate/capacity.md promises (G1-G3), measured from its requests."""
+"""The generated workload keeps what docs/operate/capacity.md promises, measured from its requests."""
 
 from __future__ import annotations
 

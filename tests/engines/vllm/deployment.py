@@ -1,7 +1,7 @@
 """One deployment in a folder of its own: policy, identity, API keys, ledger, and tokens as the door issues them.
 
-D1 Every tenant of the policy is there for one question; tests share an engine by using tenants of their own.
-D2 Nothing is a stand-in: the files are those that an operator writes, and tokens are issued under the deployment's key.
+- Every tenant of the policy is there for one question; tests share an engine by using tenants of their own.
+- Nothing is a stand-in: the files are those that an operator writes, and tokens are issued under the deployment's key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Eyes inside an engine's processes, for tests only: loaded as a vLLM plugin (engine_site), called by name.
 
-P1 In the worker: before each forward pass, every block that the step was handed is read back. What is not zero then was
+- In the worker: before each forward pass, every block that the step was handed is read back. What is not zero then was
    somebody's, and is about to become somebody else's.
-P2 In the EngineCore: vLLM's own pool and queues. Answers are plain numbers and texts.
+- In the EngineCore: vLLM's own pool and queues. Answers are plain numbers and texts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WorkerProbe:
     model_runner: Any
 
     def watch_writes(self) -> int:
-        """Read back every block that a step was handed, before the step writes (P1). Returns this process's id."""
+        """Read back every block that a step was handed, before the step writes. Returns this process's id."""
         runner = self.model_runner
         execute, forward = runner.execute_model, runner._model_forward
         self._handed: list[int] = []

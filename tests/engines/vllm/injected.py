@@ -1,7 +1,7 @@
 """A pytest plugin for vLLM's own tests (own_suite): every cache manager and pool that they make becomes a governed one.
 
-J1 `classes`: the governed classes without custody, which promise to be vLLM's own then.
-J2 `custody`: with an engine port that hears of everything, as in a governed engine. vLLM's hashes stay, because its
+- `classes`: the governed classes without custody, which promise to be vLLM's own then.
+- `custody`: with an engine port that hears of everything, as in a governed engine. vLLM's hashes stay, because its
    tests compare them, and every request is one tenant's: what may be read is tested elsewhere, what is told here. After
    each test the port's invariants and its scan against vLLM's pool must be clean.
 """

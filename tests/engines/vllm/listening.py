@@ -1,4 +1,4 @@
-"""Books over a bare cache manager: everything is told to a real engine port, nothing is denied (injected, J2)."""
+"""Books over a bare cache manager: everything is told to a real engine port, nothing is denied."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
     python tests/engines/vllm/own_suite.py [--version 0.33.0] [--folder FOLDER]
 
-S1 The source distribution of `vllm` comes from the index that pip is configured with; nothing of it is built,
+- The source distribution of `vllm` comes from the index that pip is configured with; nothing of it is built,
    installed or committed.
-S2 Three runs of the same tests: `plain`, vLLM as it is; `classes`, with GovernedBlockPool and GovernedKVCacheManager in
+- Three runs of the same tests: `plain`, vLLM as it is; `classes`, with GovernedBlockPool and GovernedKVCacheManager in
    place of vLLM's; `custody`, with an engine port behind them that hears of everything and is checked after each test.
-S3 A run counts only if it collected as many tests as the plain one, and that is more than none. Under custody
+- A run counts only if it collected as many tests as the plain one, and that is more than none. Under custody
    those in `DIFFERENT` may fail, each for its reason, and no other.
-S4 Another release than the installed one runs from its source: its Python modules, without compiled ones.
+- Another release than the installed one runs from its source: its Python modules, without compiled ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A language model of 140 thousand random weights and a vocabulary of words, saved as vLLM loads one.
 
-M1 Everything is a function of a seed, so that two engines, or two test runs, compute the same tokens.
-M2 A word is a token: `w17` is token 17, so a test chooses token ids through text too.
+- Everything is a function of a seed, so that two engines, or two test runs, compute the same tokens.
+- A word is a token: `w17` is token 17, so a test chooses token ids through text too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Work that frees blocks in every way that vLLM knows, the same for a governed and a plain engine.
 
-K1 It is a function of its seed: prompts of several chunks, shared prefixes, short and long answers, requests that are
+- It is a function of its seed: prompts of several chunks, shared prefixes, short and long answers, requests that are
    aborted while they wait, within a prompt and within an answer; and more running work than the pool holds.
 """
 

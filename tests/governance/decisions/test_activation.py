@@ -1,4 +1,4 @@
-"""Activation: what a revision narrows holds at once, what it widens waits for the ledger (O5)."""
+"""Activation: what a revision narrows holds at once, what it widens waits for the ledger."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A denied grant costs what an absent block costs: its chain is searched with a key that keys nothing (B5)."""
+"""A denied grant costs what an absent block costs: its chain is searched with a key that keys nothing."""
 
 import importlib.util
 import sys

@@ -70,7 +70,7 @@ def _spec(scope: ScopeKind, **ids: Any) -> DomainSpec:
 
 @pytest.mark.parametrize(("name", "value"), CHANGES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CHANGES)])
 def test_each_field_makes_another_domain(name: str, value: Any) -> None:
-    """A6: one flipped field, another domain; with that field dropped from the encoding, the same one."""
+    """One flipped field, another domain; with that field dropped from the encoding, the same one."""
     base, changed = DomainSpec(**BASE), DomainSpec(**{**BASE, name: value})
     assert base.info != changed.info and base != changed
     tags = [tag for tag, field in base.encoded_fields().items() if field != changed.encoded_fields()[tag]]
@@ -88,7 +88,7 @@ def test_scopes_with_the_same_identifiers_are_different_domains() -> None:
 
 
 def test_no_value_can_pose_in_another_field() -> None:
-    """A5: every ordered pair of text fields, 50 values each; an untagged tuple confuses every pair."""
+    """Every ordered pair of text fields, 50 values each; an untagged tuple confuses every pair."""
     tags = [2, 3, 4, 5, 6, 7, 8, 12]
     template = dict.fromkeys(range(1, 13))
     values = [f"v{i}" for i in range(48)] + ["", "None"]
@@ -106,7 +106,7 @@ def test_no_value_can_pose_in_another_field() -> None:
 
 
 def test_extra_content_cannot_pose_as_tokens_or_as_other_extra_content() -> None:
-    """A5: a media digest, the same bytes as embeddings, and the frame's own bytes given as token ids."""
+    """A media digest, the same bytes as embeddings, and the frame's own bytes given as token ids."""
     digest = hashlib.sha256(b"image").digest()
     media = frame(Media(digest, (3, 224, 224), "uint8"))
     others = [
@@ -149,7 +149,7 @@ def test_a_scope_takes_exactly_its_identifiers(scope: ScopeKind) -> None:
 
 
 def test_key_owners() -> None:
-    """D3: no tenant's secret reaches outside the tenant, and the issuer is part of the tenant."""
+    """No tenant's secret reaches outside the tenant, and the issuer is part of the tenant."""
     assert _spec(ScopeKind.PUBLIC).owner == PUBLIC_OWNER
     assert _spec(ScopeKind.GROUP, group="family").owner == group_owner("family")
     for scope in (ScopeKind.SEGMENT, ScopeKind.TENANT, ScopeKind.SUBJECT, ScopeKind.SESSION):

@@ -64,7 +64,7 @@ def test_every_field_has_a_change_in_this_test() -> None:
 
 @pytest.mark.parametrize(("name", "value"), CHANGES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CHANGES)])
 def test_each_field_changes_the_digest(name: str, value: Any) -> None:
-    """A6: one flipped field, another identity; with that field dropped, the same one."""
+    """One flipped field, another identity; with that field dropped, the same one."""
     base, changed = ModelIdentity(**BASE), ModelIdentity(**{**BASE, name: value})
     assert base.digest != changed.digest
     assert base != changed

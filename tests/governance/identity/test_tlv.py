@@ -87,7 +87,7 @@ def test_nesting_is_bounded_in_both_directions() -> None:
         tlv.encode("s", 1, {1: value})
 
 
-# A4: pieces chosen so that concatenation and every usual separator confuse some pair of tuples.
+# Pieces chosen so that concatenation and every usual separator confuse some pair of tuples.
 _PIECES: list[Any] = [None, "", 0, 1, -1, 10, 1.0, True, False, b"", b"1", "None", "null", "1.0", (), ("1",)]
 _ALPHABET = ["1", "2", "0", "a", "A", ":", "|", "\x00", "/", "é", unicodedata.normalize("NFD", "é"), ","]
 

@@ -1,4 +1,4 @@
-"""W3C Trace Context (T1, T3): what is a trace, and what is taken for none."""
+"""W3C Trace Context: what is a trace, and what is taken for none."""
 
 from __future__ import annotations
 

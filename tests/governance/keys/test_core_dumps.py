@@ -1,4 +1,4 @@
-"""Core dumps of device memory are refused in strict and named elsewhere (C1, C2)."""
+"""Core dumps of device memory are refused in strict and named elsewhere."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _copies_after_wipe(tmp_path: Path, how: str) -> int:
 
 
 def test_no_copy_is_left_after_wipe(tmp_path: Path) -> None:
-    """E5: a scan of the whole process finds nothing; a build that made `bytes` of the key leaves a copy."""
+    """A scan of the whole process finds nothing; a build that made `bytes` of the key leaves a copy."""
     assert _copies_after_wipe(tmp_path, "in-place") == 0
     assert _copies_after_wipe(tmp_path, "copying") >= 1
 
@@ -104,7 +104,7 @@ def test_two_random_buffers_differ_and_compare_in_constant_time() -> None:
 
 
 def test_a_forked_child_sees_zeros_and_is_refused() -> None:
-    """E7: MADV_WIPEONFORK empties the page; the control, an ordinary buffer, is copied to the child."""
+    """MADV_WIPEONFORK empties the page; the control, an ordinary buffer, is copied to the child."""
     with KeyBuffer.random() as buffer:
         plain = bytearray(buffer.view())
         view = buffer.view()

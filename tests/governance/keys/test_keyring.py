@@ -105,7 +105,7 @@ print(t._block_key(ring, t._spec()))
 
 
 def test_two_processes_with_one_root_derive_equal_keys_and_no_other_does(tmp_path: Path) -> None:
-    """A11: equal with the same root and store; none of 5,000 guesses is right without them."""
+    """Equal with the same root and store; none of 5,000 guesses is right without them."""
     ring = _ring(tmp_path)
     ring.ensure([ACME])
     real = {_block_key(ring, _spec(session=f"s{i}")) for i in range(50)} | {_block_key(ring, _spec())}
@@ -248,7 +248,7 @@ print("acknowledged")
 
 
 def test_a_crash_at_any_point_of_a_rotation_leaves_a_readable_store(tmp_path: Path) -> None:
-    """S2: killed before each file operation in turn; no key is lost."""
+    """Killed before each file operation in turn; no key is lost."""
     ring = _ring(tmp_path)
     ring.ensure([ACME])
     before = _block_key(ring, _spec())
@@ -342,7 +342,7 @@ def test_rewrapping_moves_every_epoch_to_another_root_key(tmp_path: Path) -> Non
 
 
 def test_the_caches_are_bounded_and_an_owner_evicts_its_own_states_first(tmp_path: Path) -> None:
-    """D7: one tenant that invents 200 sessions does not push another's state out."""
+    """One tenant that invents 200 sessions does not push another's state out."""
     ring = _ring(tmp_path, states_max=50, states_per_owner_max=20, secrets_max=1)
     ring.ensure([ACME, GLOBEX])
     kept = ring.domains.state(_spec("globex"))

@@ -78,7 +78,7 @@ def test_every_case_says_what_it_proves_and_has_its_place():
 
 
 def test_a_dirty_engine_fails_a_case_that_looked_at_something_else():
-    """Checks and scans of every engine that a case opened are part of its verdict (R1)."""
+    """Checks and scans of every engine that a case opened are part of its verdict."""
 
     def forgets_a_release(bench: Bench) -> None:
         rig = bench.open()

@@ -1,4 +1,4 @@
-"""Continuity of a stream: every batch once and in order or missed, restarts recognised (C1-C3)."""
+"""Continuity of a stream: every batch once and in order or missed, restarts recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvcustody observe` over real sockets into a real ledger, in a process of its own, and how it ends (X1-X3, Q1-Q3)."""
+"""`kvcustody observe` over real sockets into a real ledger, in a process of its own, and how it ends."""
 
 from __future__ import annotations
 

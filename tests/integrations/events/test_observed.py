@@ -1,4 +1,4 @@
-"""An observed engine: residencies, tenants, deadlines, gaps, bounds, and leaves that never count as custody (W1-W5)."""
+"""An observed engine: residencies, tenants, deadlines, gaps, bounds, and leaves that never count as custody."""
 
 from __future__ import annotations
 

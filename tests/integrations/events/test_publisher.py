@@ -1,4 +1,4 @@
-"""The publisher on real sockets: frames, replay, losses, bounds, where it binds and what it withholds (P1-P5, N1)."""
+"""The publisher on real sockets: frames, replay, losses, bounds, where it binds and what it withholds."""
 
 from __future__ import annotations
 

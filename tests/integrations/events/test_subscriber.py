@@ -1,4 +1,4 @@
-"""The subscriber on real sockets: replay over the wire, restarts, silence, hostile peers (S1-S3)."""
+"""The subscriber on real sockets: replay over the wire, restarts, silence, hostile peers."""
 
 from __future__ import annotations
 

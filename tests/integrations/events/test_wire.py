@@ -1,4 +1,4 @@
-"""Wire formats: round trips, what we add to every event, what is withheld, and hostile bytes (B1-B3, U1-U2, I1-I3)."""
+"""Wire formats: round trips, what we add to every event, what is withheld, and hostile bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""B2: no bundle is accepted but the one that was signed, by whom the trust configuration asks, for here and for now."""
+"""No bundle is accepted but the one that was signed, by whom the trust configuration asks, for here and for now."""
 
 from __future__ import annotations
 

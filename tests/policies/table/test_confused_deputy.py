@@ -1,4 +1,4 @@
-"""B4: chains of grants lead nowhere, and a block keeps the most restrictive label of what it was derived from.
+"""Chains of grants lead nowhere, and a block keeps the most restrictive label of what it was derived from.
 
 Random directed graphs of grants, and random derivations along them: who fills from whom, at which classification. The
 decisions are the table's, level and domain are what `classify` and the grants allow.

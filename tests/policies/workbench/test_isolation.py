@@ -204,7 +204,7 @@ def test_an_error_while_deciding_is_a_deny_that_says_so(compiled):
 )
 @pytest.mark.parametrize("name", GOOD)
 def test_any_failure_inside_the_engine_is_a_deny(compiled, name, error):
-    """B1: engine error, timeout or exhausted memory. Control: the same request is permitted before."""
+    """Engine error, timeout or exhausted memory. Control: the same request is permitted before."""
 
     class Failing(dict):
         def get(self, *_):

@@ -1,4 +1,4 @@
-"""API keys: stored as hashes, ended at once, and equally dear for all that do not work (F5)."""
+"""API keys: stored as hashes, ended at once, and equally dear for all that do not work."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _cost(verify: Callable[[], object]) -> float:
 
 
 def test_unknown_keys_cost_what_known_ones_with_a_wrong_secret_do(service: Service, people) -> None:
-    """F5: the same work for both, counted exactly; control: without the stand-in hash, an unknown key costs nothing."""
+    """The same work for both, counted exactly; control: without the stand-in hash, an unknown key costs nothing."""
     known = people["auditor"].split("_")[1]
     wrong = [_forge(known, f"{number:043d}") for number in range(6)]
     unknown = [_forge(f"{number:012x}", f"{number:043d}") for number in range(6)]

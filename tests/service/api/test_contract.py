@@ -1,4 +1,4 @@
-"""Idempotency, cursors, rates, headers: the contract of every operation, each defence with a control (F4)."""
+"""Idempotency, cursors, rates, headers: the contract of every operation, each defence with a control."""
 
 from __future__ import annotations
 

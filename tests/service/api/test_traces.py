@@ -1,4 +1,4 @@
-"""Traces through the service: what a request does is on record under the trace it came with (T1), and found by it."""
+"""Traces through the service: what a request does is on record under the trace it came with, and found by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers' ledgers over the API: forged leaves, exactly once, outages, and nothing acknowledged that is lost (F4)."""
+"""Workers' ledgers over the API: forged leaves, exactly once, outages, and nothing acknowledged that is lost."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
 def test_it_ends_with_its_parent_and_was_told_no_secret() -> None:
-    """A3 and A4: the parent is killed, which tells its children nothing."""
+    """The parent is killed, which tells its children nothing."""
     environment = {**os.environ, "KVCUSTODY_SERVICE_DATABASE_URL": "postgresql://u:hidden@h/x"}
     command = [sys.executable, "-c", _PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:

@@ -1,7 +1,7 @@
 """A tiny random model under continuous batching, governed or plain, driven step by step or by its own loop.
 
-W1  The engine is the installed one, its weights are random, its cache is real memory, and nothing is a stand-in.
-W2  Plain and governed engines are driven by the same code, so that what differs is governance.
+- The engine is the installed one, its weights are random, its cache is real memory, and nothing is a stand-in.
+- Plain and governed engines are driven by the same code, so that what differs is governance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A turn at the Governor, over a memory in stream order: behind the step before it, in front of the one after (N1)."""
+"""A turn at the Governor, over a memory in stream order: behind the step before it, in front of the one after."""
 
 from __future__ import annotations
 

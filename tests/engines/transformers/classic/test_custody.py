@@ -360,7 +360,7 @@ def test_results_name_every_slab_and_the_weakest_level() -> None:
 
 
 def test_threads_share_one_custodian(tmp_path: Path) -> None:
-    """Eight threads generate and end caches while the timer steps: outputs right, nothing left (K4)."""
+    """Eight threads generate and end caches while the timer steps: outputs right, nothing left."""
     expected = generate(llama(), DynamicCache(config=llama().config), 8)
     wrong: list[object] = []
     with open_world(tmp_path, is_virtual=False, megabytes=16) as world:

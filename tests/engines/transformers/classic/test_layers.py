@@ -1,4 +1,4 @@
-"""Random operations on governed layers against the classes they stand for: same tensors (Y1), no rest (U2)."""
+"""Random operations on governed layers against the classes they stand for: same tensors, no rest."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _homes(cache: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_a_lent_copy_lives_until_its_layer_is_used_again(world: World, kind: str) -> None:
-    """Not until another layer is: models that share states between layers read them later (X3)."""
+    """Not until another layer is: models that share states between layers read them later."""
     with world.open(kind, model=gemma()) as cache:
         states, lent = torch.ones(1, HEADS, 20, WIDTH), cache.residency.lent
         for _ in range(2):
@@ -227,7 +227,7 @@ def test_shared_layers_hold_nothing(world: World) -> None:
 
 
 def test_the_compiler_leaves_updates_alone(world: World) -> None:
-    """A graph that swallowed the update would skip the deadlines (Y3)."""
+    """A graph that swallowed the update would skip the deadlines."""
     with world.open("static", max_tokens=8) as cache:
         step = torch.compile(lambda past, states: past.update(states + 1, states, 0)[0] * 2, backend="eager")
         states = torch.ones(1, HEADS, 2, WIDTH)

@@ -1,4 +1,4 @@
-"""Governed classic caches give what the classes they stand for give, token for token (Y1), and end at zero (C2)."""
+"""Governed classic caches give what the classes they stand for give, token for token, and end at zero."""
 
 from __future__ import annotations
 
