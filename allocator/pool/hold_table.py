@@ -34,7 +34,8 @@ class HoldTable(Generic[HoldT]):
     def add(self, hold: HoldT) -> None:
         """Enter a hold as the newest of its account, under its deadline."""
         account = hold.account
-        self.of(account).add(hold)
+        holds = self._lists.get(account)
+        (self.of(account) if holds is None else holds).add(hold)
         wheel = self._wheels.get(account.partition)
         if wheel is None:
             wheel = self._wheels[account.partition] = DeadlineWheel()

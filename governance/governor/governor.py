@@ -161,7 +161,8 @@ class Governor(Authority[BlockManager]):
         self._live[handle] = begun
         if found.via is not None and found.via is not plan.own.domain:
             reasons = (*reasons, *self._crossed(plan, found.via, begun, counters))
-        self._record_opening(plan, begun, reasons, moment.now_us)
+        revision = self.table.revision
+        self._outbox.append(sequence_opened(plan, begun, plan.manager, reasons, revision, moment.now_us))
         _count_admission(counters, begun, prompt)
         return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
 
@@ -204,12 +205,6 @@ class Governor(Authority[BlockManager]):
         counters.granted_hit_blocks += begun.hit_blocks
         self._reuse.crossed(plan, domain)
         return via_reasons(plan, domain)
-
-    def _record_opening(
-        self, plan: Plan[BlockManager], begun: RunningSequence, reasons: tuple[str, ...], now_us: int
-    ) -> None:
-        revision = self.table.revision
-        self._outbox.append(sequence_opened(plan, begun, plan.manager, reasons, revision, now_us))
 
     def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
         size = self.block_tokens
@@ -278,7 +273,7 @@ class Governor(Authority[BlockManager]):
         if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child
-        self._record_opening(plan, child, ("fork",), now_us)
+        self._outbox.append(sequence_opened(plan, child, manager, ("fork",), self.table.revision, now_us))
         return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
 
     def blocks(self, request_id: object) -> NDArray[np.int64]:

@@ -38,11 +38,11 @@ def sequence_opened(
         plan.facts,
         residency,
         now_us,
-        domains=domains,
-        attached=FlatRuns(attached, manager.pool.generation[attached], pool) if len(attached) else (),
-        written=_handed_out(sequence, pool),
-        reasons=reasons,
-        revision=revision,
+        domains,
+        FlatRuns(attached, manager.pool.generation[attached], pool) if len(attached) else (),
+        _handed_out(sequence, pool),
+        reasons,
+        revision,
     )
 
 
