@@ -84,3 +84,9 @@ def test_no_rule_code_means_two_things() -> None:
             homes[code].append(name)
     assert {code: where for code, where in homes.items() if len(where) > 1} == {}
     assert docstring_codes("Opens.\n\nW1 Nothing is admitted.\n    W2  Neither.\nNot W3.") == ["W1", "W2"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_of_the_first_pages_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert len(links) > 3 and [link for link in links if not (ROOT / link).exists()] == []
