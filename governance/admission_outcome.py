@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 class Admission(NamedTuple):
     """A request is in. `blocks` is its block table so far (int64); `hit_tokens` need no prefill."""
 
-    request_id: object
+    request_id: Hashable
     hit_tokens: int
     blocks: NDArray[np.int64]
     slot: int
@@ -20,14 +21,14 @@ class Admission(NamedTuple):
 class AdmissionRefused(NamedTuple):
     """A request can never be served as it is; `reason` names what to change and nobody else's state."""
 
-    request_id: object
+    request_id: Hashable
     reason: str
 
 
 class Deferred(NamedTuple):
     """A request must wait; it changed nothing for anybody else. Reasons: over-quota, pool-full, ledger."""
 
-    request_id: object
+    request_id: Hashable
     reason: str
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Generic, Self, TypeVar
@@ -91,7 +91,7 @@ class Authority(ABC, Generic[PoolT_co]):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def _plan(
-        self, key: PlanKey, request_id: object, moment: Moment
+        self, key: PlanKey, request_id: Hashable, moment: Moment
     ) -> Plan[PoolT_co] | AdmissionRefused | Deferred:
         try:
             plan = self._book.plan(key, moment.utc_us)

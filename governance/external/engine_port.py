@@ -24,7 +24,7 @@ docs/build/engine-port.md has a complete example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class EnginePort(Authority[ExternalPool]):
         self._engine = engine
         self._keep_last = keep_last
         self._accounts = PortAccounts(pool, residencies_max)
-        self._running: dict[object, ExternalResidency] = {}
+        self._running: dict[Hashable, ExternalResidency] = {}
         self._starting: list[ExternalResidency] = []
         self._launch = 0
         self._active = ActiveDeadlines()
@@ -128,7 +128,7 @@ class EnginePort(Authority[ExternalPool]):
         model: ModelIdentity,
         tokens: Tokens,
         *,
-        request_id: object,
+        request_id: Hashable,
         route: str | None = None,
         hints: Hints = NO_HINTS,
         extras: Mapping[int, bytes] | None = None,
@@ -180,7 +180,7 @@ class EnginePort(Authority[ExternalPool]):
         model: ModelIdentity,
         route: str | None,
         hints: Hints,
-        request_id: object,
+        request_id: Hashable,
         moment: Moment,
     ) -> Plan[ExternalPool] | AdmissionRefused | None:
         if principal is None:
@@ -609,7 +609,7 @@ class EnginePort(Authority[ExternalPool]):
         return pool_counts(self.pool, self._running.values())
 
     @property
-    def running(self) -> Mapping[object, ExternalResidency]:
+    def running(self) -> Mapping[Hashable, ExternalResidency]:
         """Requests between arrival and release."""
         return self._running
 

@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class Governor(Authority[BlockManager]):
     ) -> None:
         self._pools = pools
         self._keep_last = pools.options.keep_last_token
-        self._live: dict[object, RunningSequence] = {}
+        self._live: dict[Hashable, RunningSequence] = {}
         self._launch = 0
         self._overdue = OverdueWatch()
         super().__init__(
@@ -112,7 +112,7 @@ class Governor(Authority[BlockManager]):
         model: ModelIdentity,
         tokens: Tokens,
         *,
-        request_id: object = None,
+        request_id: Hashable = None,
         route: str | None = None,
         hints: Hints = NO_HINTS,
         extras: Mapping[int, bytes] | None = None,
@@ -176,7 +176,7 @@ class Governor(Authority[BlockManager]):
         return outcome
 
     def _kept_out(
-        self, plan: Plan[BlockManager], handle: tuple[str, object], tokens: Tokens, counters: TenantCounters
+        self, plan: Plan[BlockManager], handle: tuple[str, Hashable], tokens: Tokens, counters: TenantCounters
     ) -> AdmissionRefused | Deferred | None:
         """Why a request with a plan does not get in whatever room there is; None where it may."""
         request_id = handle[1]
@@ -215,7 +215,7 @@ class Governor(Authority[BlockManager]):
 
     # -- running ------------------------------------------------------------------------------------------------------
 
-    def commit(self, request_ids: Sequence[object], computed_tokens: Sequence[int]) -> None:
+    def commit(self, request_ids: Sequence[Hashable], computed_tokens: Sequence[int]) -> None:
         """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
         now_us = self._clock.now_us()
         for request_id, computed in zip(request_ids, computed_tokens, strict=True):
@@ -225,18 +225,18 @@ class Governor(Authority[BlockManager]):
             if manager.pool.attached:
                 self._record_joins(manager)
 
-    def slots(self, request_ids: Sequence[object]) -> NDArray[np.int64]:
+    def slots(self, request_ids: Sequence[Hashable]) -> NDArray[np.int64]:
         """Decode slots of running requests, for `extend_slots`. They stay valid until release."""
         live = self._live
         return np.array([live[request_id].slot for request_id in request_ids], dtype=np.int64)
 
-    def extend_many(self, request_ids: Sequence[object], tokens: Tokens | None) -> tuple[object, ...]:
+    def extend_many(self, request_ids: Sequence[Hashable], tokens: Tokens | None) -> tuple[Hashable, ...]:
         """Room for one more accepted token in each request; returns the ids that got none (preempt or retry them)."""
         by_pool: dict[int, list[int]] = {}
         for at, request_id in enumerate(request_ids):
             by_pool.setdefault(_plan(self._get(request_id)).manager.number, []).append(at)
         ids = np.asarray(tokens, dtype=np.int32) if tokens is not None else None
-        stalled: list[object] = []
+        stalled: list[Hashable] = []
         for pool, places in by_pool.items():
             slots = self.slots([request_ids[at] for at in places])
             stalled += self.extend_slots(slots, ids[places] if ids is not None else None, pool)
@@ -244,12 +244,12 @@ class Governor(Authority[BlockManager]):
 
     def extend_slots(
         self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0
-    ) -> list[object]:
+    ) -> list[Hashable]:
         """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
         manager = self._pools.managers[pool]
         return [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
 
-    def fill(self, request_id: object, tokens: Tokens | None) -> None:
+    def fill(self, request_id: Hashable, tokens: Tokens | None) -> None:
         """The request's last block is full, and all of it is computed: the form for engines that tell whole blocks.
 
         `tokens`: ids of those accepted since admission or the last call of `fill` or `extend_slots`, or None where the
@@ -259,7 +259,7 @@ class Governor(Authority[BlockManager]):
         manager = _plan(sequence).manager
         manager.fill(sequence, None if tokens is None else np.asarray(tokens, dtype=np.int32))
 
-    def fork(self, request_id: object, child_id: object) -> Admission:
+    def fork(self, request_id: Hashable, child_id: Hashable) -> Admission:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
         parent = self._get(request_id)
         plan = _plan(parent)
@@ -276,13 +276,13 @@ class Governor(Authority[BlockManager]):
         self._outbox.append(sequence_opened(plan, child, manager, ("fork",), self.table.revision, now_us))
         return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
 
-    def blocks(self, request_id: object) -> NDArray[np.int64]:
+    def blocks(self, request_id: Hashable) -> NDArray[np.int64]:
         """The block table of a running request."""
         return self._get(request_id).blocks
 
     # -- release ------------------------------------------------------------------------------------------------------
 
-    def release(self, request_id: object, cause: str = "finished") -> bool:
+    def release(self, request_id: Hashable, cause: str = "finished") -> bool:
         """End a request, whatever its state; False where it had ended already."""
         sequence = self._live.pop(request_id, None)
         if sequence is None:
@@ -290,7 +290,7 @@ class Governor(Authority[BlockManager]):
         self.finish(sequence, cause)
         return True
 
-    def finish(self, sequence: RunningSequence, cause: str, *, handle: object = None) -> None:
+    def finish(self, sequence: RunningSequence, cause: str, *, handle: Hashable = None) -> None:
         """End a sequence in every book, and record it: `release`, and what a scan does with one that was lost."""
         if handle is not None:
             self._live.pop(handle, None)
@@ -308,15 +308,15 @@ class Governor(Authority[BlockManager]):
         joins, manager.pool.attached = manager.pool.attached, []
         self._outbox += [sequence_joined(join, manager.number) for join in joins]
 
-    def abort(self, request_id: object) -> bool:
+    def abort(self, request_id: Hashable) -> bool:
         """A client cancelled or disconnected: release now."""
         return self.release(request_id, "aborted")
 
-    def preempt(self, request_id: object) -> bool:
+    def preempt(self, request_id: Hashable) -> bool:
         """Give a request's blocks up to be recomputed: what is computed stays CACHED under its own hold."""
         return self.release(request_id, "preempted")
 
-    def fence(self, request_ids: Sequence[object]) -> int:
+    def fence(self, request_ids: Sequence[Hashable]) -> int:
         """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
         pools = {_plan(self._get(request_id)).manager.number for request_id in request_ids}
         opened = self._pools.open_fence(pools, self._clock.now_us())
@@ -331,14 +331,14 @@ class Governor(Authority[BlockManager]):
 
     # -- time, commands, evidence -------------------------------------------------------------------------------------
 
-    def step(self) -> tuple[object, ...]:
+    def step(self) -> tuple[Hashable, ...]:
         """Once per engine step, and on a timer while idle: commands, expiry, scrub, evidence.
 
         Returns the requests that were ACTIVE longer than their policy allows and have been released.
         """
         now_us = self._clock.now_us()
         self._run_commands()
-        over: list[object] = []
+        over: list[Hashable] = []
         for manager in self._pools.managers:
             over += [sequence.id for sequence in manager.step(now_us)]
         for request_id in over:
@@ -452,7 +452,7 @@ class Governor(Authority[BlockManager]):
         return self._pools.managers
 
     @property
-    def running(self) -> Mapping[object, RunningSequence]:
+    def running(self) -> Mapping[Hashable, RunningSequence]:
         """Requests between admission and release."""
         return self._live
 
@@ -468,7 +468,7 @@ class Governor(Authority[BlockManager]):
         self._drain(now_us)
         self._first_uses.close()
 
-    def _get(self, request_id: object) -> RunningSequence:
+    def _get(self, request_id: Hashable) -> RunningSequence:
         live = self._live.get(request_id)
         if live is None:
             raise HandleError(f"request `{request_id}` is not running here", request_id=request_id)
