@@ -18,6 +18,7 @@ import kvcustody
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import POINTS
 from kvcustody.governance.api.app import create_api
+from kvcustody.governance.api.http.operation import Operations
 from kvcustody.governance.observability.metrics import metrics_table
 from kvcustody.governance.service.access.roles import PERMISSIONS, Permission, Reach
 from kvcustody.governance.service.problem_details import problems_table
@@ -87,23 +88,23 @@ def _roles() -> str:
 
 
 def _api() -> str:
-    return "".join(_operations(orjson.loads(create_api(None).document())))
+    api = create_api(None)
+    return "".join(_operations(api.operations, orjson.loads(api.document())))
 
 
-def _operations(document: dict[str, Any]) -> Iterator[str]:
+def _operations(declared: Operations, document: dict[str, Any]) -> Iterator[str]:
     for tag in document["tags"]:
         yield f"## {tag['name']}\n\n{tag['description']}\n\n"
         yield "| operation | needs | |\n|---|---|---|\n"
         for path, item in document["paths"].items():
             for method, operation in item.items():
                 if tag["name"] in operation["tags"]:
-                    yield _row(method, path, operation)
+                    needs = declared.by_name[operation["operationId"]].needs
+                    yield _row(method, path, needs, operation)
         yield "\n"
 
 
-def _row(method: str, path: str, operation: dict[str, Any]) -> str:
-    action = operation.get("x-kvcustody-action")
-    needs = "nothing" if action is None else f"`{action}`"
+def _row(method: str, path: str, needs: str, operation: dict[str, Any]) -> str:
     notes = []
     query = [f"`{given['name']}`" for given in operation.get("parameters", ()) if given["in"] == "query"]
     if query:

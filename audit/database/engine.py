@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvcustody.errors import LedgerError
 
-SCHEMA_REVISION = "0016"
+SCHEMA_REVISION = "0017"
 VERSION_TABLE = "kvcustody_schema"
 WAL_PAGES_MAX = 8192  # 32 MiB of write-ahead log, at which a commit copies it into the file (`wal`)
 WRITER_CACHE_KIB = 65_536  # what one large transaction changes stays in memory until its commit

@@ -33,6 +33,7 @@ service_principals = Table(
     Column("enrolled_by", Text, nullable=False),
     Column("disabled_us", BigInteger, nullable=True),
     Column("version", Integer, nullable=False),
+    Column("given", Text, nullable=True),  # of a bootstrap principal: roles of `APART` that it gave
 )
 
 service_keys = Table(

@@ -13,17 +13,19 @@ from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import report_parameters, start_report
 
 _LISTED = 50
+_SHOWN = ("sound", "again", "digest")  # of a result: what the page says in words of its own
 _TYPES = {"html": "text/html; charset=utf-8", "pdf": "application/pdf", "json": "application/json"}
 
 
 def listed(visit: PageRequest) -> Response:
     """One's own reports and other jobs, newest first, and a form for another."""
-    visit.caller.must(Permission.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
     jobs = visit.service.jobs.listed(principal=visit.caller.name, limit=_LISTED)
     return visit.page(
         "operate/reports.html",
         "Reports",
         jobs=jobs,
+        makes=visit.may(Permission.READ_CUSTODY),
         all_tenants=sees_all(visit),
         frameworks=[load_framework(name) for name in NAMES],
         formats=visit.service.documents.formats(),
@@ -52,14 +54,20 @@ def make(visit: PageRequest) -> Response:
 
 def show(visit: PageRequest) -> Response:
     """One job: how far it is, and what it made."""
-    visit.caller.must(Permission.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
     job = visit.service.jobs.get(visit.places["job"], principal=visit.caller.name)
-    return visit.page("operate/job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job)
+    plain = (str, int, float)
+    facts = [
+        (name.replace("_", " "), value)
+        for name, value in (job.result or {}).items()
+        if name not in _SHOWN and isinstance(value, plain)
+    ]
+    return visit.page("operate/job.html", f"{job.kind.capitalize()} {job.job[:12]}", job=job, facts=facts)
 
 
 def cancel(visit: PageRequest) -> Response:
     """Ask a job to stop."""
-    visit.caller.must(Permission.READ_CUSTODY)
+    visit.caller.must(Permission.READ_CUSTODY, Permission.READ_OPERATIONS)
     job = visit.service.jobs.cancel(visit.places["job"], principal=visit.caller.name)
     return redirect(f"/reports/{job.job}")
 

@@ -196,6 +196,8 @@ class Gate:
         action = operation.action
         assert action is not None
         caller.must(action, *operation.also)
+        if operation.whole and caller.reach(action) is not Reach.ALL:
+            raise ProblemError("forbidden")
         if self._workers_only and not _for_workers(operation, caller):
             raise ProblemError("not-found")
         exchange.scope[CALLER] = caller

@@ -1,6 +1,7 @@
 """What every operation of the API declares; what is not declared is not served.
 
-1. An operation names the one action that a caller's roles must allow. Only health checks have none.
+1. An operation names the actions of which a caller's roles must allow one, and whether for all tenants. Only health
+   checks have none. An operation asks nothing more of its caller's roles by itself.
 2. A mutating POST has an idempotency key; PUT and DELETE are idempotent by what they mean.
 """
 
@@ -26,13 +27,22 @@ class Operation:
     keyed: bool = False  # needs an `Idempotency-Key`
     batch: bool = False  # takes a worker's batch: the larger limit
     also: tuple[Permission, ...] = ()  # other actions that allow it as well
+    whole: bool = False  # of all tenants together: for those whose reach is not their own tenant alone
     at_workers: bool = False  # served to workers at their own address too
     pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         text = re.sub(r"\\\{([a-z_]+)\\\}", r"(?P<\1>[^/]+)", re.escape(self.path))
         object.__setattr__(self, "pattern", re.compile(text))
-        assert self.keyed <= (self.method == "POST")
+        assert self.keyed <= (self.method == "POST") and self.whole <= (self.action is not None)
+
+    @property
+    def needs(self) -> str:
+        """What a caller must be allowed to do, as its documentation says it."""
+        if self.action is None:
+            return "nothing"
+        either = " or ".join(f"`{action.value}`" for action in (self.action, *self.also))
+        return f"{either}, of all tenants" if self.whole else either
 
     def parameters(self, path: str) -> dict[str, str]:
         """What stands in a path of this operation for the names in its own."""

@@ -29,7 +29,7 @@ from kvcustody.governance.api.models.evidence import (
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.operations.policy_workbench import policy_of
 from kvcustody.governance.observability.processing_record import ControllerStatement, record_of
-from kvcustody.governance.service.access.roles import Permission, Reach
+from kvcustody.governance.service.access.roles import Permission
 from kvcustody.governance.service.jobs import JobProgress, shown
 from kvcustody.governance.service.problem_details import ProblemError
 from kvcustody.governance.service.reports import report_parameters, start_report
@@ -49,9 +49,9 @@ def add_evidence(api: Api) -> None:
     api.add(reporting, make_report, answers=JobModel, status=202, problems=problems)
     listing = _evidence("listFrameworks", "GET", "/v1/reports/frameworks")
     api.add(listing, frameworks, answers=Frameworks)
-    recording = _evidence("makeProcessingRecord", "POST", "/v1/reports:processing")
+    recording = _evidence("makeProcessingRecord", "POST", "/v1/reports:processing", whole=True)
     api.add(recording, processing_record, answers=ProcessingRecord, problems=("conflict",))
-    checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True)
+    checking = _evidence("checkLedger", "POST", "/v1/checks", keyed=True, whole=True)
     api.add(checking, check, answers=JobModel, status=202)
 
 
@@ -78,8 +78,6 @@ def processing_record(caller: CallerDep, service: ServiceDep, what: ProcessingRe
 
     It names every tenant that reads another's blocks, so it is for those who see all. Nothing is changed or kept.
     """
-    if caller.reach(READ) is not Reach.ALL:
-        raise ProblemError("forbidden")
     if what.since is not None and what.until is not None and what.since >= what.until:
         raise ProblemError("invalid", "`since` must be before `until`")
     policy = _in_effect(service) if what.policy is None else policy_of(what.policy)
@@ -111,8 +109,6 @@ def frameworks() -> dict[str, Any]:
 
 def check(caller: CallerDep, service: ServiceDep, what: CheckRequest) -> dict[str, Any]:
     """Compute trees, roots, checkpoints and derived rows again from the leaves; the result names the first bad one."""
-    if caller.reach(READ) is not Reach.ALL:
-        raise ProblemError("forbidden")
     try:
         keys = [parse_vkey(text) for text in what.keys]
     except NoteError as error:

@@ -11,6 +11,9 @@
 6. The last principal who may disable principals and revoke their keys is not ended by oversight. Counted are those
    who can ask: enrolled, not disabled, with a valid key. Those whom an issuer of tokens keeps are not: only the
    issuer knows them. Of two who end each other at one moment, one is refused.
+7. Of two roles that nobody holds together (`APART`) a bootstrap key gives one, whoever it is that receives it: by
+   enrolling, by a further key and by enabling alike. The first that it gives stays with it, kept before it is given;
+   somebody with a bootstrap key of their own gives the other. Nobody can tell two names of one person apart.
 """
 
 from __future__ import annotations
@@ -38,7 +41,15 @@ from kvcustody.governance.service.access.principal_table import (
     roles_text,
     valid_keys,
 )
-from kvcustody.governance.service.access.roles import ALONE, Permission, Reach, Role, check_roles, reach
+from kvcustody.governance.service.access.roles import (
+    ALONE,
+    APART,
+    Permission,
+    Reach,
+    Role,
+    check_roles,
+    reach,
+)
 from kvcustody.governance.service.problem_details import ProblemError, not_found
 
 
@@ -74,6 +85,26 @@ _KEYS_MAX = 16  # keys of one principal that are valid at a time
 TOKEN = "token"  # noqa: S105 - the kind of a principal whom an issuer of tokens keeps
 
 
+def claim_apart(connection: Connection, by: str, roles: frozenset[Role]) -> None:
+    """Keep which roles that nobody holds together a bootstrap key gives; raises `conflict` for the second (rule 7)."""
+    table = service_principals
+    found = connection.execute(select(table).where(table.c.name == by).with_for_update()).first()
+    if found is None or Role.BOOTSTRAP not in principal_of(found).roles:
+        return
+    before = {Role(role) for role in (found.given or "").split(",") if role}
+    for pair in APART:
+        for role, other in (pair, pair[::-1]):
+            if role in roles and other in before:
+                raise ProblemError(
+                    "conflict",
+                    f"`{by}` has let somebody in as `{other}`: an `{role}` is let in by another person, with another "
+                    "key of `kvcustody init`",
+                )
+    given = before | (roles & {role for pair in APART for role in pair})
+    if given != before:
+        connection.execute(update(table).where(table.c.name == by).values(given=roles_text(given)))
+
+
 class Principals(PrincipalLookup):
     """The book of principals; `record` makes a class A event durable before it returns, or raises."""
 
@@ -103,6 +134,7 @@ class Principals(PrincipalLookup):
         found = PrincipalRecord(name, kind, held, tenant, self._clock.utc_us(), by, None, 1)
         if self.find(name) is not None:
             raise _taken(name)
+        self._claim(by, held)
         self._note(found, "enrolled", by)
         values = found._asdict() | {"roles": roles_text(held)}
         try:
@@ -145,6 +177,7 @@ class Principals(PrincipalLookup):
         found = self.get(name)
         if found.disabled_us is None:
             return found
+        self._claim(by, found.roles)
         self._note(found, "enabled", by)
         table, now_us = service_principals.c, self._clock.utc_us()
         where = (table.name == name) & table.disabled_us.is_not(None)
@@ -176,6 +209,7 @@ class Principals(PrincipalLookup):
             )
         if certificate is not None and Role.WORKER not in principal.roles:
             raise ProblemError("invalid", "a key is bound to a certificate for a worker alone")
+        self._claim(by, principal.roles)
         now_us = self._clock.utc_us()
         if certificate is None and overlap_days is not None:
             certificate = self._binding(name, now_us)
@@ -247,6 +281,11 @@ class Principals(PrincipalLookup):
             connection.begin(),
         ):
             connection.execute(insert(service_principals).values(**row._asdict() | {"roles": ""}))
+
+    def _claim(self, by: str, roles: frozenset[Role]) -> None:
+        """Let a bootstrap key give roles, unless it gave what nobody holds beside them (rule 7)."""
+        with self._engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            claim_apart(connection, by, roles)
 
     def _binding(self, name: str, now_us: int) -> str | None:
         """What the newest valid key of a principal is bound to."""

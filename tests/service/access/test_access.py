@@ -75,6 +75,49 @@ def test_the_bootstrap_key_enrols_and_nothing_else(client, people, service) -> N
     assert client("POST", "/v1/principals", key, json={"name": "eve", "roles": ["dpo"]}).status_code == 409
 
 
+def _bootstrap(service, name: str) -> str:
+    service.principals.enrol(name, [Role.BOOTSTRAP], kind="machine", by="local:test")
+    return service.principals.issue_key(name, days=1, by="local:test").key
+
+
+@pytest.mark.parametrize("first", ["author", "approver"])
+def test_one_bootstrap_key_gives_one_of_two_roles_that_nobody_holds_together(client, service, first) -> None:
+    """By a second name, a further key and enabling alike; a second person with a key of their own gives the other."""
+    second = {"author": "approver", "approver": "author"}[first]
+    one, other = (_bootstrap(service, f"boot-{first}-{number}") for number in (1, 2))
+
+    def enrol(key: str, name: str, role: str) -> int:
+        body = {"name": f"{name}-{first}", "roles": [role]}
+        return client("POST", "/v1/principals", key, json=body).status_code
+
+    assert enrol(one, "alice", first) == 201 and enrol(one, "amy", first) == 201
+    refused = client("POST", "/v1/principals", one, json={"name": f"alice2-{first}", "roles": [second]})
+    assert refused.status_code == 409 and f"`{first}`" in refused.json()["detail"]
+    assert service.principals.find(f"alice2-{first}") is None
+    assert enrol(one, "dan", "dpo") == 201, "control: what may be held together is given"
+    assert enrol(other, "bob", second) == 201, "control: another key gives the other role"
+    assert client("POST", f"/v1/principals/bob-{first}/keys", one, json={"days": 1}).status_code == 409
+    service.principals.disable(f"bob-{first}", by="test")
+    named = {"name": f"bob-{first}"}
+    assert client("POST", "/v1/principals:enable", one, json=named).status_code == 409
+    assert service.principals.get(f"bob-{first}").disabled_us is not None
+    assert client("POST", "/v1/principals:enable", other, json=named).status_code == 200
+
+
+def test_a_side_that_was_taken_by_a_further_key_or_by_enabling_stays(client, service, people) -> None:
+    """Whoever lets an author back in first may not enrol an approver after."""
+    issuing, enabling = _bootstrap(service, "boot-issuing"), _bootstrap(service, "boot-enabling")
+    for name in ("ann", "ben"):
+        people.add(name, Role.AUTHOR)
+    assert client("POST", "/v1/principals/ann/keys", issuing, json={"days": 1}).status_code == 201
+    service.principals.disable("ben", by="test")
+    assert client("POST", "/v1/principals:enable", enabling, json={"name": "ben"}).status_code == 200
+    for number, key in enumerate((issuing, enabling)):
+        body = {"name": f"cat-{number}", "roles": ["approver"]}
+        assert client("POST", "/v1/principals", key, json=body).status_code == 409
+        assert client("POST", "/v1/principals", key, json=body | {"roles": ["author"]}).status_code == 201
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -17,7 +17,9 @@ import pytest
 from service_world import OFFSET_US, Worker, register, ship
 
 from kvcustody.audit.events import AccessRecorded
-from kvcustody.governance.service.access.roles import OF_TENANTS, Role
+from kvcustody.console.documentation import table
+from kvcustody.governance.api.app import create_api
+from kvcustody.governance.service.access.roles import OF_TENANTS, Permission, Reach, Role, reach
 
 PEOPLE = [role.value for role in Role if role not in OF_TENANTS]
 TENANT_PEOPLE = [f"{role}@acme" for role in sorted(OF_TENANTS)]
@@ -321,6 +323,39 @@ def _scanned(client: Any, people: Any, job: str) -> str:
 def test_every_operation_has_a_row(operations) -> None:
     assert set(operations) - set(ROWS) == set(), "operations without a row"
     assert set(ROWS) - set(operations) == set(), "rows without an operation"
+
+
+def _documented_needs() -> dict[str, str]:
+    """The column `needs` of the page, by method and path."""
+    rows = re.findall(r"^\| `([A-Z]+ [^`]+)` \| ([^|]+) \|", table("api"), re.MULTILINE)
+    return {place: needs.strip() for place, needs in rows}
+
+
+def test_the_page_says_what_every_operation_needs() -> None:
+    """From the column alone, with the table of roles, follows who is answered: as the matrix has it."""
+    needs, declared = _documented_needs(), create_api(None).operations.by_name
+    assert len(needs) == len(ROWS)
+    for name, row in ROWS.items():
+        said = needs[f"{declared[name].method} {declared[name].path}"]
+        actions = [Permission(action) for action in re.findall(r"`([^`]+)`", said)]
+        reached = {
+            role: max((reach([role], action) for action in actions), key=_far) for role in Role if actions
+        }
+        own = {role.value for role, far in reached.items() if far is not Reach.NONE and role in OF_TENANTS}
+        every = {
+            role.value for role, far in reached.items() if far is not Reach.NONE and role not in OF_TENANTS
+        }
+        whole = said.endswith(", of all tenants")
+        assert whole == bool(row.own_refused), name
+        mine = set() if whole else own
+        everybody = own | every if row.every == SELF["every"] else every  # what is one's own knows no tenants
+        assert everybody == set(row.every.split()), (name, said)
+        if row.every != SELF["every"]:
+            assert mine == (set() if whole else set(row.own.split())), (name, said)
+
+
+def _far(found: Reach) -> int:
+    return found.value
 
 
 def test_every_operation_is_documented(operations) -> None:
