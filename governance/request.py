@@ -1,7 +1,14 @@
-"""What a caller hands over with a request: token ids and hints. Nothing here can widen anything."""
+"""What a caller hands over with a request: token ids, counts, extra content and hints. Nothing here can widen anything.
+
+1. Token ids are integers of 31 bits: a list, or another sequence, of ints, or an integer array of one dimension.
+   Nothing is rounded, wrapped or parsed into one: two prompts that differ never have the same bytes.
+2. A count of tokens is an integer that is not negative; True is none.
+3. Everything is read before anything is held for the request, so what is refused leaves nothing behind.
+"""
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,11 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcustody.allocator.prefix.key_chain import Extras
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.errors import ConfigError
+from kvcustody.governance.identity.extra_content import is_framed
 
 Tokens = Sequence[int] | NDArray[np.int32]
 _NO_EXTRAS: Mapping[int, bytes] = {}
+_INT32 = np.dtype(np.int32)
+_TOKEN_LIMIT = 1 << 31
+_BYTES_PER_TOKEN = 4
 
 
 class Hints(NamedTuple):
@@ -52,18 +64,104 @@ def read_prompt(
 ) -> Prompt:
     """The prompt as int32-LE bytes, made once. With `keep_last` the last token is always computed, never attached.
 
-    Raises `ConfigError` for ids that are not integers of 31 bits: a negative word frames extra content.
+    Raises `ConfigError` for ids that are not integers of 31 bits (a negative word frames extra content), and for extra
+    content that is not framed bytes at a block of the prompt.
     """
-    count = len(tokens)
-    try:
-        if isinstance(tokens, np.ndarray):
-            data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
-        else:
-            data = _packed(tokens, count)
-    except (struct.error, TypeError, ValueError) as error:
-        raise ConfigError(f"token ids must be integers of 31 bits: {error}") from error
-    if not _are_positive(data, count):
-        raise ConfigError("token ids must be integers of 31 bits: found a negative one")
+    data = pack_tokens(tokens)
+    count = len(data) // _BYTES_PER_TOKEN
     whole = count // block_tokens
     limit = (count - 1) // block_tokens if keep_last else whole
-    return Prompt(data, count, whole, limit, 4 * block_tokens, extras or _NO_EXTRAS)
+    framed = _read_extras(extras, -(-count // block_tokens)) if extras else _NO_EXTRAS
+    return Prompt(data, count, whole, limit, _BYTES_PER_TOKEN * block_tokens, framed)
+
+
+def pack_tokens(tokens: Tokens) -> bytes:
+    """Token ids as int32-LE bytes; `ConfigError` where one of them is not an integer of 31 bits."""
+    if isinstance(tokens, np.ndarray):
+        if tokens.dtype is not _INT32 or tokens.ndim != 1:
+            tokens = _narrowed(tokens)
+        data, count = tokens.tobytes(), len(tokens)
+    else:
+        if type(tokens) is not list:
+            tokens = _listed(tokens)
+        count = len(tokens)
+        if count and isinstance(
+            tokens[0], (bool, np.bool_)
+        ):  # within a list, True packs as the 1 that it equals
+            raise _not_tokens("found a truth value")
+        try:
+            data = _packed(tokens, count)
+        except (struct.error, TypeError, ValueError) as error:
+            raise _not_tokens(str(error)) from error
+    if not _are_positive(data, count):
+        raise _not_tokens("found a negative one")
+    return data
+
+
+def read_token_array(tokens: Tokens, count: int | None = None) -> NDArray[np.int32]:
+    """Token ids as an int32 array, with `count` exactly so many; `ConfigError` as `pack_tokens`."""
+    if isinstance(tokens, np.ndarray) and tokens.dtype is _INT32 and tokens.ndim == 1:
+        ids = tokens
+        if not _are_positive(ids.tobytes(), len(ids)):
+            raise _not_tokens("found a negative one")
+    else:
+        ids = np.frombuffer(pack_tokens(tokens), dtype="<i4")
+    if count is not None and len(ids) != count:
+        raise ConfigError(f"`{count}` token ids are needed, one for each request, not `{len(ids)}`")
+    return ids
+
+
+def read_count(what: str, value: int, at_least: int = 0) -> int:
+    """A count that a caller gave, as an int; `ConfigError` where it is none, or less than `at_least`."""
+    if type(value) is int and value >= at_least:
+        return value
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{what}: `{value}` is not an integer") from None
+    if number < at_least:
+        raise ConfigError(f"{what}: `{number}` is less than {at_least}")
+    return number
+
+
+def _narrowed(tokens: NDArray[np.generic]) -> NDArray[np.int32]:
+    """An array of another kind as int32, where that changes no id."""
+    if tokens.ndim != 1:
+        raise _not_tokens(f"found an array of {tokens.ndim} dimensions")
+    if tokens.dtype.kind not in "iu":
+        raise _not_tokens(f"found an array of `{tokens.dtype}`")
+    if len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < _TOKEN_LIMIT):
+        raise _not_tokens(f"found `{int(tokens.min())}` to `{int(tokens.max())}`")
+    return tokens.astype(np.int32)
+
+
+def _listed(tokens: Sequence[int]) -> Sequence[int]:
+    """A sequence that is no list, as it is; text and bytes are sequences, and no token ids."""
+    if isinstance(tokens, (str, bytes, bytearray, memoryview)) or not isinstance(tokens, Sequence):
+        raise _not_tokens(f"found `{type(tokens).__name__}`")
+    return tokens
+
+
+def _not_tokens(found: str) -> ConfigError:
+    return ConfigError(f"token ids must be integers of 31 bits, in a list or an integer array: {found}")
+
+
+def _read_extras(extras: Mapping[int, bytes], blocks: int) -> Extras:
+    """Extra content as a copy of the caller's, whose every frame is at a block of the prompt."""
+    if not isinstance(extras, Mapping):
+        raise ConfigError(
+            f"extras: a mapping of framed bytes by block is needed, not `{type(extras).__name__}`"
+        )
+    framed: dict[int, bytes] = {}
+    for block, frame in extras.items():
+        at = read_count("extras: block", block)
+        if at >= blocks:
+            raise ConfigError(f"extras: block `{at}` is not in the prompt, which has {blocks}")
+        if not isinstance(frame, bytes) or not is_framed(frame):
+            raise ConfigError(
+                f"extras: block `{at}` has no framed bytes; make them with `extra_content.frame`"
+            )
+        framed[at] = frame
+    return framed

@@ -25,8 +25,10 @@ from kvcustody.allocator.external.residency import ExternalResidency
 from kvcustody.allocator.pool.accounting import Domain, OwnerData
 from kvcustody.allocator.prefix.key_chain import Extras, HashState
 from kvcustody.allocator.prefix.longest_prefix import Chain, Prompt, ReadPlan
+from kvcustody.governance.request import pack_tokens
 
 _TOKEN = struct.Struct("<i")
+_TOKEN_LIMIT = 1 << 31
 
 Find = Callable[[bytes], int]
 """The block that the engine's index has under a key, or -1."""
@@ -102,19 +104,25 @@ class KeyChain(OwnerData):
         self.keys, self.state, self.source = [], None, None
 
     def extend(self, tokens: Sequence[int]) -> list[bytes]:
-        """The keys of blocks that further accepted tokens complete. Tokens are int32."""
+        """The keys of blocks that further accepted tokens complete; `ConfigError` as `request.pack_tokens`."""
+        if (
+            type(tokens) is list
+            and len(tokens) == 1
+            and type(token := tokens[0]) is int
+            and 0 <= token < _TOKEN_LIMIT
+        ):
+            packed = _TOKEN.pack(token)
+        else:
+            packed = pack_tokens(tokens)
         if isinstance(self.keys, LazyKeys):
             self.keys = self.keys.complete()
         tail, size = self.tail, self.prompt.block_bytes
-        if not tail and 4 * len(tokens) == size and self.state is not None:  # one whole block
-            self.state.update(struct.pack(f"<{len(tokens)}i", *tokens))
+        if not tail and len(packed) == size and self.state is not None:  # one whole block
+            self.state.update(packed)
             key = self.state.digest()
             self.keys.append(key)
             return [key]
-        if len(tokens) == 1:
-            tail += _TOKEN.pack(tokens[0])
-        else:
-            tail += struct.pack(f"<{len(tokens)}i", *tokens)
+        tail += packed
         if len(tail) < size:
             return []
         made: list[bytes] = []

@@ -36,6 +36,7 @@ from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import NEVER_US, Blocks
 from kvcustody.allocator.pool.memory_protocol import ScrubResult
+from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
 from kvcustody.clock import Clock
@@ -67,7 +68,7 @@ from kvcustody.governance.observability.stats import Stats, charged_blocks
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
-from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_prompt
 from kvcustody.policies.document.model import Profile
 from kvcustody.policies.table.decision_table import DecisionTable
 
@@ -142,9 +143,12 @@ class EnginePort(Authority[ExternalPool]):
         `principal` None: no valid identity. `tokens`: prompt token ids; `extras`: framed extra content by the
         block in which it ends; `max_tokens`: the most that will be generated; `groups`: layer groups, each with blocks
         of its own; `keyed` False: the prompt has content that no key covers, so nothing of it is reused; `trace`: the
-        W3C trace id that it came with, for its leaves alone. Raises `ConfigError` for token ids outside int32 and
-        `IdentityError` for a malformed hint or trace.
+        W3C trace id that it came with, for its leaves alone. Raises `ConfigError` for token ids that are not integers
+        of 31 bits, a count that is none, and extra content that is not framed, and `IdentityError` for a malformed
+        hint or trace.
         """
+        max_tokens, groups = read_count("max_tokens", max_tokens), read_count("groups", groups, 1)
+        prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last) if keyed else None
         if request_id in self._running:
             self._flush_deferred()
             if request_id in self._running:
@@ -166,8 +170,7 @@ class EnginePort(Authority[ExternalPool]):
                 f"the prompt and `max_tokens` need {blocks} blocks, the most that the tenant may have is {most}",
             )
         residency.reserved_blocks = blocks
-        if plan is not None and keyed and plan.own.state is not None:
-            prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
+        if plan is not None and prompt is not None and plan.own.state is not None:
             residency.keys = KeyChain(prompt, single_group=groups == 1, epoch=self._epoch)
         else:
             residency.publishes = False
@@ -446,6 +449,10 @@ class EnginePort(Authority[ExternalPool]):
         """
         if residency.request_id in self._running:
             return AdmissionRefused(residency.request_id, "request id is in use")
+        chain = residency.keys
+        prompt: Prompt | None = None
+        if isinstance(chain, KeyChain):
+            prompt = read_prompt(tokens, self.block_tokens, chain.prompt.extras, keep_last=self._keep_last)
         again = self.pool.residency(
             residency.account,
             residency.domain,
@@ -456,9 +463,7 @@ class EnginePort(Authority[ExternalPool]):
         )
         again.reserved_blocks = residency.reserved_blocks
         again.trace = residency.trace
-        chain = residency.keys
-        if isinstance(chain, KeyChain):
-            prompt = read_prompt(tokens, self.block_tokens, chain.prompt.extras, keep_last=self._keep_last)
+        if prompt is not None and isinstance(chain, KeyChain):
             again.keys = KeyChain(prompt, single_group=chain.single_group, epoch=-1)
         else:
             again.publishes = False

@@ -62,7 +62,7 @@ from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
-from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_prompt
+from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_prompt, read_token_array
 from kvcustody.policies.table.decision_table import DecisionTable
 
 _log = structlog.get_logger(__name__)
@@ -125,8 +125,10 @@ class Governor(Authority[BlockManager]):
         `tokens`: prompt token ids, a list of ints or an int32 array. `extras`: framed extra content by the block in
         which it ends (`identity.extra_content.frame`). `trace`: the W3C trace id that the request came with, for its
         leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
-        outside int32.
+        that are not integers of 31 bits, a negative count, and extra content that is not framed.
         """
+        lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
+        prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
@@ -137,10 +139,9 @@ class Governor(Authority[BlockManager]):
             counters.numbered += 1
             request_id = ("request", counters.numbered)
         handle = (plan.tenant, request_id)
-        kept_out = self._kept_out(plan, handle, tokens, counters)
+        kept_out = self._kept_out(plan, handle, prompt, counters)
         if kept_out is not None:
             return kept_out
-        prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         read, reasons = self._reuse.read_plan(plan, prompt, counters, moment)
         found = plan.manager.match_prefix(read, prompt, moment.now_us)
         begun = plan.manager.allocate(
@@ -176,13 +177,13 @@ class Governor(Authority[BlockManager]):
         return outcome
 
     def _kept_out(
-        self, plan: Plan[BlockManager], handle: tuple[str, Hashable], tokens: Tokens, counters: TenantCounters
+        self, plan: Plan[BlockManager], handle: tuple[str, Hashable], prompt: Prompt, counters: TenantCounters
     ) -> AdmissionRefused | Deferred | None:
         """Why a request with a plan does not get in whatever room there is; None where it may."""
         request_id = handle[1]
         if handle in self._live:
             return AdmissionRefused(request_id, "request id is in use")
-        if not len(tokens):
+        if not prompt.tokens:
             return AdmissionRefused(request_id, "prompt is empty")
         if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
             counters.count(counters.deferred, "ledger")
@@ -218,7 +219,8 @@ class Governor(Authority[BlockManager]):
     def commit(self, request_ids: Sequence[Hashable], computed_tokens: Sequence[int]) -> None:
         """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
         now_us = self._clock.now_us()
-        for request_id, computed in zip(request_ids, computed_tokens, strict=True):
+        counts = [read_count("computed tokens", computed) for computed in computed_tokens]
+        for request_id, computed in zip(request_ids, counts, strict=True):
             sequence = self._get(request_id)
             manager = _plan(sequence).manager
             manager.commit(sequence, computed, now_us)
@@ -235,7 +237,7 @@ class Governor(Authority[BlockManager]):
         by_pool: dict[int, list[int]] = {}
         for at, request_id in enumerate(request_ids):
             by_pool.setdefault(_plan(self._get(request_id)).manager.number, []).append(at)
-        ids = np.asarray(tokens, dtype=np.int32) if tokens is not None else None
+        ids = read_token_array(tokens, len(request_ids)) if tokens is not None else None
         stalled: list[Hashable] = []
         for pool, places in by_pool.items():
             slots = self.slots([request_ids[at] for at in places])
@@ -246,6 +248,8 @@ class Governor(Authority[BlockManager]):
         self, slots: NDArray[np.int64], tokens: NDArray[np.int32] | None, pool: int = 0
     ) -> list[Hashable]:
         """`extend_many` by decode slot of one pool: the form for engines that keep their batch as arrays."""
+        if tokens is not None:
+            tokens = read_token_array(tokens, len(slots))
         manager = self._pools.managers[pool]
         return [sequence.id for sequence in manager.extend_many(slots, tokens, self._clock.now_us())]
 
@@ -257,7 +261,7 @@ class Governor(Authority[BlockManager]):
         """
         sequence = self._get(request_id)
         manager = _plan(sequence).manager
-        manager.fill(sequence, None if tokens is None else np.asarray(tokens, dtype=np.int32))
+        manager.fill(sequence, None if tokens is None else read_token_array(tokens))
 
     def fork(self, request_id: Hashable, child_id: Hashable) -> Admission:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""

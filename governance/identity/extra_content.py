@@ -61,3 +61,14 @@ def frame(extra: Extra) -> bytes:
     if len(record) > _RECORD_BYTES_MAX:
         raise IdentityError(f"extra content: record of `{len(record)}` bytes, at most {_RECORD_BYTES_MAX}")
     return _HEAD.pack(-1, len(record)) + record + bytes(-len(record) % 4)
+
+
+def is_framed(frames: bytes) -> bool:
+    """Whether these bytes are whole frames, one or more, and nothing else."""
+    at = 0
+    while at + _HEAD.size <= len(frames):
+        word, length = _HEAD.unpack_from(frames, at)
+        if word != -1:
+            return False
+        at += _HEAD.size + length + -length % 4
+    return 0 < at == len(frames)
