@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Admission(NamedTuple):
-    """A request is in. `blocks` is its block table so far (int64); `hit_tokens` need no prefill."""
+    """A request is in. `blocks` is its block table so far (int64, read-only); `hit_tokens` need no prefill."""
 
     request_id: Hashable
     hit_tokens: int

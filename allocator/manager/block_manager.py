@@ -18,6 +18,7 @@ always passed in.
 - Attach happens before allocation, so making room can never take the path that is about to be used.
 - Release is idempotent: a sequence leaves its slot once, whatever order finish, abort and preemption come in (L4).
 - A request that cannot be served changes nothing for anybody else.
+- An admission that fails on its way leaves nothing: what it attached and was handed goes back as it was (`withdraw`).
 - New limits move a ceiling or a deadline only earlier (L8); wider ones hold for what is written or released later.
 - From then on attach compares the new times, so nothing that they end is served, swept or not.
 - A hold whose time has passed lapses with the next sweeps, due now: what was lawful until now is not late. So no
@@ -93,6 +94,7 @@ class BlockManager:
         self.expired_residencies = 0
         self._next_residency = (number << RESIDENCY_BITS) + 1  # no two pools of a process number one alike
         self._forked = 0  # sequences on a shared tail
+        self._handed: list[tuple[Account, Blocks]] = []  # what the newest `allocate` was handed, in order
 
     def boot(self) -> int:
         """Zero every block; nothing is handed out before. Returns the number of blocks that became CLEAN."""
@@ -185,29 +187,46 @@ class BlockManager:
         sequence = RunningSequence(id_, residency.account, residency.domain, residency)
         leaf = found.leaf
         parts: list[Blocks] = []
+        self._handed = []
         if leaf is not None:
             if found.position < leaf.length:
                 leaf = tree.split(leaf, found.position)
             parts = tree.attach(leaf, now_us)
-        if over < partition.over_blocks > partition.common_blocks and not can_preempt:
-            refused: str | None = (
-                POOL_FULL  # reviving this much cache would eat into a guarantee (rule 3 of `accounting`)
-            )
-        else:
-            refused = self._allocate_spans(sequence, found, parts, total, now_us, can_preempt)
-        if refused is not None:
-            if leaf is not None:
-                tree.release(leaf, None, now_us, "deferred")
-            return refused
         sequence.leaf = leaf
-        sequence.hit_blocks = sequence.published = found.hit_blocks
-        if now_us + active_us < NEVER_US:
-            sequence.active_until_us = now_us + active_us
-        else:
-            sequence.active_until_us = NEVER_US
-        self._key(sequence, found, prompt)
-        self.decode.add(sequence, prompt.tokens, prompt.data[prompt.whole * self.block_bytes :])
+        try:
+            if over < partition.over_blocks > partition.common_blocks and not can_preempt:
+                refused: str | None = (
+                    POOL_FULL  # reviving this much cache would eat into a guarantee (rule 3 of `accounting`)
+                )
+            else:
+                refused = self._allocate_spans(sequence, found, parts, total, now_us, can_preempt)
+            if refused is not None:
+                if leaf is not None:
+                    tree.release(leaf, None, now_us, "deferred")
+                return refused
+            sequence.hit_blocks = sequence.published = found.hit_blocks
+            if now_us + active_us < NEVER_US:
+                sequence.active_until_us = now_us + active_us
+            else:
+                sequence.active_until_us = NEVER_US
+            self._key(sequence, found, prompt)
+            self.decode.add(sequence, prompt.tokens, prompt.data[prompt.whole * self.block_bytes :])
+        except BaseException:
+            self.withdraw(sequence, now_us)
+            raise
         return sequence
+
+    def withdraw(self, sequence: RunningSequence, now_us: int) -> None:
+        """Undo the newest `allocate`, whose answer nobody was told of: no slot, block, reference or charge is left."""
+        if sequence.slot >= 0:
+            self.decode.remove(sequence)
+        handed, self._handed = self._handed, []
+        for account, blocks in reversed(handed):
+            account.charge_active(-len(blocks))
+            self.pool.take_back(account.partition, blocks, account)
+        leaf, sequence.leaf = sequence.leaf, None
+        if leaf is not None:
+            self.tree.release(leaf, None, now_us, "deferred")
 
     def _allocate_spans(
         self,
@@ -238,11 +257,11 @@ class BlockManager:
         parts.reverse()
         sequence.first_generation = self.pool.next_generation
         for account, count in wanted:
-            parts.append(self._hand_out(account, count))
+            parts.append(self._hand_to_request(account, count))
         sequence.table = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else EMPTY
         sequence.block_count = sequence.admitted_blocks = len(sequence.table)
         if self.options.windows:
-            self.publication.open_windows(sequence, wanted, found.hit_blocks, self._hand_out)
+            self.publication.open_windows(sequence, wanted, found.hit_blocks, self._hand_to_request)
         sequence.recorded_until = self.pool.next_generation
         sequence.spans = found.spans
         return None
@@ -264,6 +283,11 @@ class BlockManager:
     def _hand_out(self, account: Account, count: int) -> Blocks:
         blocks = self.pool.hand_out(account.partition, count, account)
         account.charge_active(count)
+        return blocks
+
+    def _hand_to_request(self, account: Account, count: int) -> Blocks:
+        blocks = self._hand_out(account, count)
+        self._handed.append((account, blocks))
         return blocks
 
     # -- running sequences -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
                                 FENCED, DIRTY -> QUARANTINED     a stuck fence; a scrub that did not verify
 
 - A move that is not in `TRANSITIONS` never happens; `Pool.move` is the one method that moves.
+- What `Pool.take_back` undoes has not happened: nobody was told of it.
 """
 
 from __future__ import annotations

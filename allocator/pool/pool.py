@@ -6,6 +6,7 @@
     pool.scrub(partition, at_most)                       # zeroed, with a receipt: CLEAN
 
 - clean + active + cached + fenced + dirty + quarantined = total, at every step (L1); `move` keeps the counts.
+- A hand-out that nobody was told of, because what came after it failed, is undone whole (`take_back`).
 - Only CLEAN blocks are handed out, and at boot every block is DIRTY (L2).
 - A block's generation changes each time it leaves CLEAN; generations come from one pool-wide counter (L3).
 - A block becomes CLEAN only with a receipt of every shard, or, on a memory in stream order, behind launches whose
@@ -109,14 +110,36 @@ class Pool:
         else:
             end -= partition.size
             blocks = np.concatenate((ring[head:], ring[:end]))
+        self.move(blocks, CLEAN, ACTIVE)
         partition.clean_head = end if end < partition.size else 0
         partition.clean_count -= count
-        self.move(blocks, CLEAN, ACTIVE)
         first = self.next_generation
         self.next_generation = first + count
         self.generation[blocks] = np.arange(first, first + count)
         account.charge(count)
         return blocks
+
+    def take_back(self, partition: PoolPartition, blocks: Blocks, account: Account) -> None:
+        """Undo the newest `hand_out`: nobody was told of these blocks, so they are as clean as they were."""
+        count, last = len(blocks), self.next_generation - 1
+        found = self.state[blocks]
+        if int(self.generation[blocks[-1]]) != last or np.count_nonzero(found != ACTIVE):
+            raise IsolationError(
+                "a hand-out cannot be taken back: it is not the newest, or has moved on", blocks=count
+            )
+        self.state[blocks] = CLEAN
+        self.counts[ACTIVE] -= count
+        self.counts[CLEAN] += count
+        self.generation[blocks] = 0
+        self.next_generation -= count
+        ring, size = partition.clean_ring, partition.size
+        head = (partition.clean_head - count) % size
+        room = size - head
+        ring[head : head + count] = blocks[:room]
+        ring[: max(0, count - room)] = blocks[room:]
+        partition.clean_head = head
+        partition.clean_count += count
+        account.charge(-count)
 
     def end(self, ending: list[EndingRun], source: int, now_us: int) -> None:
         """End custodies: FENCED, then waiting for device work up to their fence."""

@@ -9,6 +9,7 @@
 - No tenant, no admission. A denied reuse is a miss, never a refusal, and looks like one to the requester.
 - Every reuse is decided at the request's own instant under the active revision, and attach checks the domain again.
 - One thread owns the state; `call` is the way in from others.
+- An admission that raises leaves nothing: no residency, reference, block or event. What it returns is a copy.
 - No SQL on this path: events are tuples handed to the ledger's queue. Scrubbing and revocation never wait for it.
 """
 
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 
 from kvcustody.allocator.manager.block_manager import BlockManager
 from kvcustody.allocator.manager.check_invariants import check
-from kvcustody.allocator.pool.accounting import Account, Domain
+from kvcustody.allocator.pool.accounting import Account
+from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.allocator.prefix.node import PathResidency
@@ -135,37 +137,51 @@ class Governor(Authority[BlockManager]):
         if not isinstance(plan, Plan):
             return self._without_plan(principal, plan)
         counters = self._counters(plan.tenant)
-        if request_id is None:  # one counter for all tenants would tell each of the others' requests
+        numbered = request_id is None  # one counter for all tenants would tell each of the others' requests
+        if request_id is None:
             counters.numbered += 1
             request_id = ("request", counters.numbered)
         handle = (plan.tenant, request_id)
         kept_out = self._kept_out(plan, handle, prompt, counters)
         if kept_out is not None:
             return kept_out
-        read, reasons = self._reuse.read_plan(plan, prompt, counters, moment)
-        found = plan.manager.match_prefix(read, prompt, moment.now_us)
-        begun = plan.manager.allocate(
-            handle,
-            found,
-            prompt,
-            self._residency(plan, moment.now_us, moment.trace),
-            moment.now_us,
-            active_us=plan.active_us,
-            lookahead_tokens=lookahead_tokens,
-            can_preempt=can_preempt,
-        )
-        if isinstance(begun, str):
-            counters.count(counters.deferred, begun)
-            return Deferred(request_id, begun)
-        if plan.priorities:
-            self._prioritise(begun, plan)
+        manager, now_us = plan.manager, moment.now_us
+        begun: RunningSequence | str = ""
+        try:  # all that can fail, before the first book says that the request runs
+            read, reasons = self._reuse.read_plan(plan, prompt, counters, moment)
+            found = manager.match_prefix(read, prompt, now_us)
+            begun = manager.allocate(
+                handle,
+                found,
+                prompt,
+                self._residency(plan, now_us, moment.trace),
+                now_us,
+                active_us=plan.active_us,
+                lookahead_tokens=lookahead_tokens,
+                can_preempt=can_preempt,
+            )
+            if isinstance(begun, str):
+                counters.count(counters.deferred, begun)
+                return Deferred(request_id, begun)
+            if plan.priorities:
+                self._prioritise(begun, plan)
+            crossed = found.via if found.via is not plan.own.domain else None
+            if crossed is not None:
+                reasons = (*reasons, *via_reasons(plan, crossed))
+            opening = sequence_opened(plan, begun, manager, reasons, self.table.revision, now_us)
+            answer = _admission(begun, self.block_tokens)
+        except BaseException:
+            if isinstance(begun, RunningSequence):
+                manager.withdraw(begun, now_us)
+            counters.numbered -= numbered
+            raise
         self._live[handle] = begun
-        if found.via is not None and found.via is not plan.own.domain:
-            reasons = (*reasons, *self._crossed(plan, found.via, begun, counters))
-        revision = self.table.revision
-        self._outbox.append(sequence_opened(plan, begun, plan.manager, reasons, revision, moment.now_us))
+        if crossed is not None:
+            counters.granted_hit_blocks += begun.hit_blocks
+            self._reuse.crossed(plan, crossed)
+        self._outbox.append(opening)
         _count_admission(counters, begun, prompt)
-        return Admission(handle, begun.hit_blocks * self.block_tokens, begun.blocks, begun.slot)
+        return answer
 
     def _without_plan(
         self, principal: Principal, outcome: AdmissionRefused | Deferred
@@ -198,14 +214,6 @@ class Governor(Authority[BlockManager]):
         residency = plan.manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
         residency.trace = trace
         return residency
-
-    def _crossed(
-        self, plan: Plan[BlockManager], domain: Domain, begun: RunningSequence, counters: TenantCounters
-    ) -> tuple[str, ...]:
-        """Blocks came from a grant's or segment's domain: both tenants' logs say so. Returns through which."""
-        counters.granted_hit_blocks += begun.hit_blocks
-        self._reuse.crossed(plan, domain)
-        return via_reasons(plan, domain)
 
     def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
         size = self.block_tokens
@@ -278,11 +286,11 @@ class Governor(Authority[BlockManager]):
             self._record_joins(manager)
         self._live[key] = child
         self._outbox.append(sequence_opened(plan, child, manager, ("fork",), self.table.revision, now_us))
-        return Admission(key, child.hit_blocks * self.block_tokens, child.blocks, child.slot)
+        return _admission(child, self.block_tokens)
 
     def blocks(self, request_id: Hashable) -> NDArray[np.int64]:
-        """The block table of a running request."""
-        return self._get(request_id).blocks
+        """The block table of a running request as it stands: a copy, which cannot be written to."""
+        return _read_only(self._get(request_id).blocks)
 
     # -- release ------------------------------------------------------------------------------------------------------
 
@@ -483,6 +491,17 @@ def _plan(sequence: RunningSequence) -> Plan[BlockManager]:
     plan = sequence.residency.facts
     assert isinstance(plan, Plan)
     return plan
+
+
+def _admission(begun: RunningSequence, block_tokens: int) -> Admission:
+    return Admission(begun.id, begun.hit_blocks * block_tokens, _read_only(begun.blocks), begun.slot)
+
+
+def _read_only(blocks: Blocks) -> Blocks:
+    """A copy for the engine: nothing that is done to it reaches the block table."""
+    shown = blocks.copy()
+    shown.flags.writeable = False
+    return shown
 
 
 def _count_admission(counters: TenantCounters, begun: RunningSequence, prompt: Prompt) -> None:
