@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 
 
 def read_file(path: Path) -> bytes:
@@ -20,8 +21,6 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            partial = folder / f".{name}.partial"
-            partial.write_bytes(data)
-            partial.replace(folder / name)
+            write_file(folder / name, data, mode=READABLE)
     except OSError as error:
         raise ConfigError(f"folder `{folder}`: {error.strerror}", path=folder) from error

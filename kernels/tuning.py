@@ -13,7 +13,6 @@ median. Answers are kept by device name, geometry and versions, so another drive
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 from kvcustody.kernels.entry import entries_of
 from kvcustody.kernels.scrub import launch_scrub
 from kvcustody.kernels.segment import SegmentTable
@@ -96,9 +96,7 @@ def save(file: Path, name: str, strategy: Strategy) -> None:
     """Keep one answer beside the others; replaces the file in one step."""
     rows = {key: one.describe() for key, one in load(file).items()} | {name: strategy.describe()}
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
-    draft.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
-    draft.replace(file)
+    write_file(file, (json.dumps(rows, indent=1, sort_keys=True) + "\n").encode(), mode=READABLE)
 
 
 def _name(table: SegmentTable) -> str:

@@ -38,6 +38,7 @@ from kvcustody.audit.tlog.merkle import Frontier, leaf_hashes
 from kvcustody.audit.tlog.proofs import ProofError
 from kvcustody.audit.tlog.signed_note import parse_note
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
+from kvcustody.files import READABLE, fresh_file, is_draft, publish_folder, write_file
 
 CHUNK_LEAVES = 1 << 15
 _STATE = ".state.json"
@@ -87,9 +88,7 @@ def write_export(
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         made = _Export(partial, source, selection, form, progress or _silent, chunk_leaves).write(made_at_us)
-        _sync_folders(partial)
-        partial.rename(folder)
-        _sync(folder.parent)
+        publish_folder(partial, folder)
     except OSError as problem:
         raise ExportError(f"export `{folder}`: {problem.strerror}", path=folder) from problem
     return made
@@ -182,6 +181,8 @@ class _Export:
             kept = json.loads(state.read_bytes())
             if kept["ask"] == ask:
                 self._done = kept["done"]
+                for stray in [path for path in self._partial.rglob("*") if is_draft(path)]:
+                    stray.unlink()  # of the try that was killed; an export holds what its manifest names alone
                 return
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
@@ -190,9 +191,7 @@ class _Export:
     def _save(self, ask: dict[str, Any] | None = None) -> None:
         path = self._partial / _STATE
         ask = ask or json.loads(path.read_bytes())["ask"]
-        fresh = path.with_suffix(".new")
-        _write(fresh, json.dumps({"ask": ask, "done": self._done}).encode())
-        fresh.rename(path)
+        _write(path, json.dumps({"ask": ask, "done": self._done}).encode())
 
     def _log(self, log: SubLog, folder: str) -> ExportedLog:
         (self._partial / folder).mkdir(parents=True, exist_ok=True)
@@ -253,31 +252,16 @@ def _take(frontier: Frontier, leaves: list[bytes], digest: Any) -> Frontier:
 
 def _write_lines(path: Path, root_leaves: Iterator[RootLeaf]) -> None:
     """The root log: each leaf, and what opens it, in hexadecimal."""
-    with path.open("wb") as file:
+    with fresh_file(path, mode=READABLE) as file:
         while some := list(islice(root_leaves, _ROOT_LINES)):
-            for leaf in some:
-                file.write(root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None))
-        file.flush()
-        os.fsync(file.fileno())
+            lines = (
+                root_line(leaf.commitment, leaf.opening.to_bytes() if leaf.opening else None) for leaf in some
+            )
+            file.writelines(lines)
 
 
 def _write(path: Path, data: bytes) -> None:
-    with path.open("wb", buffering=0) as file:
-        file.write(data)
-        os.fsync(file.fileno())
-
-
-def _sync_folders(folder: Path) -> None:
-    for parent, _, _ in os.walk(folder):
-        _sync(Path(parent))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_file(path, data, mode=READABLE)
 
 
 def _silent(log: str, done: int, total: int) -> None:

@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +18,7 @@ from sqlalchemy import Connection, select
 from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.schema.ledger import events, logs
 from kvcustody.errors import LedgerError
+from kvcustody.files import write_file
 
 _SCHEMA = "kvcustody/positions@1"
 Positions = dict[str, int]
@@ -70,15 +69,10 @@ def read_positions(path: Path) -> Positions:
 
 def write_positions(path: Path, positions: Positions) -> None:
     """Replace the file, durably; raises `LedgerError` where the disk refuses."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     data = json.dumps({"schema": _SCHEMA, "next": positions}, sort_keys=True).encode()
     try:
-        with fresh.open("xb", buffering=0) as file:
-            file.write(data)
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_file(path, data)
     except OSError as problem:
-        fresh.unlink(missing_ok=True)
         raise LedgerError(f"position file `{path}`: {problem.strerror}", path=path) from None
 
 

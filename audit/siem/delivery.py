@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from kvcustody.audit.query.events import EventRow
 from kvcustody.audit.siem.cursor_reader import CursorBatch, pull, read_positions, write_positions
 from kvcustody.audit.siem.sink import RejectedError, Sink, SinkError
 from kvcustody.errors import LedgerError
+from kvcustody.files import write_file
 
 _DETACHED = "detached"
 _POSITIONS = "positions.json"
@@ -88,7 +88,7 @@ class DeliveryPump:
 
     def detach(self) -> None:
         """Give it nothing more, from now on and after a restart."""
-        (self._folder / _DETACHED).touch()
+        write_file(self._folder / _DETACHED, b"")
 
     def attach(self) -> None:
         """Go on where it was."""
@@ -166,9 +166,7 @@ class DeliveryPump:
     def _bury(self, identity: str, body: bytes, reason: str) -> None:
         path = self._folder / "dead" / f"{time.time_ns():020d}-{identity[:16]}.json"
         value: dict[str, Any] = {"identity": identity, "reason": reason, "body": body.decode()}
-        with path.open("xb", buffering=0) as file:
-            file.write(orjson.dumps(value))
-            os.fsync(file.fileno())
+        write_file(path, orjson.dumps(value), exclusive=True)
         self._problem = reason
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from kvcustody.audit.tlog.root_log import root_checkpoint
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, NoteError, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey, SigningKeyError, sign_successor
 from kvcustody.clock import Clock
+from kvcustody.files import write_file
 
 
 class SignerStatus(NamedTuple):
@@ -189,20 +189,7 @@ def _store(connection: Connection, found: SignedNote) -> None:
 
 def _remember(memory: Path, note: bytes) -> None:
     """The file holds the old note or the new one, whole, whatever happens."""
-    fresh = memory.with_name(f".{memory.name}.{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            file.write(note)
-            os.fsync(descriptor)
-        fresh.replace(memory)
-    finally:
-        fresh.unlink(missing_ok=True)
-    folder = os.open(memory.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_file(memory, note)
 
 
 def _running(memory: Path, operation: int) -> int:

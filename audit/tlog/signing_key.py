@@ -39,6 +39,7 @@ from kvcustody.audit.tlog.signed_note import (
     parse_note,
 )
 from kvcustody.errors import LedgerError
+from kvcustody.files import write_file
 
 SEED_BYTES = 32
 _PREFIX = "PRIVATE+KEY+"
@@ -133,19 +134,8 @@ def verify_statement(key: VerifierKey, text: str, signature: NoteSignature) -> N
 def create_signing_key(path: Path, name: str, kind: KeyKind = KeyKind.ED25519) -> SigningKey:
     """A fresh key in a new 0600 file, durable on return; raises `SigningKeyError` where a file is there (rule 2)."""
     key = SigningKey.generate(name, kind)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(
-            fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-        )
-        try:
-            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-                file.write(_render(key).encode())
-                os.fsync(descriptor)
-            os.link(fresh, path)  # unlike a rename, this fails where a file is there already
-        finally:
-            fresh.unlink(missing_ok=True)
-        _sync(path.parent)
+        write_file(path, _render(key).encode(), exclusive=True)
     except FileExistsError:
         raise _refused(path, "already exists", "use it, or choose another path") from None
     except OSError as problem:
@@ -218,14 +208,6 @@ def _parse(data: bytes) -> SigningKey:
 
 def _statement_id(key: VerifierKey) -> bytes:
     return key.key_id if key.kind is KeyKind.ED25519 else key_id(key.name, _STATEMENT_TYPE, key.public)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refused(path: Path, problem: str, action: str) -> SigningKeyError:

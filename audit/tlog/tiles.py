@@ -16,11 +16,11 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvcustody.audit.tlog.merkle import EMPTY, HASH_BYTES, Frontier, TreeError, TreeHead, leaf_hashes
 from kvcustody.audit.tlog.proofs import TILE_WIDTH, tile_width
+from kvcustody.files import publish_folder
 
 CHECKPOINT = "checkpoint"
 HEAD_PROOF = "head.tlog-proof"
@@ -159,14 +159,10 @@ def write_export(
                 raise ExportError(problem, size=found.size, expected=head.size)
             for name, data in files.items():
                 _write(fresh / name, data)
-            if durable:
-                _sync(fresh)
-            fresh.rename(folder)
+            publish_folder(fresh, folder, durable=durable)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
-        if durable:
-            _fsync(folder.parent)
     except OSError as problem:
         raise ExportError(f"export `{folder}`: {problem.strerror}", path=folder) from problem
 
@@ -212,21 +208,3 @@ def _write(path: Path, data: bytes) -> None:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-
-
-def _sync(folder: Path) -> None:
-    """Make every file and folder under `folder` durable."""
-    places = [folder]
-    for parent, folders, names in os.walk(folder):
-        places += [Path(parent, name) for name in (*names, *folders)]
-    with ThreadPoolExecutor(_SYNC_THREADS) as pool:
-        for _ in pool.map(_fsync, places):
-            pass
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

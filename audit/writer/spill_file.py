@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvcustody.errors import LedgerError
+from kvcustody.files import sync_path
 
 _MAGIC = b"KVCSPILL1\n"
 _HEAD = struct.Struct("<II")  # length, CRC-32 of the payload
@@ -66,7 +67,7 @@ class SpillSegment:
                 self.path.rename(self.path.with_suffix(".torn"))
             else:
                 self.path.unlink()
-            sync_directory(self.path.parent)
+            sync_path(self.path.parent)
         if self.path in self._held:
             os.close(self._held.pop(self.path))
         self.close()
@@ -197,22 +198,13 @@ class SpillFile:
         self._descriptor = -1
 
 
-def sync_directory(directory: Path) -> None:
-    """Make a creation, rename or deletion in the directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _make(path: Path, data: bytes) -> int:
     """A new file that holds `data`, durable and locked; none where that fails."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         _write(descriptor, data)
-        sync_directory(path.parent)
+        sync_path(path.parent)
     except OSError:
         with suppress(OSError):
             path.unlink()

@@ -14,6 +14,7 @@ import typer
 from kvcustody.console.api.client import ApiReply, Asker
 from kvcustody.console.command import make_table, print_json, stdout
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 
 _KEEP = 0.2
 
@@ -62,7 +63,7 @@ def one_segment(text: str) -> str:
 def _write(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_file(path, data, mode=READABLE)
     except OSError as error:
         raise ConfigError(f"`{path}`: {error.strerror}", path=path) from None
 

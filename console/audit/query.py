@@ -23,6 +23,7 @@ from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
 from kvcustody.console.options_ledger import DEFAULT, Ledger, moment_us, reading, shown
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 from kvcustody.governance.identity.w3c_trace import check_trace
 
 _HEAD = frozenset(
@@ -151,8 +152,11 @@ def prove(
         proofs = LedgerProofs(connection)
         leaf, proof = proofs.proven(log, idx, as_of=as_of)
     if out is not None:
-        out.with_name(out.name + ".leaf").write_bytes(leaf)
-        out.with_name(out.name + ".proof").write_bytes(proof.to_bytes())
+        try:
+            write_file(out.with_name(out.name + ".leaf"), leaf, mode=READABLE)
+            write_file(out.with_name(out.name + ".proof"), proof.to_bytes(), mode=READABLE)
+        except OSError as error:
+            raise ConfigError(f"proof `{out}` cannot be written: {error.strerror}", path=out) from None
     if as_json:
         print_json({"log": log, "idx": idx, "leaf": leaf.decode(), "proof": proof.to_bytes().decode()})
     elif out is not None:

@@ -32,6 +32,7 @@ from kvcustody.console.options_ledger import (
     writing,
 )
 from kvcustody.errors import ConfigError
+from kvcustody.files import READABLE, write_file
 from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector, check_selector, selector_from
 
@@ -231,10 +232,8 @@ def certificate(
 
 
 def _write(path: Path, data: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
-        fresh.write_bytes(data)
-        fresh.replace(path)
+        write_file(path, data, mode=READABLE)
     except OSError as error:
         raise ConfigError(f"`{path}` cannot be written: {error.strerror}", path=path) from None
 

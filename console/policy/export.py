@@ -11,6 +11,7 @@ from kvcustody.console.command import Json, print_json
 from kvcustody.console.policy.review import Revoked
 from kvcustody.console.policy.validate import File
 from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.files import READABLE, write_file
 from kvcustody.policies.workbench.cedar import to_cedar
 from kvcustody.policies.workbench.validate import load_file
 
@@ -38,7 +39,7 @@ def export_command(
     exported = to_cedar(load_file(file), revoked=frozenset(revoked or ()))
     if out is not None:
         try:
-            out.write_text(exported.text, encoding="utf-8")
+            write_file(out, exported.text.encode(), mode=READABLE)
         except OSError as error:
             reason = (error.strerror or type(error).__name__).lower()
             raise PolicyError(f"file `{out}` cannot be written: {reason}", path=out) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import stat
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 from kvcustody.console.command import Json, print_json
 from kvcustody.console.policy.validate import EXIT_NO, Files
 from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.files import READABLE, write_file
 from kvcustody.policies import library
 from kvcustody.policies.workbench.format import fmt
 from kvcustody.policies.workbench.init_policy import start
@@ -63,8 +65,7 @@ def init_command(
         )
     text = start(template, name=name, tenants=tenant or ())
     try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write(text)
+        write_file(file, text.encode(), mode=READABLE, exclusive=True)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise PolicyError(f"file `{file}` cannot be written: {reason}", path=file) from error
@@ -134,11 +135,9 @@ def policy_text(path: Path) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader sees the old text or the new one."""
-    beside = path.with_name(path.name + ".new")
+    """Replace a policy file's text; the file stays open to nobody to whom it was closed."""
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        write_file(path, text.encode(), mode=stat.S_IMODE(path.stat().st_mode))
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise PolicyError(f"policy `{path}` cannot be written: {reason}", path=path) from error
@@ -159,7 +158,8 @@ def schema_command(*, out: SchemaOut = None, as_json: Json = False) -> None:
         print_json(schema())
         return
     try:
-        out.write_bytes(orjson.dumps(schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        data = orjson.dumps(schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_file(out, data, mode=READABLE)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise PolicyError(f"schema `{out}` cannot be written: {reason}", path=out) from error

@@ -21,6 +21,7 @@ from kvcustody.console.policy.release_options import (
 )
 from kvcustody.console.policy.validate import EXIT_NO
 from kvcustody.errors import ConfigError, PolicyError
+from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.trust import read_trust, write_trust
 from kvcustody.policies.bundle.bundle import verify
 
@@ -53,10 +54,16 @@ def key_command(
 ) -> None:
     """Make a key to sign policies with: FILE, of mode 0600, and FILE.pub to hand out. No file is overwritten."""
     public = file.with_name(file.name + ".pub")
+    taken = f"public key `{public}` already exists; choose another path"
     if os.path.lexists(public):
-        raise ConfigError(f"public key `{public}` already exists; choose another path", path=public)
+        raise ConfigError(taken, path=public)
     key = create_signing_key(file, name)
-    public.write_text(f"{key.verifier}\n", encoding="utf-8")
+    try:
+        write_file(public, f"{key.verifier}\n".encode(), mode=READABLE, exclusive=True)
+    except FileExistsError:
+        raise ConfigError(taken, path=public) from None
+    except OSError as error:
+        raise ConfigError(f"public key `{public}`: {error.strerror}", path=public) from None
     if as_json:
         print_json({"name": name, "private": str(file), "public": str(public), "key": str(key.verifier)})
     else:
@@ -104,8 +111,7 @@ def trust_command(
         keys.append((read_public(Path(path)), "owner", tenant))
     text = write_trust(audience, keys, hours)
     try:
-        with file.open("x", encoding="utf-8") as written:
-            written.write(text)
+        write_file(file, text.encode(), mode=READABLE, exclusive=True)
     except OSError as error:
         raise ConfigError(f"trust file `{file}`: {error.strerror}", path=file) from None
     if folder is not None:
@@ -129,10 +135,8 @@ def bundle_command(
     """Write an approved revision as one signed file, for workers that have no store to follow."""
     with at.desk() as desk:
         data = desk.bundle(revision)
-    fresh = out.with_name(out.name + ".new")
     try:
-        fresh.write_bytes(data)
-        fresh.replace(out)
+        write_file(out, data, mode=READABLE)
     except OSError as error:
         raise ConfigError(f"bundle `{out}`: {error.strerror}", path=out) from None
     if at.as_json:

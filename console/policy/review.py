@@ -11,6 +11,7 @@ import typer
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.errors import PolicyError
+from kvcustody.files import READABLE, write_file
 from kvcustody.policies.document.problems import quote
 from kvcustody.policies.workbench.diff.model import CellChange, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.semantic_diff import diff
@@ -194,7 +195,8 @@ def _never(text: str) -> Never:
 
 def _write(out: Path, proof: Proof) -> None:
     try:
-        out.write_bytes(orjson.dumps(proof.data(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        data = orjson.dumps(proof.data(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_file(out, data, mode=READABLE)
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise PolicyError(f"proof `{out}` cannot be written: {reason}", path=out) from error

@@ -10,12 +10,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from kvcustody.errors import ServiceError
+from kvcustody.files import write_file
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection, is_away
-from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 from kvcustody.governance.release.record import ReleaseAction, ReleaseError, read_record
 
 _OPERATIONS = {
@@ -88,14 +87,8 @@ class WorkerReleaseStore:
         path = self._kept_path
         if path is None or len(self._records) <= self._kept:
             return
-        fresh = path.with_name(path.name + ".new")
         try:
-            with fresh.open("wb") as file:
-                file.write(b"\n".join(self._records) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-            fsync_directory(path.parent)
+            write_file(path, b"\n".join(self._records) + b"\n")
         except OSError as error:
             raise ReleaseError(f"kept release `{path}`: {error.strerror}") from None
         self._kept = len(self._records)

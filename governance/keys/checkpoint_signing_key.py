@@ -24,6 +24,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind, parse_vkey
 from kvcustody.audit.tlog.signing_key import SigningKey, create_signing_key, read_signing_key
 from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
+from kvcustody.files import sync_path
 from kvcustody.governance.ledger_protocol import Ledger
 
 _log = structlog.get_logger(__name__)
@@ -135,6 +136,7 @@ def _take_over(path: Path, old: SigningKey | None) -> None:
         if not kept.exists():
             kept.hardlink_to(path)
     _next(path).replace(path)
+    sync_path(path.parent)
 
 
 def _next(path: Path) -> Path:

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kvcustody.errors import KeyringError
+from kvcustody.files import sync_path, write_file
 from kvcustody.governance.identity import tlv
 from kvcustody.governance.identity.domain_spec import KeyOwner
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer, derive
@@ -101,7 +102,7 @@ class RootKeyWrapping:
                 file.write(bytes(KEY_BYTES))
                 os.fsync(file.fileno())
             self._path.unlink()
-            fsync_directory(self._path.parent)
+            sync_path(self._path.parent)
 
     def _wrapping_key(self, salt: bytes) -> KeyBuffer:
         key = KeyBuffer()
@@ -135,16 +136,12 @@ def open_wrapping(
 def create_root_key(path: Path) -> None:
     """Write a fresh root key to a new 0600 file, durable on return; refuses to touch a file that exists."""
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        with KeyBuffer.random() as root:
+            write_file(path, root.view(), exclusive=True)
     except FileExistsError:
         raise _refused(path, "already exists", "use it, or choose another path") from None
     except OSError as error:
         raise _refused(path, f"cannot be created ({error.strerror})", "choose a writable directory") from None
-    with KeyBuffer.random() as root, open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
-        os.fchmod(descriptor, 0o600)
-        file.write(root.view())
-        os.fsync(descriptor)
-    fsync_directory(path.parent)
 
 
 def read_root_key(path: Path) -> KeyBuffer:
@@ -167,15 +164,6 @@ def read_root_key(path: Path) -> KeyBuffer:
         if file.readinto(root.writable()) != KEY_BYTES:
             raise _refused(path, "ended early", "restore it from its backup")
     return root
-
-
-def fsync_directory(path: Path) -> None:
-    """Make a created, renamed or removed name in `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from kvcustody.errors import KeyringError
+from kvcustody.files import discard_drafts, write_file
 from kvcustody.governance.identity.domain_spec import KeyOwner
-from kvcustody.governance.keys.root_key_wrapping import fsync_directory
 
 SCHEMA = "kvcustody/keyring@1"
 
@@ -105,18 +105,14 @@ class FileKeyStore:
 
     def save(self, document: KeyDocument) -> None:
         """Write a new file durably, put it in the old one's place, then blank what the old one held."""
-        fresh = self.path.with_name(self.path.name + ".new")
         old: int | None = None
         try:
-            fresh.unlink(missing_ok=True)  # left by a crash before its rename; never read
-            descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
-            with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor
-                file.write(orjson.dumps(_render(document), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
-                file.flush()
-                os.fsync(descriptor)
+            discard_drafts(self.path)
             old = _open_if_exists(self.path)
-            fresh.replace(self.path)
-            fsync_directory(self.path.parent)
+            write_file(
+                self.path,
+                orjson.dumps(_render(document), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS),
+            )
             if old is not None:
                 _blank(old)
         except OSError as error:

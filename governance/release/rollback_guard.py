@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.keys.root_key_wrapping import fsync_directory
+from kvcustody.files import write_file
 from kvcustody.governance.release.record import NOTHING_BEFORE, ReleaseError, digest_of
 from kvcustody.policies.bundle.canonical_json import BundleRejected, decode, encode
 from kvcustody.policies.bundle.manifest import BundleManifest
@@ -88,13 +87,7 @@ class RevisionMark:
             ) from None
 
     def _write(self, mark: RollbackMark) -> None:
-        fresh = self.path.with_name(self.path.name + ".new")
         try:
-            with fresh.open("wb") as file:
-                file.write(encode(asdict(mark)))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
-            fsync_directory(self.path.parent)
+            write_file(self.path, encode(asdict(mark)))
         except OSError as error:
             raise ConfigError(f"revision mark `{self.path}`: {error.strerror}", path=self.path) from None

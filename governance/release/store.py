@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +14,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from kvcustody.audit.database.engine import WRITE, ledger_error
 from kvcustody.audit.schema.releases import policy_release
-from kvcustody.governance.keys.root_key_wrapping import fsync_directory
+from kvcustody.files import READABLE, write_file
 from kvcustody.governance.release.record import RECORD_BYTES_MAX, ReleaseError, read_record
 
 
@@ -66,17 +64,8 @@ class FolderStore:
     def append(self, number: int, data: bytes) -> None:
         """Write the file and make it durable; a link fails where the name is there already."""
         path = self.path / f"{number:06}.json"
-        fresh = self.path / f".{secrets.token_hex(8)}"
         try:
-            with fresh.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                os.link(fresh, path)
-            finally:
-                fresh.unlink()
-            fsync_directory(self.path)
+            write_file(path, data, mode=READABLE, exclusive=True)
         except FileExistsError:
             raise _taken(number) from None
         except OSError as error:

@@ -14,6 +14,7 @@ from kvcustody.audit.report.build_report import build_report, newest_checkpoint,
 from kvcustody.audit.report.model import ReportParameters
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.tlog.proofs import ProofError
+from kvcustody.files import write_file
 from kvcustody.governance.service.jobs import Job, JobProgress
 from kvcustody.governance.service.problem_details import not_found
 
@@ -69,7 +70,7 @@ def start_report(
             report = build_report(connection, asked, progress=tell)
         files = service.documents.report(report, formats)
         for name, data in files.items():
-            (progress.folder / name).write_bytes(data)
+            write_file(progress.folder / name, data)
         progress(_PARTS + 1, _PARTS + 1)
         digest = report.digest()
         return {

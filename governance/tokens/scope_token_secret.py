@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from pathlib import Path
 
 from kvcustody.errors import KeyringError
+from kvcustody.files import write_file
 from kvcustody.governance.keys.locked_buffer import KeyBuffer
-from kvcustody.governance.keys.root_key_wrapping import create_root_key, fsync_directory, read_root_key
+from kvcustody.governance.keys.root_key_wrapping import read_root_key
 
 
 def open_scope_key(path: Path) -> KeyBuffer:
@@ -36,17 +36,12 @@ def open_scope_key(path: Path) -> KeyBuffer:
 
 def _create(path: Path) -> None:
     """Put a fresh secret under `path` in one step, unless somebody else is first."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    create_root_key(draft)
     try:
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+        with contextlib.suppress(FileExistsError), KeyBuffer.random() as secret:
+            write_file(path, secret.view(), exclusive=True)
     except OSError as error:
         raise KeyringError(
             f"cannot create `{path}`",
             problem=f"cannot be created ({error.strerror})",
             advice="choose a directory on a local disk",
         ) from None
-    finally:
-        draft.unlink()
-    fsync_directory(path.parent)

@@ -11,6 +11,7 @@ from typing import cast
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import ENGINES, names_extension
 from kvcustody.extensions import load as load_extension
+from kvcustody.files import READABLE, write_file
 from kvcustody.integrations.conformance.cases import ALL, BY_NAME
 from kvcustody.integrations.conformance.engine_protocol import EngineFactory
 from kvcustody.integrations.conformance.kit import SEED, run
@@ -84,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.to_json() if chosen.json else f"{report}\nseed {chosen.seed}")
     if subject is not None and report.passed:
         data = record(report, subject)
-        chosen.record.write_bytes(data)
+        write_file(chosen.record, data, mode=READABLE)
         print(f"{chosen.record}: {subject.name} {subject.version}, digest {digest_of(data)}", file=sys.stderr)
     return 0 if report.passed else 1
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from kvcustody.files import write_file
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.integrations.demo.engine import ATTACKER, VICTIM
 from kvcustody.integrations.identity.api_keys import add_key
@@ -50,8 +51,8 @@ class Deployment:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
-        (folder / "policy.yaml").write_text(POLICY)
-        (folder / "identity.yaml").write_text(IDENTITY)
+        write_file(folder / "policy.yaml", POLICY.encode())
+        write_file(folder / "identity.yaml", IDENTITY.encode())
         self._keys = {
             tenant: add_key(folder / "keys.yaml", {"name": tenant, "tenant": tenant})
             for tenant in (VICTIM, ATTACKER)

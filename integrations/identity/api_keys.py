@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from kvcustody.clock import MICROSECONDS, Clock
 from kvcustody.errors import ConfigError
-from kvcustody.governance.keys.root_key_wrapping import fsync_directory
+from kvcustody.files import write_file
 from kvcustody.integrations.identity.authentication import Authenticated, refused
 from kvcustody.integrations.identity.watched_file import WatchedFile
 from kvcustody.integrations.identity.yaml_models import (
@@ -183,13 +183,7 @@ def _changing(path: Path) -> Iterator[dict[str, Any]]:
 def _replace(path: Path, content: bytes) -> None:
     """Put `content` under `path` in one step, durable on return, if it is a well-formed key file."""
     parse_document(KeyFile, content, str(path))
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    with open(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    fsync_directory(path.parent)
+    write_file(path, content)
 
 
 class _Quoting(yaml.SafeDumper):

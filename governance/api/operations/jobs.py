@@ -20,6 +20,7 @@ from kvcustody.audit.events import AccessRecorded, log_of
 from kvcustody.audit.exports.export_writer import ExportSelection, write_export
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.ledger_source import LedgerSource
+from kvcustody.files import fresh_file
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.route_builder import Api, CallerDep, ServiceDep
 from kvcustody.governance.api.models.base import Cursor, Limit
@@ -113,7 +114,10 @@ def file_of(caller: CallerDep, service: ServiceDep, job: JobId, name: FileName) 
 def _pack(folder: FilePath) -> dict[str, Any]:
     """An export as one tar file, the folder gone; the same leaves give the same bytes."""
     path = folder.with_suffix(".tar")
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+    with (
+        fresh_file(path) as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
         for item in sorted(folder.rglob("*")):
             if item.is_file():
                 info = tarfile.TarInfo(str(item.relative_to(folder.parent)))

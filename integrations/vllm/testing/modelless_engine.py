@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.request import Request
 
 from kvcustody.clock import Clock
+from kvcustody.files import write_file
 from kvcustody.integrations.conformance.mutants.runner import replaced
 from kvcustody.integrations.vllm import open_custody as opening
 from kvcustody.integrations.vllm import plugin
@@ -199,7 +200,7 @@ def _configuration(shape: EngineShape) -> VllmConfig:
 @lru_cache(maxsize=2)
 def _common(asynchronous: bool) -> VllmConfig:
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
+        write_file(Path(folder, "config.json"), json.dumps(_MODEL).encode())
         model = ModelConfig(
             model=folder,
             skip_tokenizer_init=True,
