@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from kvcustody.audit.exports.enclosures import Enclosed
+from kvcustody.audit.exports.enclosures import LEAF, PROOF, TEXT, TOKEN, Enclosed
 from kvcustody.audit.exports.file_formats import LeafFormat
 from kvcustody.audit.exports.range_proof import RangeProof
 from kvcustody.audit.tlog.merkle import TreeHead
-from kvcustody.audit.tlog.tiles import ExportError
+from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError
 
 SCHEMA = "kvcustody/export@1"
 MANIFEST = "manifest.json"
@@ -71,6 +71,15 @@ class ExportManifest:
     logs: tuple[ExportedLog, ...]
     handovers: tuple[Enclosed, ...] = ()
     stamps: tuple[Enclosed, ...] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        """Every file of the export, as its manifest has it; the lone verifier comes along and is no evidence."""
+        paths = [MANIFEST, CHECKPOINT, VERIFIER, *([OPENINGS] if self.openings else [])]
+        paths += [f"{log.folder}/{HEAD_PROOF}" for log in self.logs]
+        paths += [file.path for log in self.logs for file in log.files]
+        paths += [each.place + ending for each in self.handovers for ending in (LEAF, PROOF)]
+        return paths + [each.place + ending for each in self.stamps for ending in (TEXT, TOKEN)]
 
     @property
     def leaves(self) -> int:

@@ -13,7 +13,8 @@ What is checked, in this order:
      signed one. A key that was handed over signs nothing later. The checkpoint states the root of the root log.
   2. Each sub-log's head opens a leaf of the root log that the checkpoint covers.
   3. The leaves give that head: hashed as RFC 6962 says, they lead to its root, none changed, missing, added or moved.
-  4. Every file has the digest that the manifest states, and each leaf names the log that it is in.
+  4. Every file has the digest and the size that the manifest states, each leaf names the log that it is in, and the
+     folder holds the manifest's files alone: a stray log, tile, folder or link is refused.
   5. Where the export is of the whole ledger: every leaf of the root log opens to a head that the leaves give, so that
      no sub-log was left out and none had two histories.
   6. With --head, that a head that you kept from earlier is the beginning of what you were given.
@@ -403,6 +404,34 @@ def inside(folder: Path, path: str) -> Path:
     return found
 
 
+def check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """The folder holds the files of the manifest, each named once, this program, and nothing else."""
+    names = ["checkpoint", "manifest.json", "verify_kvcustody.py"] + ["root.ndjson"] * bool(
+        manifest["openings"]
+    )
+    for entry in manifest["logs"]:
+        names += [entry["folder"] + "/head.tlog-proof", *(file["path"] for file in entry["files"])]
+    for entry in manifest.get("handovers", []):
+        names += [entry["place"] + ".leaf", entry["place"] + ".tlog-proof"]
+    for entry in manifest.get("timestamps", []):
+        names += [entry["place"] + ".txt", entry["place"] + ".tsr"]
+    need(len(set(names)) == len(names), "the manifest names a file twice")
+    wanted = set(names)
+    parents = {
+        "/".join(parts[:end]) for parts in (name.split("/") for name in names) for end in range(len(parts))
+    }
+    waiting = [""]
+    while waiting:
+        at = waiting.pop()
+        for path in sorted((folder / at).iterdir()):
+            name = f"{at}/{path.name}" if at else path.name
+            if path.is_dir() and not path.is_symlink() and name in parents:
+                waiting.append(name)
+            else:
+                plain = path.is_file() and not path.is_symlink()
+                need(plain and name in wanted, f"`{name}` is no part of the export")
+
+
 def check_log(
     folder: Path,
     entry: dict[str, Any],
@@ -478,7 +507,8 @@ def check_file(
         times = found["times"]
         found["times"] = [min(times[0], moment), max(times[1], moment)] if times else [moment, moment]
         tree.add(leaf)
-    need(digest == file["sha256"], problem)
+    need(digest == file["sha256"] and path.stat().st_size == file["bytes"], problem)
+    need(tree.size - file["first"] == file["leaves"], problem)
 
 
 def check_root_log(path: Path, checkpoint: tuple[str, int, bytes]) -> tuple[Heads, int]:
@@ -518,6 +548,10 @@ def check_export(
     need(manifest["schema"] == "kvcustody/export@1", "the manifest is of another schema")
     key_now, handovers = signer(folder, manifest, trusted, checkpoint, note)
     need(signed_by(key_now, text, signatures) is not None, "the checkpoint is not signed by the key")
+    stated = {"size": checkpoint[1], "root": base64.b64encode(checkpoint[2]).decode()}
+    same = (manifest["origin"], manifest["root"]) == (checkpoint[0], stated)
+    need(same, "the manifest is of another checkpoint")
+    check_files(folder, manifest)
     seen: dict[str, int | None] = {}
     for witness in map(parse_key, witnesses):
         seen[witness[0]] = signed_by(witness, text, signatures)

@@ -5,6 +5,7 @@
    narrows it down to a file): `audit fsck` on the database does that.
 3. The report always says what was not shown (`limits`), the lack of a witness first of all.
 4. It is independent of `verify_kvcustody.py`, which shares no code with it; tests hold their verdicts equal.
+5. The folder holds exactly the files that the manifest names (`what_belongs`): a stray log or tile is a problem.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, VerifierKey, parse_
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder
 from kvcustody.audit.verify.expected_heads import DueHeads, KeptHead
 from kvcustody.audit.verify.verify_enclosures import StampVerdict, check_stamps, open_signed
+from kvcustody.audit.verify.what_belongs import strays
 from kvcustody.errors import LedgerError
 
 _STEP = 1 << 12
+_STRAYS_MAX = 100
 _MANIFEST_BYTES_MAX = 1 << 28
 NO_WITNESS = (
     "split views and cut tails are undetected: no witness's signature was checked, so whoever kept no "
@@ -168,6 +171,7 @@ class _Check:
         self._trusted = found.keys
         verdict.unchecked_stamps = 0 if authorities else len(manifest.stamps)
         verdict.stamps = check_stamps(self._files, manifest.stamps, verdict.root, verdict.origin, authorities)
+        self._check_files(manifest)
         names = [log.name for log in manifest.logs]
         if len(set(names)) != len(names):
             raise ExportError("a sub-log is listed twice")
@@ -180,6 +184,16 @@ class _Check:
         for kept in self._kept:
             if kept.log not in names:
                 verdict.problems.append(f"log `{kept.log}`, whose head was kept, is not in the export")
+
+    def _check_files(self, manifest: ExportManifest) -> None:
+        """The folder holds the manifest's files, each named once, and nothing else (rule 5)."""
+        if (manifest.origin, manifest.root) != (self._verdict.origin, self._verdict.root):
+            raise ExportError(f"`{MANIFEST}` is of another checkpoint than the signed one")
+        paths = manifest.paths
+        if len(set(paths)) != len(paths):
+            raise ExportError(f"`{MANIFEST}` names a file twice")
+        found = list(islice(strays(self._folder, set(paths)), _STRAYS_MAX))
+        self._verdict.problems += [f"`{path}` is no part of the export" for path in found]
 
     def _root_log(self, names: Sequence[str]) -> None:
         """The whole root log, and the heads that it opens to: no sub-log left out, none with two histories."""
@@ -238,6 +252,8 @@ class _Check:
                 raise ExportError(
                     f"`{file.path}` begins at leaf `{file.first}`; `{frontier.size}` was expected"
                 )
+            if (self._folder / file.path).stat().st_size != file.bytes:
+                raise ExportError(f"`{file.path}` does not have the size that the manifest states")
             for leaves in self._leaves(file, form):
                 due.check(frontier, hashes := leaf_hashes(leaves))
                 frontier = frontier.extend(hashes).frontier
@@ -245,6 +261,8 @@ class _Check:
                 _note(found, leaves, frontier.size - len(leaves))
                 if self._progress is not None:
                     self._progress(log.name, frontier.size - log.range.first, log.leaves)
+            if frontier.size - file.first != file.leaves:
+                raise ExportError(f"`{file.path}` does not have the leaves that the manifest states")
         due.check(frontier, [])
         if self._verdict.whole and log.range.end != log.head.size:
             raise ExportError(

@@ -2,8 +2,8 @@
 
 1. Everything is recomputed from the leaves: hashes, tiles, root. Nothing in the folder is believed for being there;
    its head counts only when a trusted key signed it.
-2. A sound export has exactly the files of its tree. A file too many is a problem like a file too few, for a reader
-   would take it for part of the log.
+2. A sound export has exactly its head and the files of its tree. A file too many is a problem like a file too few,
+   for a reader would take it for part of the log.
 3. The first bad leaf is named, or where the tiles were changed with it, the narrowest range it must be in.
 4. Heads that the reader kept from before must be prefixes: a log that was cut, replaced or forked since is found out,
    however well it is signed.
@@ -32,6 +32,7 @@ from kvcustody.audit.tlog.proofs import TILE_WIDTH, tile_width, tree_root
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
 from kvcustody.audit.tlog.signed_note import NOTE_BYTES_MAX, parse_vkey
 from kvcustody.audit.tlog.tiles import CHECKPOINT, HEAD_PROOF, ExportError, TileFolder, tile_path, tile_paths
+from kvcustody.audit.verify.what_belongs import strays
 from kvcustody.errors import LedgerError
 
 PROBLEMS_MAX = 100
@@ -96,7 +97,8 @@ def verify_export(
     report = ExportReport()
     files = TileFolder(folder)
     try:
-        if os.path.lexists(folder / CHECKPOINT):
+        named = CHECKPOINT if os.path.lexists(folder / CHECKPOINT) else HEAD_PROOF
+        if named == CHECKPOINT:
             note = files.file(CHECKPOINT, NOTE_BYTES_MAX)
             report.signed = open_checkpoint(
                 note, keys, witnesses=cosigners, witness_threshold=witness_threshold
@@ -112,7 +114,7 @@ def verify_export(
     report.size, report.root = head
     if name is not None and report.name != name:
         report.add(f"this is log `{report.name}`, not `{name}`")
-    _check_names(report, folder, head.size)
+    _check_names(report, folder, named, head.size)
     _Check(report, files, head, known, purged_below).run()
     return report
 
@@ -268,11 +270,10 @@ class _Check:
         return tile_path(level, index, tile_width(self._head.size, level, index))
 
 
-def _check_names(report: ExportReport, folder: Path, size: int) -> None:
-    """Problems for every file under `tile/` that the tree does not have (rule 2); missing ones are found on reading."""
-    expected = {tile_path(*place) for place in tile_paths(size)}
-    for parent, folders, names in os.walk(folder / "tile"):
-        for name in (*names, *(each for each in folders if Path(parent, each).is_symlink())):
-            path = Path(parent, name).relative_to(folder).as_posix()
-            if path not in expected:
-                report.add(f"`{path}` is no part of the signed tree of `{size}` leaves")
+def _check_names(report: ExportReport, folder: Path, head: str, size: int) -> None:
+    """Problems for everything that is no file of the tree (rule 2); missing ones are found on reading."""
+    try:
+        for path in strays(folder, {tile_path(*place) for place in tile_paths(size)} | {head}):
+            report.add(f"`{path}` is no part of the signed tree of `{size}` leaves")
+    except OSError as problem:
+        report.add(f"`{problem.filename or folder}`: {problem.strerror}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from kvcustody.audit.tlog.proofs import MemoryTiles
 from kvcustody.audit.tlog.signed_note import KeyKind, parse_note
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.tlog.tiles import ExportError
+from kvcustody.audit.verify import verify_export as export_verifier
 from kvcustody.audit.verify.expected_heads import KeptHead
 from kvcustody.audit.verify.verify_export import NO_WITNESS, verify_export
 
@@ -103,6 +105,8 @@ def rewrite(folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
     lines = [line for file in log["files"] for line in (folder / file["path"]).read_bytes().splitlines()]
     lines = change(lines)
     data = b"".join(line + b"\n" for line in lines)
+    for other in log["files"][1:]:
+        (folder / other["path"]).unlink()
     file = log["files"][0]
     (folder / file["path"]).write_bytes(data)
     digest = lone.hashlib.sha256(data).hexdigest()
@@ -138,11 +142,12 @@ def test_leaves_cannot_be_moved_with_the_manifest_put_right(folder: Path, key: S
 
 def test_a_sub_log_cannot_be_left_out_of_a_whole_export(folder: Path, key: SigningKey) -> None:
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    manifest["logs"].pop(0)
+    shutil.rmtree(folder / manifest["logs"].pop(0)["folder"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert verify_export(folder, [str(key.verifier)]).problems == ["log `system` was left out"]
     assert "left out" in lone_says(folder, str(key.verifier)).stdout
     manifest["openings"] = False  # then it is an export of a part, and says so
+    (folder / "root.ndjson").unlink()
     (folder / "manifest.json").write_text(json.dumps(manifest))
     found = verify_export(folder, [str(key.verifier)])
     assert found.ok and not found.whole and any("other sub-logs" in line for line in found.limits)
@@ -382,3 +387,98 @@ def test_the_lone_verifier_imports_the_standard_library_alone() -> None:
     assert lone.ed25519_verifies(public, signature, b"\x72")
     assert not lone.ed25519_verifies(public, signature, b"\x73")
     assert not lone.ed25519_verifies(public, signature[:32] + bytes(32), b"\x72")
+
+
+def plant(folder: Path, name: str) -> None:
+    """Put something beside the export's own files that its manifest does not name."""
+    genuine = next((folder / "logs/000002").glob("*.ndjson"))
+    if name == "log":
+        shutil.copytree(folder / "logs/000002", folder / "logs/000009")
+    elif name == "leaves":
+        (genuine.parent / "000000999999.ndjson").write_bytes(b'{"log":"tenant/acme","forged":true}\n')
+    elif name == "tile":
+        (folder / "tile/0").mkdir(parents=True)
+        (folder / "tile/0/000").write_bytes(bytes(32))
+    elif name == "hidden file":
+        (folder / ".checkpoint").write_bytes(b"")
+    elif name == "empty folder":
+        (folder / "logs/000009").mkdir()
+    elif name == "folder in the place of a file's name":
+        (folder / "checkpoint.d").mkdir()
+    elif name == "link to a file":
+        (folder / "notes").symlink_to(folder / "checkpoint")
+    elif name == "dangling link":
+        (folder / "notes").symlink_to(folder / "nowhere")
+    elif name == "linked file":
+        genuine.rename(folder.parent / "leaves")
+        genuine.symlink_to(folder.parent / "leaves")
+    elif name == "linked folder":
+        (folder / "logs/000002").rename(folder.parent / "log")
+        (folder / "logs/000002").symlink_to(folder.parent / "log")
+    elif name == "pipe":
+        os.mkfifo(folder / "logs/pipe")
+
+
+PLANTS = [
+    "log",
+    "leaves",
+    "tile",
+    "hidden file",
+    "empty folder",
+    "folder in the place of a file's name",
+    "link to a file",
+    "dangling link",
+    "linked file",
+    "linked folder",
+    "pipe",
+]
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_the_manifest_does_not_name_is_refused_by_both(
+    folder: Path, key: SigningKey, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forged log beside the real ones passed both; the control is the same folder with this one defence off."""
+    assert verify_export(folder, [str(key.verifier)]).ok and lone_accepts(folder, str(key.verifier))
+    plant(folder, name)
+    assert not verify_export(folder, [str(key.verifier)]).ok
+    assert not lone_accepts(folder, str(key.verifier))
+    if not name.startswith("linked"):  # these have other defences too
+        assert lone_says(folder, str(key.verifier)).returncode == 1
+        monkeypatch.setattr(export_verifier, "strays", lambda *_: iter(()))
+        monkeypatch.setattr(lone, "check_files", lambda *_: None)
+        assert verify_export(folder, [str(key.verifier)]).ok and lone_accepts(folder, str(key.verifier))
+
+
+@pytest.mark.parametrize("name", ["twice", "bytes", "leaves", "root", "origin"])
+def test_what_the_manifest_states_has_to_agree(folder: Path, key: SigningKey, name: str) -> None:
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    file = manifest["logs"][1]["files"][-1]
+    if name == "twice":
+        manifest["logs"][1]["files"].append(file)
+    elif name == "root":
+        manifest["root"]["size"] += 1
+    elif name == "origin":
+        manifest["origin"] = "another.example/ledger"
+    else:
+        file[name] += 1
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert not verify_export(folder, [str(key.verifier)]).ok
+    assert not lone_accepts(folder, str(key.verifier))
+
+
+def test_a_draft_of_a_killed_try_is_not_exported(
+    make_source: Callable[..., Any], key: SigningKey, tmp_path: Path
+) -> None:
+    source = make_source()
+
+    def killed(log: str, done: int, total: int) -> None:
+        if log != "system":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_export(tmp_path / "export", source, made_at_us=1, chunk_leaves=100, progress=killed)
+    (tmp_path / ".export.partial/logs/.000.ndjson.0123456789abcdef.new").write_bytes(b"half")
+    write_export(tmp_path / "export", source, made_at_us=1, chunk_leaves=100)
+    assert verify_export(tmp_path / "export", [str(key.verifier)]).problems == []
+    assert lone_accepts(tmp_path / "export", str(key.verifier))

@@ -400,10 +400,21 @@ def test_a_file_too_many_is_a_problem(copy: Path) -> None:
         place = copy / name
         place.parent.mkdir(exist_ok=True)
         place.write_bytes(encode_bundle([b"forged"]))
-        assert [problem.text.split("`")[1] for problem in verify_export(copy, VKEY).problems] == [name]
+        [found] = [problem.text.split("`")[1] for problem in verify_export(copy, VKEY).problems]
+        assert found == name or name.startswith(
+            f"{found}/"
+        )  # a folder that does not belong is named as a whole
         place.unlink()
     (copy / "tile/entries/x002").symlink_to("/")
     assert not verify_export(copy, VKEY).ok
+
+
+@pytest.mark.parametrize("name", ["log.ndjson", "tiles/0/000", "head.tlog-proof", ".tile", "checkpoint.old"])
+def test_a_file_beside_the_tiles_is_a_problem(copy: Path, name: str) -> None:
+    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+    (copy / name).write_bytes(b"forged")
+    [problem] = verify_export(copy, VKEY).problems
+    assert problem.text.startswith(f"`{name.split('/', maxsplit=1)[0]}` is no part")
 
 
 @pytest.mark.parametrize("note", [b"", b"\n", b"x" * (1 << 20), None])
