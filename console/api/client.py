@@ -142,7 +142,8 @@ class _Embedded:
         self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
     ) -> ApiReply:
         sent: list[Any] = []
-        given = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        given = [(b"host", b"localhost")]
+        given += [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "method": method,
             "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",

@@ -72,6 +72,7 @@ _TYPES = (
         "`If-Match` is required",
         "Read the resource and send its `ETag` in `If-Match`.",
     ),
+    ("headers-too-large", 431, "Headers too large", "Send fewer or shorter headers, or a shorter path."),
     ("too-many-requests", 429, "Too many requests", "Wait for `Retry-After` seconds."),
     (
         "cursor-invalid",

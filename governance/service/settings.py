@@ -137,7 +137,36 @@ class ServiceSettings(LayeredSettings):
     )
     requests_burst: int = Field(200, ge=1, description="Requests that one principal may make at once.")
     failures_per_minute: int = Field(
-        60, ge=1, description="Refused credentials a minute from one address before it has to wait."
+        60,
+        ge=1,
+        description="Credentials a minute from one address that are refused with 401; more get 429. "
+        "One that verifies is never refused for others.",
+    )
+    key_failures_per_minute: int = Field(
+        60, ge=1, description="The same for keys that have one prefix, from wherever they come."
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="Addresses or networks (`10.0.0.0/8`; `unix`: whoever opens the socket) whose "
+        "`X-Forwarded-For` says where a request comes from; in a file, or as JSON in the variable.",
+    )
+    header_bytes_max: ByteSize = Field(
+        ByteSize(32 << 10), ge=1024, description="Largest head of a request, path and headers."
+    )
+    headers_max: int = Field(100, ge=8, description="Most headers of a request.")
+    header_seconds: float = Field(
+        10.0, gt=0, le=3600, description="Seconds in which a request's head must be there."
+    )
+    body_seconds: float = Field(
+        60.0, gt=0, le=3600, description="Seconds in which a request's body must be there."
+    )
+    connections_max: int = Field(
+        2048,
+        ge=1,
+        description="Connections of one listener; a new one takes the place of the one that waited longest.",
+    )
+    address_connections_max: int = Field(
+        512, ge=1, description="Connections of one address, but for the Unix socket and trusted proxies."
     )
     running_requests_max: int = Field(256, ge=1, description="Requests in work at one time; more get 503.")
     body_bytes_max: ByteSize = Field(ByteSize(4 << 20), description="Largest body of a request.")
@@ -181,6 +210,22 @@ class ServiceSettings(LayeredSettings):
     def readers(self) -> int:
         """How many processes read batches."""
         return min(4, (os.cpu_count() or 1) - 1) if self.batch_readers is None else self.batch_readers
+
+    @property
+    def proxies(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network | None, ...]:
+        """The networks of trusted proxies; None stands for the Unix socket."""
+        return tuple(None if text == "unix" else ipaddress.ip_network(text) for text in self.trusted_proxies)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _trusted(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            try:
+                if text != "unix":
+                    ipaddress.ip_network(text)
+            except ValueError:
+                raise ValueError(f"`{text}` is neither an address, a network nor `unix`") from None
+        return value
 
     @field_validator("ledger_origin")
     @classmethod

@@ -10,18 +10,17 @@ import asyncio
 import ssl
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
+from kvcustody.governance.api.http.bounded_protocol import BoundedProtocol
 from kvcustody.governance.api.http.exchange import CERTIFICATE, Receive, Scope, Send
 from kvcustody.governance.service.access.certificate_thumbprint import thumbprint_of
 
 
-class CertifiedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's protocol, whose requests carry the thumbprint of their connection's certificate."""
+class CertifiedProtocol(BoundedProtocol):
+    """The bounded protocol, whose requests carry the thumbprint of their connection's certificate."""
 
     app: Any
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read the certificate once: it is the connection's, whatever is asked over it."""
         super().connection_made(transport)
         self.app = _Certified(self.app, _thumbprint(transport))

@@ -4,13 +4,16 @@
 2. Every answer says that it is not to be framed, sniffed, stored or scripted; a page may replace the policy of its
    own.
 3. An answer that is given in one piece has an `ETag`; asked for again unchanged, it is not sent again.
+4. `X-Forwarded-For` is believed of the proxies that the settings name, from the right, and of nobody else.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import orjson
@@ -42,6 +45,29 @@ _SAFE = (
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 
 
+UNIX = "unix"
+Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network | None, ...]  # None: the Unix socket
+_HOST = re.compile(rb"[A-Za-z0-9._~%-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,64}\](:[0-9]{1,5})?")
+
+
+def client_address(peer: str, forwarded: Sequence[str], proxies: Networks) -> str:
+    """The last address that no trusted proxy has; empty where every one that was named is a trusted proxy's."""
+    for address in (peer, *reversed(forwarded)):
+        text = address.strip()
+        if text == UNIX:
+            trusted = None in proxies and address is peer
+        else:
+            try:
+                found = ipaddress.ip_address(text)
+            except ValueError:
+                return ""
+            mapped = getattr(found, "ipv4_mapped", None) or found
+            trusted = any(network is not None and mapped in network for network in proxies)
+        if not trusted:
+            return text
+    return ""
+
+
 class ClientGoneError(Exception):
     """The client left before its request was complete."""
 
@@ -49,7 +75,9 @@ class ClientGoneError(Exception):
 class Exchange:
     """A request, and the one answer to it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, tls: bool) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, tls: bool, proxies: Networks = ()
+    ) -> None:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
@@ -61,6 +89,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._tls = tls
+        self._proxies = proxies
         self._held: Message | None = None
 
     def header(self, name: str) -> str | None:
@@ -80,9 +109,20 @@ class Exchange:
 
     @property
     def address(self) -> str:
-        """Where the request comes from; one place for all that use the Unix socket."""
+        """Where the request comes from, by its connection or by the proxies that are trusted to say so (rule 4).
+
+        One place for all that use the Unix socket.
+        """
         client = self.scope.get("client")
-        return str(client[0]) if client else "unix"
+        peer = str(client[0]) if client else UNIX
+        forwarded = [value.decode("latin-1") for value in self.headers.get(b"x-forwarded-for", ())]
+        return client_address(peer, ",".join(forwarded).split(","), self._proxies) or peer
+
+    def check_host(self) -> None:
+        """Raise `malformed` unless the request says exactly once whom it means."""
+        values = self.headers.get(b"host", [])
+        if len(values) != 1 or _HOST.fullmatch(values[0]) is None:
+            raise ProblemError("malformed", "a request has one `Host`")
 
     @property
     def certificate(self) -> str | None:

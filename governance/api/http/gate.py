@@ -38,6 +38,7 @@ from kvcustody.governance.api.http.exchange import (
     problem_answer,
     unpacked,
 )
+from kvcustody.governance.api.http.json_body import check_json
 from kvcustody.governance.api.http.operation import Operation, Operations
 from kvcustody.governance.api.http.session_cookie import SESSION_COOKIES, check_act, check_origin, cookie_of
 from kvcustody.governance.identity.principal import check_identifier
@@ -72,6 +73,7 @@ async def record_before_answer(service: Service, event: Event) -> None:
 
 _log = structlog.get_logger("kvcustody.access")
 _KEY_CHARACTERS_MAX = 200
+_INLINE_BYTES = 65_536  # of a body that is read on the loop; a larger one is read on a thread
 CALLER = "kvcustody.caller"
 Read = Callable[[Scope, dict[str, str]], Awaitable[Response]]  # of a request, and the parameters in its path
 
@@ -105,7 +107,8 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            exchange = Exchange(scope, receive, send, tls=self._service.settings.tls)
+            settings = self._service.settings
+            exchange = Exchange(scope, receive, send, tls=settings.tls, proxies=settings.proxies)
             operation = self._operations.find(exchange.method, exchange.path)
             CURRENT.set(exchange.trace)
             if self._service.tracing is None:
@@ -125,6 +128,7 @@ class Gate:
         try:
             if self._running > self._service.settings.running_requests_max:
                 raise ProblemError("unavailable", "too many requests at once", headers={"Retry-After": "1"})
+            exchange.check_host()
             if operation is not None and operation.action is None:
                 await self._app(exchange.scope, exchange.replay(), exchange.send)
                 return
@@ -152,7 +156,7 @@ class Gate:
         cookie = None if authorization is not None else cookie_of(exchange.header("cookie"), SESSION_COOKIES)
         authenticator, address = self._service.authenticator, exchange.address
         certificate = exchange.certificate
-        caller = authenticator.known(authorization, address, certificate)
+        caller = authenticator.known(authorization, certificate)
         if caller is None:
             ask = (authorization, cookie, address, certificate)
             caller = await run_sync(authenticator.caller, *ask, limiter=self._threads)
@@ -174,7 +178,11 @@ class Gate:
             find = self._service.authenticator.of_session
             caller = await run_sync(find, cookie, limiter=self._threads)
         rate = caller.name if caller is not None else f"page:{exchange.address}"
-        wait_seconds = self._service.rates.take(rate)
+        reads = exchange.method in (
+            "GET",
+            "HEAD",
+        )  # whoever signs in is told to wait for a key that fails alone
+        wait_seconds = self._service.rates.take(rate) if caller is not None or reads else 0.0
         if wait_seconds:
             raise too_many(wait_seconds)
         await exchange.read(int(self._service.settings.body_bytes_max))
@@ -204,6 +212,12 @@ class Gate:
         query = _query(exchange, self._queries[operation.name])
         settings = self._service.settings
         await exchange.read(int(settings.batch_bytes_max if operation.batch else settings.body_bytes_max))
+        if exchange.body and not operation.batch:
+            kind = exchange.header("content-type") or ""
+            if len(exchange.body) > _INLINE_BYTES:
+                await run_sync(check_json, exchange.body, kind, limiter=self._threads)
+            else:
+                check_json(exchange.body, kind)
         if operation.recorded and caller.recorded:
             await record_before_answer(self._service, self._access(query, operation, caller))
         read = self._reads.get(operation.name)

@@ -29,6 +29,7 @@ import uvicorn
 
 from kvcustody.errors import ConfigError
 from kvcustody.governance.api.app import create_app
+from kvcustody.governance.api.http.bounded_protocol import BoundedProtocol, Connections, bounded
 from kvcustody.governance.api.http.client_certificate import CertifiedProtocol
 from kvcustody.governance.api.http.gate import Gate
 from kvcustody.governance.service.gc_tuning import gc_seldom
@@ -115,9 +116,10 @@ def _config(app: Gate, settings: ServiceSettings, *, demand_certificates: bool =
         tls = {"ssl_certfile": settings.tls_certificate_path, "ssl_keyfile": settings.tls_key_path}
         if demand_certificates:
             tls |= {"ssl_ca_certs": settings.tls_client_ca_path, "ssl_cert_reqs": ssl.CERT_REQUIRED}
-            tls["http"] = CertifiedProtocol
+    protocol = CertifiedProtocol if demand_certificates else BoundedProtocol
     config = uvicorn.Config(
         app,
+        http=bounded(protocol, Connections(settings)),
         log_config=None,
         access_log=False,
         server_header=False,

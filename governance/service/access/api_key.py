@@ -1,36 +1,39 @@
-"""The form of an API key, its hash, and a verification that costs the same for every key that does not work.
+"""The form of an API key, its digest, and a verification that costs next to nothing, whether a key works or not.
 
 1. `kvcs_<prefix>_<secret>_<checksum>`: 12 hexadecimal digits to find it by, 256 random bits, and a CRC-32 that
-   scanners of source code can check offline. Only an argon2id hash of the whole is stored.
-2. A well-formed key that is unknown costs one argon2id verification, as a known one with a wrong secret does.
-3. A verified key is remembered for a while under a digest of itself, keyed for this process alone; what its row says
-   (revoked, expired, replaced) is read at every request all the same.
+   scanners of source code can check offline. Only a BLAKE2b digest of the whole is stored: there are too many keys
+   for anybody to try, so a digest that is dear to compute would slow down those alone who are asked to verify.
+2. A well-formed key that is unknown costs one comparison of digests, as a known one with a wrong secret does.
+3. Keys from before have an argon2id hash, which is a digest from their first use on. Until then those that fail under
+   one prefix are bounded, and so is what they cost; others' keys do not notice.
+4. A key that was verified is remembered for a while under a digest of itself, keyed for this process alone; what its
+   row says (revoked, expired, replaced) is read at every request all the same.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import secrets
 import threading
 import time
 import zlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from kvcustody.errors import ConfigError
+from kvcustody.governance.service.access.rate_limit import RateLimiter
 from kvcustody.governance.service.access.service_secret import keyed_digest
-
-if TYPE_CHECKING:
-    from argon2 import PasswordHasher
 
 MARK = "kvcs"
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _SECRET_CHARACTERS = 43  # 62**43 > 2**256
 _FORM = re.compile(rf"{MARK}_([0-9a-f]{{12}})_([0-9A-Za-z]{{{_SECRET_CHARACTERS}}})_([0-9a-f]{{8}})")
-_TIME_COST, _MEMORY_KIB, _LANES = 2, 19_456, 1  # argon2id, as OWASP advises
 _CACHED_MAX = 4096
 _CACHED_SECONDS = 300.0
-_AT_ONCE = 2  # verifications: each takes 19 MiB and a core
+_AT_ONCE = 2  # verifications of argon2id: each takes 19 MiB and a core
+_DIGEST, _DIGEST_BYTES = "$blake2b$", 32
+_STRETCHED_BURST, _STRETCHED_PER_SECOND = 20, 1.0  # argon2id verifications that fail under one hash
 
 
 class NewKey(NamedTuple):
@@ -45,11 +48,11 @@ class KeyHasher:
     """Makes keys and verifies them; thread-safe."""
 
     def __init__(self) -> None:
-        self._hasher = _hasher()
-        self._unknown = self._hasher.hash(secrets.token_hex(32))  # nobody has the key to this
+        self._unknown = _DIGEST + secrets.token_hex(_DIGEST_BYTES)  # nobody has the key to this
         self._process_key = secrets.token_bytes(32)
         self._verified: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._lock = threading.Lock()
+        self._stretched = RateLimiter(_STRETCHED_PER_SECOND, _STRETCHED_BURST)
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
         self.verifications = 0
 
@@ -58,22 +61,19 @@ class KeyHasher:
         prefix = secrets.token_hex(6)
         body = f"{MARK}_{prefix}_" + "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_CHARACTERS))
         key = f"{body}_{zlib.crc32(body.encode()):08x}"
-        return NewKey(prefix, key, self._hasher.hash(key))
+        return NewKey(prefix, key, digest_of(key))
 
     def verify(self, key: str, stored: str | None) -> bool:
         """Whether `key` has the hash `stored`; None stands for a key that nobody knows (rule 2)."""
         digest = keyed_digest(self._process_key, key.encode())
         if stored is not None and self._remembers(digest, stored):
             return True
-        from argon2.exceptions import VerificationError
-
-        with self._slots:
-            self.verifications += 1
-            try:
-                self._hasher.verify(stored or self._unknown, key)
-                matches = True
-            except VerificationError:
-                matches = False
+        self.verifications += 1
+        wanted = stored or self._unknown
+        if wanted.startswith(_DIGEST):
+            matches = hmac.compare_digest(digest_of(key), wanted)
+        else:
+            matches = self._stretched_matches(key, wanted)
         if not matches or stored is None:
             return False
         with self._lock:
@@ -81,6 +81,20 @@ class KeyHasher:
             while len(self._verified) > _CACHED_MAX:
                 self._verified.popitem(last=False)
         return True
+
+    def _stretched_matches(self, key: str, stored: str) -> bool:
+        """Whether a key has an argon2id hash (rule 3)."""
+        from argon2 import PasswordHasher
+        from argon2.exceptions import VerificationError
+
+        if self._stretched.wait(stored):
+            return False
+        with self._slots:
+            try:
+                return PasswordHasher().verify(stored, key)
+            except VerificationError:
+                self._stretched.take(stored)
+                return False
 
     def remembers(self, key: str, stored: str) -> bool:
         """Whether `key` was verified against this hash minutes ago; no more than a keyed digest."""
@@ -106,9 +120,14 @@ def prefix_of(key: str) -> str | None:
     return found[1] if f"{zlib.crc32(body.encode()):08x}" == found[3] else None
 
 
-def _hasher() -> PasswordHasher:
-    try:
-        from argon2 import PasswordHasher
-    except ImportError:
-        raise ConfigError("argon2-cffi is not installed; pip install 'kvcustody[service]'") from None
-    return PasswordHasher(time_cost=_TIME_COST, memory_cost=_MEMORY_KIB, parallelism=_LANES)
+def digest_of(key: str) -> str:
+    """What is stored of a key (rule 1)."""
+    return (
+        _DIGEST
+        + hashlib.blake2b(key.encode(), digest_size=_DIGEST_BYTES, person=b"kvcustody-key").hexdigest()
+    )
+
+
+def is_stretched(stored: str) -> bool:
+    """Whether this is the hash of a key from before (rule 3)."""
+    return not stored.startswith(_DIGEST)

@@ -2,7 +2,8 @@
 
 1. There is one refusal, whatever was wrong: the reason goes to the log, never to the requester.
 2. Exactly one credential a request. A key, a token and a session are told apart by their form alone.
-3. An address whose credentials keep failing has to wait; those of others do not notice.
+3. A credential is checked before anything is counted, and one that verifies is never refused for what others sent,
+   from its own address or under its own prefix. What fails is counted by address and by prefix, and told to wait.
 4. A key or token that is bound to a client certificate is nobody's over a connection with another one, or with none.
 5. A principal that was disabled is nobody, whatever it shows; an answer that is still held open for it is not given.
 """
@@ -26,15 +27,22 @@ _CHARACTERS_MAX = 8_192
 
 
 class ServiceAuthenticator:
-    """Checks credentials; thread-safe, may take tens of milliseconds for one that it has not seen."""
+    """Checks credentials; thread-safe, may ask the database for one that it has not seen."""
 
     def __init__(
-        self, principals: Principals, tokens: OidcTokens, sessions: Sessions, failures: RateLimiter
+        self,
+        principals: Principals,
+        tokens: OidcTokens,
+        sessions: Sessions,
+        failures: RateLimiter,
+        key_failures: RateLimiter,
     ) -> None:
+        """`failures` by address, `key_failures` by the prefix of a key."""
         self._principals = principals
         self._tokens = tokens
         self._sessions = sessions
         self._failures = failures
+        self._key_failures = key_failures
 
     def caller(
         self, authorization: str | None, cookie: str | None, address: str, certificate: str | None = None
@@ -43,21 +51,23 @@ class ServiceAuthenticator:
 
         `certificate`: the thumbprint of the client certificate that TLS verified (rule 4).
         """
-        wait_seconds = self._failures.wait(address)
-        if wait_seconds:
-            raise too_many(wait_seconds)
         try:
             return self._proven(authorization, cookie, certificate)
         except IdentityError as error:
             reason = error.operands.get("reason", "malformed")
-        self._failures.take(address)
+        wait_seconds = self._failures.take(address)
+        prefix = prefix_of((authorization or "").partition(" ")[2])
+        if prefix is not None:
+            wait_seconds = max(wait_seconds, self._key_failures.take(prefix))
+        if wait_seconds:
+            raise too_many(wait_seconds)
         _log.warning("credential refused", reason=reason)
         raise unauthenticated()
 
-    def known(self, authorization: str | None, address: str, certificate: str | None = None) -> Caller | None:
+    def known(self, authorization: str | None, certificate: str | None = None) -> Caller | None:
         """Who is asking, where that was proven a moment ago; None: ask `caller`. No I/O."""
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key.startswith(f"{MARK}_") or self._failures.wait(address):
+        if scheme.lower() != "bearer" or not key.startswith(f"{MARK}_"):
             return None
         prefix = prefix_of(key)
         if prefix is None:

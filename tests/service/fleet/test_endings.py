@@ -65,7 +65,7 @@ def test_a_disabled_principal_is_an_unknown_one_at_once(service: Service, client
 
 @pytest.mark.parametrize("how", ["disabled", "revoked", "expired"])
 def test_a_key_that_ended_costs_what_an_unknown_one_does(service: Service, people, how: str) -> None:
-    """It was verified a moment ago, is remembered: refusing it costs an argon2id all the same; control: it stands."""
+    """It was verified a moment ago, is remembered: refusing it costs a comparison all the same; control: it stands."""
     book, name = service.principals, f"timed-{how}"
     key = people.add(name, Role.AUDITOR)
     hasher, prefix = book._hasher, prefix_of(key)

@@ -1,0 +1,219 @@
+"""The connections of clients, with an end to each of them: in bytes, in headers, in seconds and in number.
+
+1. A request's head has a bound in bytes, in headers and in time; what is longer is 431, what is slower is closed.
+2. A request's body has a bound in time. What comes after the answer is read up to a bound, so that the client can read
+   the answer, and not further.
+3. Where there are as many connections as may be, the one that has waited longest without a request in work gives way
+   to a new one: half a request holds no place that a whole one needs. One address has a bound of its own, but for
+   trusted proxies and the Unix socket, behind which are many.
+4. A limit costs what it limits alone: nothing is kept of a head but its bytes, and no thread waits for a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kvcustody.governance.api.http.exchange import (
+    Message,
+    Receive,
+    Scope,
+    Send,
+    client_address,
+    problem_answer,
+)
+from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.governance.service.settings import ServiceSettings
+
+_DISCARDED_MAX = 2  # bodies that may come after an answer, in the largest that is taken
+
+
+class Connections:
+    """The connections of one listener: how many, from where, and which wait."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.trusted = settings.proxies
+        self._waiting: dict[BoundedProtocol, None] = {}  # without a request in work, the longest first
+        self._count = 0
+        self._by_address: Counter[str] = Counter()
+
+    def opened(self, connection: BoundedProtocol) -> bool:
+        """Count one; False where its address has as many as it may (rule 3)."""
+        address = connection.address
+        if address is not None and self._by_address[address] >= self.settings.address_connections_max:
+            return False
+        while self._count >= self.settings.connections_max and self._waiting:
+            next(iter(self._waiting)).abort()
+        if self._count >= self.settings.connections_max:
+            return False
+        self._count += 1
+        if address is not None:
+            self._by_address[address] += 1
+        self._waiting[connection] = None
+        return True
+
+    def closed(self, connection: BoundedProtocol) -> None:
+        """Forget one that was counted."""
+        self._waiting.pop(connection, None)
+        self._count -= 1
+        address = connection.address
+        if address is not None:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def works(self, connection: BoundedProtocol) -> None:
+        """A request of it is in work: it gives way to nobody."""
+        self._waiting.pop(connection, None)
+
+    def waits(self, connection: BoundedProtocol) -> None:
+        """Nothing of it is in work."""
+        self._waiting[connection] = None
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol within the limits of the settings; `limits` is set on a class of each listener."""
+
+    limits: Connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, and begin to wait for a head."""
+        super().connection_made(transport)
+        self.address = self._countable()
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._discarded = 0
+        self._in_head = True
+        self._counted = self.limits.opened(self)
+        if self._counted:
+            self._arm(self.limits.settings.header_seconds)
+        else:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._uncount()
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._uncount()
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, within the bounds of a head and of what comes after an answer."""
+        if self.transport.is_closing() or not self._counted:
+            return
+        if self._timer is None and self._in_head:  # bytes that begin no request count as one that was begun
+            self._arm(self.limits.settings.header_seconds)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.settings.header_bytes_max + len(data):
+                self._refuse_unread(ProblemError("headers-too-large"))
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_head = True
+        if self._timer is None:
+            self._arm(self.limits.settings.header_seconds)
+
+    def on_headers_complete(self) -> None:
+        """A head is there: serve it, or refuse it."""
+        self._arm(self.limits.settings.body_seconds)
+        self._in_head, self._head_bytes, self._discarded = False, 0, 0
+        self.limits.works(self)
+        refused = self._too_large()
+        if refused is None:
+            super().on_headers_complete()
+            return
+        served, self.app = self.app, _Refused(refused)
+        super().on_headers_complete()
+        self.app = served
+        self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body; after the answer it is thrown away, up to a bound (rule 2)."""
+        if self.cycle.response_complete:
+            self._discarded += len(body)
+            settings = self.limits.settings
+            if self._discarded > _DISCARDED_MAX * max(settings.body_bytes_max, settings.batch_bytes_max):
+                self.abort()
+                return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        self._disarm()
+        self._in_head = True
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self.limits.waits(self)
+
+    def on_response_complete(self) -> None:
+        """An answer is whole."""
+        super().on_response_complete()
+        if self._counted and self._in_head and not self.pipeline:
+            self.limits.waits(self)
+
+    def _countable(self) -> str | None:
+        """The address that the connection counts for; None where many are behind it."""
+        if not self.client or client_address(self.client[0], [], self.limits.trusted) == "":
+            return None
+        return self.client[0]
+
+    def _too_large(self) -> ProblemError | None:
+        settings = self.limits.settings
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > settings.header_bytes_max or len(self.headers) > settings.headers_max:
+            return ProblemError("headers-too-large")
+        return None
+
+    def _refuse_unread(self, problem: ProblemError) -> None:
+        """Answer a head that is not whole, and close."""
+        status, headers, body = problem_answer(problem)
+        lines = [b"HTTP/1.1 %d %s" % (status, problem.type.title.encode())]
+        lines += [name + b": " + value for name, value in headers]
+        lines += [b"content-length: %d" % len(body), b"connection: close", b"", body]
+        self.transport.write(b"\r\n".join(lines))
+        self.transport.close()
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, self.abort)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _uncount(self) -> None:
+        self._disarm()
+        if self._counted:
+            self._counted = False
+            self.limits.closed(self)
+
+
+class _Refused:
+    """Stands in for the application where a request's head is refused."""
+
+    def __init__(self, problem: ProblemError) -> None:
+        self._problem = problem
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, headers, body = problem_answer(self._problem)
+        headers = [*headers, (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": body})
+
+
+def bounded(protocol: type[BoundedProtocol], connections: Connections) -> type[Any]:
+    """The protocol for one listener."""
+    return type(protocol.__name__, (protocol,), {"limits": connections})
