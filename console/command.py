@@ -30,6 +30,27 @@ EXIT_INTERRUPTED = 130
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of tables.")]
 
 
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking once more: for scripts.")]
+
+
+def confirm(what: str, word: str, *, yes: bool) -> None:
+    """Have somebody at a terminal type `word` before `what` is ended; raises `ConfigError` where nobody did."""
+    if yes:
+        return
+    if not _terminal():
+        raise ConfigError(
+            f"{what} is ended, which cannot be taken back: give --yes where nobody can be asked"
+        )
+    asked = f"This ends {what}, and cannot be taken back. Type {word} to go on"
+    typed: str = typer.prompt(asked, default="", show_default=False, err=True)
+    if typed.strip() != word:
+        raise ConfigError(f"{what} is not ended: `{word}` was not typed")
+
+
+def _terminal() -> bool:
+    return sys.stdin.isatty()
+
+
 # What typer calls a wrong use of a command; it has its own copy of click, or click's, by its version.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 

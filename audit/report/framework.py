@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import tomllib
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -57,7 +58,9 @@ class Framework(NamedTuple):
 def load_framework(name: str) -> Framework:
     """A framework by its name; raises `ConfigError` for one that there is no file of."""
     if name not in NAMES:
-        raise ConfigError(f"framework `{name}` is none of: {', '.join(NAMES)}", framework=name)
+        close = get_close_matches(name, NAMES, n=1, cutoff=0.5)
+        hint = f"; did you mean `{close[0]}`?" if close else ""
+        raise ConfigError(f"framework `{name}` is none of: {', '.join(NAMES)}{hint}", framework=name)
     text = resources.files("kvcustody.audit.report").joinpath(f"frameworks/{name}.toml").read_text("utf-8")
     value = tomllib.loads(text)
     controls = tuple(

@@ -3,6 +3,7 @@
 1. A path parameter is an argument, a query parameter or a part of the body an option, by the name in the document.
 2. A text of the body may be `@FILE`; a part that is neither text, number, flag nor list of texts is given as JSON.
 3. A job is followed to its end with `--wait`, and always on the ledger itself; its files go to `--out`.
+4. An erasure that names neither a subject nor a session asks for the name once more, or for `--yes`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import typer
 
 from kvcustody.console.api.client import ApiReply, Asker, Where, asking
 from kvcustody.console.api.print_answer import finished, one_segment, tell
-from kvcustody.console.command import Json
+from kvcustody.console.command import Json, Yes, confirm
 from kvcustody.console.options_server import Authority, KeyFile, Server
 from kvcustody.console.serve.command import Config
 from kvcustody.errors import ConfigError
 
+_ERASING = "requestErasure"
 _TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool, "string": str}
 As = Annotated[
     str | None,
@@ -175,6 +177,8 @@ def _signature(command: Command) -> Iterator[inspect.Parameter]:
         yield _parameter("all_pages", All, False)
     if command.job:
         yield _parameter("wait", Wait, False)
+    if command.operation == _ERASING:
+        yield _parameter("yes", Yes, False)
     for name, kind in (("out", Out), ("server", Server), ("key_file", KeyFile), ("authority", Authority)):
         yield _parameter(name, kind, None)
     yield _parameter("config", Config, None)
@@ -210,11 +214,25 @@ def _ask(asker: Asker, command: Command, given: dict[str, Any]) -> ApiReply:
         else:
             body[part.name] = _value(part, value)
     content = _body(command, given.get("body"), body)
+    if command.operation == _ERASING and content is not None:
+        _confirm(content, yes=given.get("yes", False))
     if content is not None:
         headers["Content-Type"] = command.raw or "application/json"
     if command.keyed:
         headers["Idempotency-Key"] = given.get("key") or uuid.uuid4().hex
     return asker.ask(command.method, path, query=query, headers=headers, body=content)
+
+
+def _confirm(content: bytes, *, yes: bool) -> None:
+    """Have somebody confirm an erasure of more than one subject or session (rule 4)."""
+    try:
+        what = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return  # the service says what is wrong with it
+    if isinstance(what, dict) and not (what.get("subject") or what.get("session")):
+        tenant = what.get("tenant")
+        word = tenant if isinstance(tenant, str) else "everything"
+        confirm(f"everything of `{tenant}`" if tenant else "everything that this key reaches", word, yes=yes)
 
 
 def _body(command: Command, whole: Path | None, parts: dict[str, Any]) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from kvcustody.audit.query.events import (
     find_events,
     newest_events,
 )
+from kvcustody.audit.query.known_names import check_said, check_tenant
 from kvcustody.audit.tlog.database_proofs import LedgerProofs
 from kvcustody.audit.witness.status import witness_status
 from kvcustody.console.command import Json, make_table, print_json, stdout
@@ -61,6 +63,7 @@ def tail(
     wanted = EventFilter(tenant=tenant, kinds=_kinds(kind))
     with reading(ledger) as engine:
         with engine.connect() as connection:
+            check_tenant(connection, tenant)
             sizes = {log.name: log.head.size for log in LedgerProofs(connection).logs()}
             rows = newest_events(connection, wanted, limit=lines)
         if not follow:
@@ -124,7 +127,10 @@ def query(
     )
     place = None if after is None else Cursor.from_text(after)
     with reading(ledger) as engine, engine.connect() as connection:
+        check_tenant(connection, tenant)
         page = find_events(connection, wanted, after=place, limit=limit, as_of=as_of)
+        if not page.rows and page.next is None and after is None:
+            check_said(connection, wanted)
     cursor = page.next.to_text() if page.next else None
     if as_json:
         print_json({"events": [_facts(row) for row in page.rows], "next": cursor})
@@ -189,7 +195,10 @@ def status(ledger: Ledger = DEFAULT, *, as_json: Json = False) -> None:
 def _kinds(given: list[str] | None) -> tuple[str, ...]:
     for kind in given or ():
         if kind not in LEAF_KEYS:
-            raise ConfigError(f"no event is called `{kind}`; there are: {', '.join(sorted(LEAF_KEYS))}")
+            names = sorted(LEAF_KEYS)
+            close = get_close_matches(kind, names, n=1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise ConfigError(f"no event is called `{kind}`; there are: {', '.join(names)}{hint}")
     return tuple(given or ())
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.retention.purge_and_legal_hold import (
     active_holds,
     lift_hold,
@@ -105,6 +106,8 @@ def place(
 ) -> None:
     """Keep content whatever the schedule says. KV blocks end when they are due all the same."""
     with writing(ledger) as engine:
+        with engine.connect() as connection:
+            check_tenant(connection, tenant)
         place_hold(engine, name, tenant, actor=actor, reason=reason)
     if as_json:
         print_json({"hold": name, "tenant": tenant, "placed": True})

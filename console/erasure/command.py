@@ -15,11 +15,12 @@ import typer
 from kvcustody.audit.erasure.certificate import SelectorOpening, issue, new_opening
 from kvcustody.audit.erasure.requests_and_answers import Status, names, requests, status
 from kvcustody.audit.events import WorkerStopped
+from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.tlog.signing_key import read_signing_key
 from kvcustody.audit.verify.verify_certificate import verify as verify_certificate
 from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import MICROSECONDS, SystemClock
-from kvcustody.console.command import EXIT_ERROR, Json, make_table, print_json, stdout
+from kvcustody.console.command import EXIT_ERROR, Json, Yes, confirm, make_table, print_json, stdout
 from kvcustody.console.erasure.page import render
 from kvcustody.console.options_ledger import (
     DEFAULT,
@@ -46,7 +47,7 @@ _Id = Annotated[str, typer.Argument(help="The erasure's id, as `request` printed
 
 @app.command(
     epilog="Examples:\n\n    kvcustody erasure request --tenant acme --subject ada --actor dpo@acme\n\n"
-    "    kvcustody erasure request --tenant acme --classification confidential --actor dpo@acme --json"
+    "    kvcustody erasure request --tenant acme --classification confidential --actor dpo@acme --yes --json"
 )
 def request(
     *,
@@ -62,16 +63,24 @@ def request(
     within_seconds: Annotated[int, typer.Option(min=1, help="Seconds until the deadline.")] = 3600,
     ledger: Ledger = DEFAULT,
     subject_keys: SubjectStore = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Put an erasure on record; every worker of the ledger takes it up within its `erasure_poll_ms`.
 
     It returns once the request is durable. What was created before that moment is covered.
+    An erasure that names neither a subject nor a session asks for the name once more, or for `--yes`.
     """
     selector = Selector(
         tenant, subject, session, _digest(model), classification, segment, key_epoch, _labels(label or [])
     )
     check_selector(selector)
+    if subject is None and session is None:
+        confirm(
+            f"everything of `{tenant}`" if tenant else "everything of every tenant",
+            tenant or "every tenant",
+            yes=yes,
+        )
     erasure = uuid.uuid4().hex
     clock = SystemClock()
     with (
@@ -79,6 +88,8 @@ def request(
         writing(ledger) as engine,
         tempfile.TemporaryDirectory() as spill,
     ):
+        with engine.connect() as connection:
+            check_tenant(connection, tenant)
         name = f"console-{uuid.uuid4().hex[:12]}"
         writer = EventWriter(engine, worker=name, clock=clock, spill_directory=Path(spill), subject_keys=keys)
         try:
@@ -163,6 +174,7 @@ def show_list(
 ) -> None:
     """Every erasure on record, newest first, with its outcome over all workers."""
     with reading(ledger) as engine, engine.connect() as connection:
+        check_tenant(connection, tenant)
         now_us = SystemClock().utc_us()
         found = [
             (one, status(connection, one.erasure, now_us).outcome)

@@ -12,7 +12,8 @@ from kvcustody.console.command import Json, make_table, print_json, progress_bar
 from kvcustody.console.policy.validate import EXIT_NO, File
 from kvcustody.errors import PolicyError
 from kvcustody.files import READABLE, write_file
-from kvcustody.policies.document.problems import quote
+from kvcustody.policies.document.problems import did_you_mean, quote
+from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.workbench.diff.model import CellChange, PolicyDiff, WidenedAccess
 from kvcustody.policies.workbench.diff.semantic_diff import diff
 from kvcustody.policies.workbench.prove.model import Proof
@@ -173,7 +174,7 @@ def prove_command(
         task = bar.add_task("proving", total=None)
         proof = prove(
             table,
-            never=[_never(text) for text in never or ()],
+            never=[_never(text, table) for text in never or ()],
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if out is not None:
@@ -186,10 +187,15 @@ def prove_command(
         raise typer.Exit(EXIT_NO)
 
 
-def _never(text: str) -> Never:
+def _never(text: str, table: DecisionTable) -> Never:
     reader, separator, owner = text.partition(":")
     if not separator or not reader or not owner:
         raise PolicyError(f"`--never` {quote(text)} is not READER:OWNER; write `globex:acme`, or `*:acme`")
+    known = [tenant.id for tenant in table.policy.tenants]
+    for name in (reader, owner):
+        if name != "*" and name not in known:
+            hint = did_you_mean(name, known) or f"it has {', '.join(map(quote, known[:8])) or 'none'}"
+            raise PolicyError(f"`--never` {quote(text)}: the policy has no tenant {quote(name)}; {hint}")
     return Never(None if reader == "*" else reader, None if owner == "*" else owner)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from asking import ask, inbox, outcome
 from custody_world import CustodyWorld
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, insert, select
 from typer.testing import CliRunner
 
 from kvcustody.audit.erasure.requests_and_answers import names, request, requests
-from kvcustody.audit.schema.ledger import subjects
+from kvcustody.audit.schema.ledger import subjects, tenants
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
 from kvcustody.clock import VirtualClock
 from kvcustody.console.main import app
@@ -34,6 +34,8 @@ def test_the_command_writes_a_tag_and_the_store_tells_who_is_meant(store: Engine
     url = f"sqlite:///{tmp_path}/keys.db"
     words = ["erasure", "request", "--tenant", "alpha", "--subject", "ada", "--actor", "dpo"]
     words += ["--ledger", f"sqlite:///{tmp_path}/ledger.db"]
+    with store.begin() as connection:
+        connection.execute(insert(tenants).values(tenant="alpha", log=1, first_seen_us=1))
     assert CliRunner().invoke(app, [*words, "--subject-keys", url]).exit_code == 0
     keys = SubjectKeys.open(url)
     with store.connect() as connection:

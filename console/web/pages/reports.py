@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import FileResponse, Response
 
+from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.console.web.page_request import PageRequest, redirect
 from kvcustody.console.web.pages.audit import moment_us
@@ -39,6 +40,9 @@ def make(visit: PageRequest) -> Response:
     if framework not in NAMES:
         raise ProblemError("invalid", f"`framework` is none of {', '.join(NAMES)}")
     service = visit.service
+    if tenant != visit.caller.tenant:  # a name that was typed
+        with service.reading() as connection:
+            check_tenant(connection, tenant)
     asked = report_parameters(
         service,
         framework,

@@ -17,6 +17,7 @@ from fastapi import Path, Response
 from kvcustody.audit.erasure import requests_and_answers as ledger
 from kvcustody.audit.erasure.preview import preview
 from kvcustody.audit.erasure.requests_and_answers import Requested
+from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.subjects.subject_table import session_names, subject_names
 from kvcustody.errors import LedgerError
 from kvcustody.governance.api.http.operation import Operation
@@ -77,7 +78,7 @@ def add_erasures(api: Api) -> None:
 
 def request(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> dict[str, Any]:
     """Ask that all custody of a selector end by a deadline, in every worker."""
-    selector = _selector(caller, what)
+    selector = _selector(caller, service, what)
     now_us, erasure = service.clock.now_us(), uuid.uuid4().hex
     deadline_us = now_us + what.deadline_seconds * 1_000_000
     service.record(request_event(selector, erasure, caller.name, deadline_us, now_us))
@@ -99,7 +100,7 @@ def previewed(caller: CallerDep, service: ServiceDep, what: ErasureRequest) -> d
     Parts of the selector that the ledger does not know of a residency are named in `not_counted`: then it covers at
     most what is counted. Nothing is erased.
     """
-    selector = _selector(caller, what)
+    selector = _selector(caller, service, what)
     tenant, subject, session = selector.tenant, selector.subject, selector.session
     beyond = [name for name in selector.narrowing if name != "classification"]
     subjects: list[str] | None = None
@@ -185,9 +186,12 @@ def _certified(caller: Caller, service: Service, erasure: str) -> None:
         raise not_found()
 
 
-def _selector(caller: Caller, what: ErasureRequest) -> Selector:
+def _selector(caller: Caller, service: Service, what: ErasureRequest) -> Selector:
     """The selector of a request, its tenant from the credential (rule 1); raises for one that is none."""
     mine = caller.tenant_of(Permission.ERASE, what.tenant)
+    if mine != caller.tenant:  # a name that was typed
+        with service.reading() as connection:
+            check_tenant(connection, mine)
     parts = {name: getattr(what, name) for name in ("subject", "session", "classification", "segment")}
     for name, value in (*parts.items(), ("tenant", mine)):
         if value is not None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from kvcustody.audit.coverage.summary import coverage
+from kvcustody.audit.query.known_names import check_tenant
 from kvcustody.audit.report.framework import NAMES, load_framework
 from kvcustody.audit.tlog.signed_note import NoteError, parse_vkey
 from kvcustody.audit.verify.fsck_ledger import FsckReport, fsck
@@ -58,6 +59,9 @@ def add_evidence(api: Api) -> None:
 def make_report(caller: CallerDep, service: ServiceDep, what: ReportRequest) -> dict[str, Any]:
     """Make an evidence report of a period: its files, its SHA-256 and the command that makes it again."""
     mine = caller.tenant_of(READ, what.tenant)
+    if mine != caller.tenant:  # a name that was typed
+        with service.reading() as connection:
+            check_tenant(connection, mine)
     able = service.documents.formats()
     formats: Sequence[str] = what.formats or able
     if not set(formats) <= set(able):

@@ -75,7 +75,7 @@ def test_both_implementations_print_the_same_and_agree(ledger: Path) -> None:
     ("options", "due"),
     [
         (("--tenant", "acme", "--classification", "internal", "--model", "ab" * 8, "--tier", "device"), 8),
-        (("--tenant", "labs"), 0),
+        (("--tenant", "acme", "--classification", "public"), 0),
         (("--model", "unknown"), 0),
         (("--until", "2020-01-01"), 0),
         (("--since", "2020-01-01T00:00:00+02:00"), 8),
@@ -108,6 +108,8 @@ def test_mistakes_are_one_line(ledger: Path, tmp_path: Path) -> None:
     for arguments, what in (
         (("show", "--db", str(tmp_path / "none.db")), "cannot be opened"),
         (("show", "--db", str(ledger), "--tier", "host"), "tier `host`"),
+        (("show", "--db", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
+        (("recompute", "--db", str(ledger), "--tenant", "acne"), "did you mean `acme`?"),
         (("show", "--db", str(ledger), "--since", "soon"), "`soon` is no ISO 8601"),
         (("show", "--db", str(ledger), "--since", "2026-02-01", "--until", "2026-01-01"), "is empty"),
         (("show", "--db", str(ledger), "--as-of", "99"), "no checkpoint of `99`"),

@@ -143,9 +143,10 @@ ROWS = {
         every="dpo",
         body={"tenant": "{tenant}", "subject": "user-9"},
         ok=202,
+        absent=422,
     ),
     "previewErasure": Row(
-        "/v1/erasures:preview", own="tenant-admin", every="dpo", body={"tenant": "{tenant}"}
+        "/v1/erasures:preview", own="tenant-admin", every="dpo", body={"tenant": "{tenant}"}, absent=422
     ),
     "listErasures": Row("/v1/erasures?tenant={tenant}", **READERS),
     "getErasure": Row("/v1/erasures/{erasure}", **READERS, absent=404),
@@ -157,6 +158,7 @@ ROWS = {
         **READERS,
         body={"framework": "soc2", "tenant": "{tenant}", "formats": ["json"]},
         ok=202,
+        absent=422,
     ),
     "listFrameworks": Row("/v1/reports/frameworks", **READERS),
     "makeProcessingRecord": Row(
