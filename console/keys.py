@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json, print_json
 from kvcustody.errors import KeyringError
+from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping, create_root_key, read_root_key
+from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 
 DEFAULT = Path("kvcustody-root.key")
 _File = Annotated[Path, typer.Argument(help="The root key file.", metavar="FILE")]
@@ -44,6 +47,37 @@ def init(file: _File = DEFAULT, *, as_json: Json = False) -> None:
 def check(file: _File = DEFAULT, *, as_json: Json = False) -> None:
     """Check a root key file as a worker would: regular file, owner, mode, size. The key is never shown."""
     _show(file, as_json, "usable")
+
+
+@app.command(
+    epilog="Examples:\n\n    kvcustody keys init new.key\n\n"
+    "    kvcustody keys rewrap kvcustody-keys.json --from kvcustody-root.key --to new.key"
+)
+def rewrap(
+    store: Annotated[
+        Path, typer.Argument(help="The store of wrapped epoch secrets (`keyring_path`).", metavar="STORE")
+    ],
+    old: Annotated[Path, typer.Option("--from", help="The root key file they are wrapped by now.")],
+    new: Annotated[Path, typer.Option("--to", help="The root key file that wraps them from now on.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Move every epoch secret under another root key, in one durable save; then the old key may be destroyed.
+
+    Stop the workers first: one that runs on holds the old key, and cannot open the store again.
+    """
+    if not store.is_file():
+        raise KeyringError(f"key store `{store}`: no such file", path=store)
+    ports = [RootKeyWrapping(read_root_key(file)) for file in (old, new)]
+    keyring = Keyring(FileKeyStore(store), ports[0], SystemClock())
+    try:
+        moved = len(keyring.rewrap(ports[1]))
+    finally:
+        keyring.close()
+    if as_json:
+        print_json({"path": str(store), "status": "rewrapped", "epochs": moved})
+    else:
+        print(f"rewrapped: {moved} epochs of {store} are under {new}; {old} opens none of them")
 
 
 def _show(file: Path, as_json: bool, status: str) -> None:

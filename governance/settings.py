@@ -1,16 +1,21 @@
 """Every setting of a worker, with its default and meaning; a test compares docs/operate/settings.md with this file.
 
 A setting comes from, strongest first: an explicit argument, the environment (`KVCUSTODY_` and the name in
-capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default. An unknown name in the file is
-an error; an unknown variable in the environment is reported, not refused, because orchestrators invent
-variables from service names.
+capitals), the file named by `KVCUSTODY_CONFIG` (TOML or YAML), the default.
+
+1. An unknown name in the file or among the arguments is an error, with the setting that it is close to.
+2. A variable of the environment that is close to a setting is misspelt, and refused with the setting's name.
+3. Any other unknown variable is reported by the worker's log and ignored: orchestrators invent variables from the names
+   of services, and those that Kubernetes and container links make are never taken for a setting.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +35,25 @@ SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own pro
 CONFIG_VARIABLE = "KVCUSTODY_CONFIG"
 CONTROL_PLANE = "control-plane"  # `policy_release`: the one that `control_plane` serves
 _FILE_BYTES_MAX = 1 << 20
+_READ_ELSEWHERE = frozenset(  # by commands and this project's own tests
+    PREFIX + name
+    for name in (
+        "API_KEY_FILE",
+        "COMPLETE",
+        "RECORD",
+        "SCHEMA_EXAMPLES",
+        "SCREENSHOTS",
+        "SERVER",
+        "SERVER_CA",
+        "TEST_DEVICE",
+        "TRACES",
+        "WRITE_GOLDEN",
+    )
+) | {CONFIG_VARIABLE, ROOT_KEY_VARIABLE, SERVICE_PREFIX + "CONFIG", SERVICE_PREFIX + "KILLS"}
+_OF_AN_ORCHESTRATOR = re.compile(
+    r"(_SERVICE_HOST|_SERVICE_PORT(_[A-Z0-9_]+)?|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?)?)$"
+)
+_CLOSE = 0.85  # of the letters, in order: one letter wrong, missing or too many in a name of seven
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -368,19 +392,46 @@ def load_settings(path: Path | None = None, **explicit: Any) -> Settings:
     if path is None and named:
         path = Path(named)
     layered = {**read_settings_file(path, PREFIX), **explicit}
+    refuse_misspelt(_variables(Settings.model_fields, PREFIX))
     try:
         return Settings(**layered)
     except ValidationError as error:
-        lines = "; ".join(_line(problem) for problem in error.errors(include_input=False, include_url=False))
+        lines = "; ".join(
+            settings_problem(problem, Settings.model_fields)
+            for problem in error.errors(include_input=False, include_url=False)
+        )
         raise ConfigError(f"settings: {lines}", problems=lines) from None
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Variables that begin with our prefix and name no setting: misspelled, or an orchestrator's own."""
+    """Variables that begin with our prefix and name nothing that is read: an orchestrator's own."""
     environment = os.environ if environment is None else environment
-    known = {PREFIX + name.upper() for name in Settings.model_fields} | {CONFIG_VARIABLE, ROOT_KEY_VARIABLE}
-    ours = (name for name in environment if name.startswith(PREFIX) and not name.startswith(SERVICE_PREFIX))
-    return tuple(sorted(name for name in ours if name not in known))
+    known = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE
+    ours = (name for name in environment if name.upper().startswith(PREFIX))
+    return tuple(
+        sorted(
+            name for name in ours if name.upper() not in known and not name.upper().startswith(SERVICE_PREFIX)
+        )
+    )
+
+
+def refuse_misspelt(variables: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
+    """Raise `ConfigError` where a variable that names nothing is close to one of `variables`."""
+    known = {name.removeprefix(PREFIX): name for name in variables}
+    others = _variables(Settings.model_fields, PREFIX) | _READ_ELSEWHERE | set(known.values())
+    for name in sorted(os.environ if environment is None else environment):
+        variable = name.upper()
+        if not variable.startswith(PREFIX) or variable in others or _OF_AN_ORCHESTRATOR.search(variable):
+            continue
+        close = get_close_matches(variable.removeprefix(PREFIX), known, n=1, cutoff=_CLOSE)
+        if close:
+            raise ConfigError(
+                f"environment: `{name}` is no setting; did you mean `{known[close[0]]}`?", variable=name
+            )
+
+
+def _variables(fields: Iterable[str], prefix: str) -> set[str]:
+    return {prefix + name.upper() for name in fields}
 
 
 def settings_table() -> str:
@@ -419,9 +470,12 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
-def _line(problem: Any) -> str:
-    """One of pydantic's problems, without the input: it may be a password."""
+def settings_problem(problem: Any, names: Iterable[str]) -> str:
+    """One of pydantic's problems, without the input: it may be a password. An unknown name has what it is close to."""
     place = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
-    message = "unknown setting" if problem["type"] == "extra_forbidden" else message[:1].lower() + message[1:]
+    message = message[:1].lower() + message[1:]
+    if problem["type"] == "extra_forbidden":
+        close = get_close_matches(place, names, n=1, cutoff=0.6)
+        message = f"unknown setting; did you mean `{close[0]}`?" if close else "unknown setting"
     return f"`{place}` {message}" if place else message

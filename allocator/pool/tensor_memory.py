@@ -165,7 +165,7 @@ class TensorMemory:
         """Bytes that are not zero in `blocks`, over all shards: the check at hand-out. Reads everything."""
         total = 0
         for table in self.tables:
-            index = torch.from_numpy(block_list(table, blocks)).to(table.device)
+            index = torch.tensor(block_list(table, blocks), device=table.device)
             for words in table.words:
                 total += int(torch.count_nonzero(words.index_select(0, index).view(torch.uint8)))
         return total
@@ -173,7 +173,7 @@ class TensorMemory:
     def fill(self, blocks: NDArray[np.int64], byte: int) -> None:
         """Write `byte` everywhere in `blocks`, on all shards: a tenant's data, in tests and replays."""
         for table in self.tables:
-            index = torch.from_numpy(block_list(table, blocks)).to(table.device)
+            index = torch.tensor(block_list(table, blocks), device=table.device)
             for words in table.words:
                 words.view(torch.uint8).index_fill_(0, index, byte)
 

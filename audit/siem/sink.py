@@ -11,9 +11,7 @@ from __future__ import annotations
 import base64
 import hmac
 import http.client
-import os
 import time
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -47,43 +45,6 @@ class Sink(Protocol):
 
     def deliver(self, identity: str, body: bytes) -> None:
         """Hand over a batch; `identity` is the same for every try of it."""
-
-
-class FileSink:
-    """Appends lines to a file, fsynced. The file is created at the start; one that vanishes is noticed (rule 1)."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        self._path = path
-        self._torn = False
-        try:
-            self._descriptor = os.open(
-                path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640
-            )
-        except OSError as problem:
-            raise SinkError(f"sink `{name}`: `{path}`: {problem.strerror}", name=name) from None
-
-    def deliver(self, identity: str, body: bytes) -> None:
-        """Append and fsync; a torn line of an earlier failure is ended first."""
-        try:
-            held = os.fstat(self._descriptor)
-            there = self._path.stat()
-            if (held.st_dev, held.st_ino) != (there.st_dev, there.st_ino):
-                raise SinkError(f"sink `{self.name}`: `{self._path}` was replaced", name=self.name)
-            lines = b"\n" + body if self._torn else body
-            self._torn = True
-            while lines:
-                lines = lines[os.write(self._descriptor, lines) :]
-            os.fsync(self._descriptor)
-            self._torn = False
-        except FileNotFoundError:
-            raise SinkError(f"sink `{self.name}`: `{self._path}` was removed", name=self.name) from None
-        except OSError as problem:
-            raise SinkError(f"sink `{self.name}`: {problem.strerror}", name=self.name) from None
-
-    def close(self) -> None:
-        """Let the file go."""
-        os.close(self._descriptor)
 
 
 class WebhookSink:

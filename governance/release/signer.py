@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from kvcustody.audit.tlog.signed_note import KeyKind, VerifierKey
+from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey, read_signing_key
 from kvcustody.errors import ConfigError
 from kvcustody.extensions import SIGNERS, load, names_extension
-from kvcustody.governance.keys.root_key_wrapping import WrappingPort
 from kvcustody.policies.bundle.trust import Signer
 
 
@@ -28,23 +27,6 @@ class FileSigner:
     def sign(self, message: bytes) -> bytes:
         """The signature; messages carry their kind in their first line (`policies.bundle_manifest`)."""
         return self.key.raw(message)
-
-
-@dataclass(frozen=True, slots=True)
-class PortSigner:
-    """The key of a wrapping port (a file here, a key service elsewhere), under the name that trust gives it."""
-
-    name: str
-    port: WrappingPort
-
-    def sign(self, message: bytes) -> bytes:
-        """The port's signature."""
-        return self.port.sign(message)
-
-    @property
-    def vkey(self) -> str:
-        """The public key, as a trust file names it."""
-        return str(VerifierKey(self.name, KeyKind.ED25519, self.port.verification_key()))
 
 
 def open_signer(path: Path) -> Signer:

@@ -2,6 +2,7 @@
 
 1. By default the service listens on a Unix socket that its own user alone can open.
 2. An address that other machines reach is refused without TLS.
+3. Misspelt names and variables are refused as a worker's are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from pydantic_settings import SettingsConfigDict
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.roles import Role
-from kvcustody.governance.settings import SERVICE_PREFIX, LayeredSettings, read_settings_file
+from kvcustody.governance.settings import (
+    SERVICE_PREFIX,
+    LayeredSettings,
+    read_settings_file,
+    refuse_misspelt,
+    settings_problem,
+)
 
 PREFIX = SERVICE_PREFIX
 Algorithm = Literal["RS256", "PS256", "ES256", "EdDSA"]
@@ -284,14 +291,12 @@ def is_local(host: str) -> bool:
 def load_service_settings(path: Path | None = None, **explicit: Any) -> ServiceSettings:
     """The settings from arguments, environment and file, in this order; `ConfigError` if wrong."""
     layered = {**read_settings_file(path, PREFIX), **explicit}
+    refuse_misspelt({PREFIX + name.upper() for name in ServiceSettings.model_fields})
     try:
         return ServiceSettings(**layered)
     except ValidationError as error:
         found = error.errors(include_input=False, include_url=False)
-        lines = "; ".join(
-            f"`{'.'.join(map(str, item['loc']))}` {item['msg'].removeprefix('Value error, ')}".strip("` ")
-            for item in found
-        )
+        lines = "; ".join(settings_problem(problem, ServiceSettings.model_fields) for problem in found)
         raise ConfigError(f"service settings: {lines}", problems=lines) from None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import NamedTuple
 
+import structlog
 from sqlalchemy import Engine
 
 from kvcustody.audit.database.engine import open_store
@@ -33,10 +34,12 @@ from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.wrapped_key_store import FileKeyStore
 from kvcustody.governance.release.startup_policy import StartupPolicy, activation_events, open_startup_policy
-from kvcustody.governance.settings import Settings
+from kvcustody.governance.settings import Settings, unknown_variables
 from kvcustody.governance.worker.plugins import open_root_key, software
 from kvcustody.migrations.upgrade import upgrade
 from kvcustody.policies.table.decision_table import DecisionTable
+
+_log = structlog.get_logger(__name__)
 
 
 class Foundation(NamedTuple):
@@ -62,6 +65,9 @@ def open_foundation(
 ) -> Foundation:
     """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
     core_dumps.guard(strict=settings.strict)
+    ignored = unknown_variables()
+    if ignored:
+        _log.warning("variables that name no setting are ignored", variables=ignored)
     port = open_root_key(settings)
     keyring = Keyring(FileKeyStore(settings.keyring_path), port, clock)
     stack.callback(keyring.close)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvcustody.console.documentation import render
 from kvcustody.errors import ConfigError
-from kvcustody.governance.settings import Settings, load_settings, settings_table, unknown_variables
+from kvcustody.governance.service.settings import ServiceSettings, load_service_settings
+from kvcustody.governance.settings import (
+    PREFIX,
+    SERVICE_PREFIX,
+    Settings,
+    load_settings,
+    refuse_misspelt,
+    settings_table,
+    unknown_variables,
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "operate" / "settings.md"
 
@@ -95,10 +105,88 @@ def test_the_database_password_is_never_shown() -> None:
 
 def test_unknown_variables_are_reported_and_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCUSTODY_SERVICES_HOST", "10.0.0.1")
-    monkeypatch.setenv("KVCUSTODY_BLOCK_TOKENZ", "4")
     monkeypatch.setenv("KVCUSTODY_ROOT_KEY", "x")
+    for name in ORCHESTRATED:
+        monkeypatch.setenv(name, "tcp://10.0.0.1:80")
     load_settings()
-    assert unknown_variables() == ("KVCUSTODY_BLOCK_TOKENZ", "KVCUSTODY_SERVICES_HOST")
+    load_service_settings()
+    assert unknown_variables() == (
+        "KVCUSTODY_PORT",
+        "KVCUSTODY_PORT_8080_TCP",
+        "KVCUSTODY_PORT_8080_TCP_ADDR",
+        "KVCUSTODY_SERVICES_HOST",
+        "KVCUSTODY_TEAM",
+        "KVCUSTODY_WORKER_SERVICE_HOST",
+    )
+
+
+ORCHESTRATED = (
+    "KVCUSTODY_PORT",
+    "KVCUSTODY_PORT_8080_TCP",
+    "KVCUSTODY_PORT_8080_TCP_ADDR",
+    "KVCUSTODY_SERVICE_HOST",
+    "KVCUSTODY_SERVICE_PORT",
+    "KVCUSTODY_SERVICE_PORT_HTTP",
+    "KVCUSTODY_TEAM",
+    "KVCUSTODY_WORKER_SERVICE_HOST",
+)
+
+
+def slips(name: str) -> Iterator[str]:
+    """One letter wrong, missing, doubled or two exchanged, anywhere in the name."""
+    for at, letter in enumerate(name):
+        yield name[:at] + ("Z" if letter != "Z" else "Q") + name[at + 1 :]
+        yield name[:at] + name[at + 1 :]
+        yield name[:at] + letter + name[at:]
+        yield name[:at] + name[at + 1 : at + 2] + letter + name[at + 2 :]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "fields"),
+    [(PREFIX, Settings.model_fields), (SERVICE_PREFIX, ServiceSettings.model_fields)],
+)
+def test_a_variable_that_is_close_to_a_setting_is_refused_with_its_name(
+    prefix: str, fields: Iterable[str]
+) -> None:
+    variables = {prefix + name.upper() for name in fields}
+    for field in fields:
+        name = field.upper()
+        assert prefix + name in variables
+        refuse_misspelt(variables, {prefix + name: "x", (prefix + name).lower(): "x"})
+        if len(name) < 7:
+            continue  # what is shorter is close to too much
+        for slip in slips(name):
+            if prefix + slip not in variables:
+                with pytest.raises(ConfigError, match=r"did you mean `KVCUSTODY_"):
+                    refuse_misspelt(variables, {prefix + slip: "x"})
+
+
+def test_a_misspelt_variable_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCUSTODY_BLOCK_TOKENZ", "4")
+    said = "`KVCUSTODY_BLOCK_TOKENZ` is no setting; did you mean `KVCUSTODY_BLOCK_TOKENS`?"
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert said in str(caught.value)
+    load_service_settings()  # not its own
+    monkeypatch.setattr("kvcustody.governance.settings.get_close_matches", lambda *_, **__: [])
+    assert load_settings().block_tokens == 16  # the control: without the look it is ignored
+
+
+def test_a_misspelt_variable_of_the_service_stops_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCUSTODY_SERVICE_LISTENS", "unix:here")
+    with pytest.raises(ConfigError, match="did you mean `KVCUSTODY_SERVICE_LISTEN`"):
+        load_service_settings()
+
+
+def test_misspelt_arguments_and_names_in_a_file_have_a_suggestion(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("databse_url: x\n")
+    loads: tuple[Callable[..., object], ...] = (load_settings, load_service_settings)
+    for load in loads:
+        with pytest.raises(ConfigError, match="`databse_url` unknown setting; did you mean `database_url`"):
+            load(path)
+        with pytest.raises(ConfigError, match="`databse_url` unknown setting; did you mean `database_url`"):
+            load(databse_url="x")
 
 
 def test_settings_do_not_change() -> None:

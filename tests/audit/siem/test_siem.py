@@ -21,7 +21,7 @@ from kvcustody.audit.siem.cursor_reader import newest, pull, read_positions, wri
 from kvcustody.audit.siem.delivery import DeliveryPump
 from kvcustody.audit.siem.formats import BATCH_TYPE, cloud_event
 from kvcustody.audit.siem.ocsf import FAILURE, SUCCESS, TABLE, ocsf
-from kvcustody.audit.siem.sink import FileSink, RejectedError, SinkError, WebhookSink, check_webhook
+from kvcustody.audit.siem.sink import RejectedError, SinkError, WebhookSink, check_webhook
 from kvcustody.errors import LedgerError
 
 KEY = b"k" * 32
@@ -208,21 +208,6 @@ def test_a_dead_sink_costs_the_ledger_and_other_sinks_nothing(
     finally:
         hangs.set()
         dead.close(), alive.close()
-
-
-def test_a_file_sink_notices_when_its_file_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(SinkError):
-        FileSink("siem", tmp_path / "absent" / "out.ndjson")
-    sink = FileSink("siem", tmp_path / "out.ndjson")
-    sink.deliver("1", b"one\n")
-    (tmp_path / "out.ndjson").rename(tmp_path / "rotated")
-    with pytest.raises(SinkError, match="removed"):
-        sink.deliver("2", b"two\n")
-    (tmp_path / "out.ndjson").touch()
-    with pytest.raises(SinkError, match="replaced"):
-        sink.deliver("2", b"two\n")
-    sink.close()
-    assert (tmp_path / "rotated").read_bytes() == b"one\n"
 
 
 class Receiver(HTTPServer):
