@@ -32,7 +32,7 @@ def newest_read(service: Any, client: Any, people: Any) -> dict[str, Any]:
 
 def test_acts_and_reads_are_recorded_under_their_requests_trace(service, client, people) -> None:
     asked = {"tenant": "acme", "subject": "user-7"}
-    erased = client("POST", "/v1/erasures", people["dpo"], json=asked, headers=CARRIED)
+    erased = client("POST", "/v1/erasures", people["tenant-admin@acme"], json=asked, headers=CARRIED)
     read = client("GET", "/v1/audit/gaps", people["dpo"], headers=CARRIED)
     enrolled = {"name": "traced", "roles": ["auditor"]}
     made = client("POST", "/v1/principals", people["bootstrap"], json=enrolled, headers=CARRIED)
