@@ -5,8 +5,8 @@
 2. It names no subject and no session: pseudonyms, and a commitment to the selector's text that the requester opens.
 3. A block counts as destroyed only where every shard of its process has a receipt for that block and generation. What
    has none is listed: kept for other holders, or unproven.
-4. It is `complete` only where every worker that owes an answer has given it (audit.erasures, rule 2 of
-   `requests_and_answers`).
+4. It is `complete` only where every worker that owes an answer has given it, as the leaves that it carries say: the
+   request, the start and end of every process that was at work then, and the answers (`who_owes`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import Connection, and_, func, or_, select, union
 
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
 from kvcustody.audit.erasure.requests_and_answers import Status, status
+from kvcustody.audit.erasure.who_owes import about, life_leaves, without_answer, work_periods
+from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.query.evidence_columns import read
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import (
     erasure_results,
     erasures,
-    events,
+    incarnations,
     logs,
     receipts,
     residencies,
@@ -42,6 +44,7 @@ SALT_BYTES = 32
 LIMITS = (
     "it covers memory and tiers that the named workers manage; not copies outside of them",
     "`sampled` and `retired` blocks were overwritten and not all read back; only `full` ones were",
+    "a process whose start is not carried here is not shown: an export of the system log has them all",
     "custody of a process that died is unproven: its memory went back to the driver and was not re-read",
 )
 
@@ -92,12 +95,14 @@ def issue(
         leaf = proofs.leaf(log, idx)
         path = [base64.b64encode(hash_).decode() for hash_ in shown.path]
         carried.append({"log": log, "idx": idx, "leaf": leaf.decode(), "path": path})
-    figures = figures_of([orjson.loads(one["leaf"]) for one in carried], erasure)
+    bodies = [orjson.loads(one["leaf"]) for one in carried]
+    figures = figures_of(bodies, erasure)
+    is_shown = figures.unproven == 0 and not without_answer(bodies, erasure)
     body = {
         "schema": SCHEMA,
         "erasure": erasure,
         "issued_us": now_us,
-        "outcome": found.outcome if figures.unproven == 0 else "partial",
+        "outcome": found.outcome if is_shown else "partial",
         "request": _request(found, opening),
         "workers": [answer._asdict() for answer in found.answers],
         "waiting": list(found.waiting),
@@ -152,6 +157,7 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     """Every leaf that the certificate carries: the request, what each process said, its start, and its receipts."""
     made: set[tuple[str, int]] = set()
     names = {row.id: row.name for row in connection.execute(select(logs.c.id, logs.c.name))}
+    made |= _lives(connection, erasure, found)
     for table in (erasures, erasure_effects, erasure_remains, erasure_rereads, erasure_results):
         query = select(table.c.log, table.c.idx).where(table.c.erasure == erasure)
         made |= {(names[row.log], row.idx) for row in connection.execute(query)}
@@ -161,19 +167,20 @@ def _places(connection: Connection, erasure: str, found: Status) -> set[tuple[st
     life = effect.column("incarnation")[effect.owner]
     for incarnation in np.unique(life).tolist():
         generations = effect.pairs.generations[life == incarnation]
-        made |= _started(connection, incarnation, names)
         made |= _receipts(connection, incarnation, np.unique(generations), names)
     return made
 
 
-def _started(connection: Connection, incarnation: int, names: dict[int, str]) -> set[tuple[str, int]]:
-    query = (
-        select(events.c.log, events.c.idx)
-        .where(events.c.incarnation == incarnation, events.c.kind == "worker-started")
-        .order_by(events.c.sequence)
-        .limit(1)
-    )
-    return {(names[row.log], row.idx) for row in connection.execute(query)}
+def _lives(connection: Connection, erasure: str, found: Status) -> set[tuple[str, int]]:
+    """Starts and ends of the processes that were at work when it was requested, or that had something to say of it."""
+    leaves = life_leaves(connection)
+    periods = work_periods(leaf.body for leaf in leaves)
+    spoke = [table.c.incarnation for table in (erasure_effects, erasure_results)]
+    query = [select(column).where(column.table.c.erasure == erasure) for column in spoke]
+    chosen = set(
+        connection.scalars(select(incarnations.c.uuid).where(incarnations.c.id.in_(union(*query))))
+    ) | {life for life, period in periods.items() if period.at_work(found.request.at_us)}
+    return {(SYSTEM, leaf.idx) for leaf in leaves if about(leaf.body) in chosen}
 
 
 def _receipts(

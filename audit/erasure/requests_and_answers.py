@@ -1,7 +1,8 @@
 """Erasures as the ledger has them: what was asked for, which workers owe an answer, and what each has said.
 
 1. A worker owes an answer when one of its processes had memory when the erasure was requested. A later process of the
-   same worker may give it: what the earlier one held is closed as unproven when it died.
+   same worker may give it: what the earlier one held is closed as unproven when it died. Who had memory follows from
+   signed leaves (`who_owes`), from no row.
 2. An erasure is complete when every worker that owes an answer says so; until then it is partial, and those that have
    not answered by the deadline are named as unreachable.
 3. Nothing here reads a clock: `now_us` is UTC, and passed in.
@@ -9,10 +10,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, exists, or_, select
+from sqlalchemy import Connection, and_, exists, select
 
+from kvcustody.audit.erasure.who_owes import life_leaves, owing, work_periods
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, subjects, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
@@ -148,39 +150,31 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
 def status(connection: Connection, erasure: str, now_us: int) -> Status:
     """Who has answered, who has not, and who has not by the deadline (rule 2)."""
     asked = request(connection, erasure)
-    answers = tuple(_answer(connection, erasure, worker) for worker in _owing(connection, asked))
+    answers = tuple(_answer(connection, erasure, *worker) for worker in _owing(connection, asked))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
     late = now_us > asked.deadline_us
     return Status(asked, answers, () if late else silent, silent if late else ())
 
 
-def _owing(connection: Connection, asked: Requested) -> list[Any]:
+def _owing(connection: Connection, asked: Requested) -> list[tuple[int, str]]:
     """Workers with memory when the erasure was requested, by name (rule 1)."""
-    query = (
-        select(workers.c.id, workers.c.name)
-        .join(incarnations, workers.c.id == incarnations.c.worker)
-        .where(
-            incarnations.c.shards.is_not(None),
-            incarnations.c.started_us <= asked.at_us,
-            or_(incarnations.c.ended_us.is_(None), incarnations.c.ended_us >= asked.at_us),
-        )
-        .distinct()
-        .order_by(workers.c.name)
-    )
-    return list(connection.execute(query).all())
+    names = owing(work_periods(leaf.body for leaf in life_leaves(connection)), asked.at_us)
+    rows = connection.execute(select(workers.c.id, workers.c.name)).all()
+    ids = {row.name: row.id for row in rows}
+    return [(ids.get(name, -1), name) for name in names]
 
 
-def _answer(connection: Connection, erasure: str, worker: Any) -> ErasureAnswer:
+def _answer(connection: Connection, erasure: str, worker: int, name: str) -> ErasureAnswer:
     result, life = erasure_results.c, incarnations.c
     query = (
         select(erasure_results, life.uuid)
         .join(incarnations, life.id == result.incarnation)
-        .where(result.erasure == erasure, life.worker == worker.id)
+        .where(result.erasure == erasure, life.worker == worker)
         .order_by(result.outcome == "complete", result.at_us, result.idx)
     )
     rows = connection.execute(query).all()
     if not rows:
-        return ErasureAnswer(worker.name, "", "", 0, 0, 0, 0, "", 0, 0)
+        return ErasureAnswer(name, "", "", 0, 0, 0, 0, "", 0, 0)
     row = rows[-1]
     read = connection.execute(
         select(erasure_rereads.c.checked, erasure_rereads.c.nonzero).where(
@@ -188,7 +182,7 @@ def _answer(connection: Connection, erasure: str, worker: Any) -> ErasureAnswer:
         )
     ).all()
     return ErasureAnswer(
-        worker.name,
+        name,
         row.uuid,
         row.outcome,
         row.at_us,

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, func, select
 
+from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.events.batch import batch_of
 from kvcustody.audit.events.canonical_leaf import Leaf, canonical, parse
 from kvcustody.audit.schema.ledger import events, incarnations
 from kvcustody.audit.schema.trees import tree_nodes
 from kvcustody.audit.tlog.merkle import EMPTY, HALF, Grown, TreeHead, leaf_hashes
+from kvcustody.audit.verify.life_rows import LifeRows
 from kvcustody.audit.writer.projection import TABLES, IncarnationRow, project
 from kvcustody.errors import CustodyError
 
@@ -62,6 +64,7 @@ class LogCheck:
             )
         }
         self._ids = {life.id: uuid for uuid, life in self._lives.items()}
+        self._life_rows = LifeRows(connection)
         self.size = 0
         self.purged = 0
         self.problems: list[FsckFinding] = []
@@ -102,6 +105,8 @@ class LogCheck:
             self._say(self.size, int(found) - 1, "leaves are missing before the ones that follow")
         if self._connection.dialect.name == "postgresql":
             self._check_names()
+        if self._name == SYSTEM:
+            self.problems += [FsckFinding(SYSTEM, None, None, "", what) for what in self._life_rows.wrong()]
         for table in TABLES:
             rows = select(table.c.idx).where(table.c.log == self._log, table.c.idx >= self.size).limit(1)
             for idx in self._connection.scalars(rows):
@@ -181,6 +186,8 @@ class LogCheck:
                 leaf = self._leaf(row)
                 if leaf is not None:
                     sound.append((row.idx, leaf))
+        if self._name == SYSTEM:
+            self._life_rows.take(leaf.body for _, leaf in sound)
         if sound:
             self._check_projections(rows[0][0], rows[-1][0], sound)
 

@@ -3,7 +3,8 @@
 1. The document is hostile: it is bounded, and every figure in it is computed again from leaves whose place in the
    ledger is proved under a checkpoint that a trusted key signed.
 2. A certificate that claims more than its leaves show is refused with what it claims and what they show.
-3. With the opening, the selector must be the one that the certificate commits to.
+3. Every worker that was at work when the erasure was requested, as signed starts and ends say, owes an answer.
+4. With the opening, the selector must be the one that the certificate commits to.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import orjson
 
 from kvcustody.audit.erasure.certificate import SCHEMA, SelectorOpening, canonical, statement_text
 from kvcustody.audit.erasure.figures_from_leaves import ErasureFigures, figures_of
+from kvcustody.audit.erasure.who_owes import owing, without_answer, work_periods
 from kvcustody.audit.tlog.merkle import TreeHead, leaf_hash
 from kvcustody.audit.tlog.proofs import check_inclusion
 from kvcustody.audit.tlog.root_log import check_head, parse_head_proof
@@ -153,14 +155,13 @@ def _check_outcome(
 ) -> None:
     if body["outcome"] != "complete":
         return
-    said = {
-        one["incarnation"]: one["outcome"]
-        for one in sorted(bodies, key=lambda one: int(one["sequence"]))
-        if one["kind"] == "erasure-completed" and one["erasure"] == body["erasure"]
-    }
-    for worker in body["workers"]:
-        if said.get(worker["incarnation"]) != "complete":
-            report.problems.append(f"no leaf of worker `{worker['worker']}` says that it is complete")
+    for worker in without_answer(bodies, body["erasure"]):
+        report.problems.append(f"no leaf of worker `{worker}` says that it is complete")
+    owed = owing(work_periods(bodies), int(body["request"]["at_us"]))
+    if owed != sorted(worker["worker"] for worker in body["workers"]):
+        report.problems.append(
+            "the workers that it lists are not those that were at work when it was requested"
+        )
     if figures.unproven or figures.reread_nonzero or body["waiting"] or body["unreachable"]:
         report.problems.append(
             f"it says complete, with {figures.unproven} blocks unproven, {figures.reread_nonzero} bytes not zero, "

@@ -11,14 +11,19 @@ from typing import Any
 import orjson
 import pytest
 from custody_world import CustodyWorld
-from sqlalchemy import Engine
+from sqlalchemy import Engine, update
 
 from kvcustody.audit.erasure.certificate import SelectorOpening, canonical, issue, new_opening, statement_text
-from kvcustody.audit.events import ReceiptRecorded
+from kvcustody.audit.events import ReceiptRecorded, WorkerStarted
+from kvcustody.audit.schema.ledger import incarnations
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signing_key import SigningKey, sign_statement
+from kvcustody.audit.verify import verify_certificate as verifier
+from kvcustody.audit.verify.fsck_ledger import fsck
 from kvcustody.audit.verify.verify_certificate import verify
+from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.errors import LedgerError
+from kvcustody.governance.erasure.erasure_run import request_event
 from kvcustody.governance.erasure.selector import Selector
 
 ANN = Selector("alpha", "alpha-user-1")
@@ -118,6 +123,67 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_what_was_changed_is_refused(case: Case, name: str, again: bool) -> None:
     assert verify(case.data, VKEYS).ok
     assert not verify(tampered(case.document, CHANGES[name], again=again), VKEYS).ok
+
+
+def test_the_leaves_say_who_owes_an_answer_not_rows(
+    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One update of `incarnations` took silent workers off the list, and made a partial erasure complete."""
+    case = Case(store, tmp_path)
+    silent = EventWriter(store, worker="silent", clock=case.world.clock, spill_directory=tmp_path / "silent")
+    silent.submit_durable(WorkerStarted(case.world.clock.now_us(), "silent", 8, 1, 64, "cpu", "test", 1))
+    asked = request_event(ANN, "e" * 32, "ada", case.world.clock.now_us() + 10**9, case.world.clock.now_us())
+    silent.submit_durable(asked)
+    silent.close()
+    CheckpointSigner(store, [KEY], memory=tmp_path / "signed", clock=case.world.clock).sign_once()
+
+    def certificate() -> dict[str, Any]:
+        with store.connect() as connection:
+            return issue(connection, "e" * 32, KEY, case.opening, now_us=case.world.clock.utc_us())
+
+    def wrong() -> list[str]:
+        with store.connect() as connection:
+            return [problem.what for problem in fsck(connection).problems]
+
+    before = certificate()["body"]
+    assert before["outcome"] == "partial" and "silent" in {one["worker"] for one in before["workers"]}
+    assert wrong() == []
+    with store.begin() as connection:
+        connection.execute(update(incarnations).values(ended_us=1, end="stopped"))
+    after = certificate()
+    assert after["body"]["workers"] == before["workers"] and after["body"]["outcome"] == "partial"
+    assert any("has another end than its leaves say" in what for what in wrong())
+    # Who has the signing key, too, cannot claim it of these leaves; without the start nothing is left that says so.
+    claimed = tampered(
+        after,
+        lambda body: body.update(outcome="complete", workers=[], waiting=[], unreachable=[]),
+        again=True,
+    )
+    assert any("no leaf of worker `silent`" in problem for problem in verify(claimed, VKEYS).problems)
+    with monkeypatch.context() as patch:  # the control: with this one defence off, it passes
+        patch.setattr(verifier, "without_answer", lambda *_: [])
+        patch.setattr(verifier, "owing", lambda *_: [])
+        assert verify(claimed, VKEYS).ok
+
+
+ROWS: list[dict[str, Any]] = [
+    {"ended_us": 1},
+    {"end": "died"},
+    {"shards": 7},
+    {"blocks": 7},
+    {"bytes_per_block": 7},
+    {"device": "cuda:7"},
+    {"software": "other"},
+    {"worker": 999},
+]
+
+
+@pytest.mark.parametrize("values", ROWS, ids=lambda values: next(iter(values)))
+def test_fsck_finds_an_edited_row_of_a_process(case: Case, store: Engine, values: dict[str, Any]) -> None:
+    with store.begin() as connection:
+        assert fsck(connection).ok
+        connection.execute(update(incarnations).values(**values))
+        assert not fsck(connection).ok
 
 
 def test_a_receipt_that_never_was_makes_it_partial(store: Engine, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Who owes an answer to an erasure, and who gave it, from signed leaves alone.
+
+1. A process is at work from its `worker-started` leaf until the last `worker-stopped` or `worker-died` leaf about it.
+   No row of `incarnations` counts: whoever edits one changes nothing here, and `audit fsck` names the row.
+2. A worker owes an answer where a process of its was at work when the erasure was requested, as that leaf says.
+3. An answer is an `erasure-completed` leaf of any process of the worker; the start of that process ties it to the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, select
+
+from kvcustody.audit.events import SYSTEM
+from kvcustody.audit.schema.ledger import events, logs
+
+STARTED = "worker-started"
+ENDS = ("worker-stopped", "worker-died")
+Body = Mapping[str, Any]
+
+
+class WorkPeriod(NamedTuple):
+    """One process of a worker: from `started_us` to `ended_us` (UTC; None: no end on record)."""
+
+    worker: str
+    started_us: int
+    ended_us: int | None
+
+    def at_work(self, at_us: int) -> bool:
+        """Whether it had memory at a moment."""
+        return self.started_us <= at_us and (self.ended_us is None or self.ended_us >= at_us)
+
+
+def about(body: Body) -> str:
+    """The process that a leaf about a life is of: its recorder's, unless it names another."""
+    return str(body.get("of_incarnation") or body["incarnation"])
+
+
+def work_periods(bodies: Iterable[Body]) -> dict[str, WorkPeriod]:
+    """The processes that started, by incarnation (rule 1); other leaves are passed over."""
+    starts: dict[str, Body] = {}
+    ends: dict[str, int] = {}
+    for body in bodies:
+        if body["kind"] == STARTED:
+            starts.setdefault(about(body), body)
+        elif body["kind"] in ENDS:
+            ends[about(body)] = max(int(body["at_us"]), ends.get(about(body), 0))
+    return {
+        life: WorkPeriod(body["worker"], int(body["at_us"]), ends.get(life)) for life, body in starts.items()
+    }
+
+
+def owing(periods: Mapping[str, WorkPeriod], requested_us: int) -> list[str]:
+    """The workers that owe an answer to a request of this moment, by name (rule 2)."""
+    return sorted({period.worker for period in periods.values() if period.at_work(requested_us)})
+
+
+def without_answer(bodies: Iterable[Body], erasure: str) -> list[str]:
+    """The workers that owe an answer, and of which no leaf says `complete` (rules 2 and 3)."""
+    every = list(bodies)
+    asked = [one for one in every if one["kind"] == "erasure-requested" and one["erasure"] == erasure]
+    periods = work_periods(every)
+    last = {
+        one["incarnation"]: one["outcome"]
+        for one in sorted(every, key=lambda one: int(one["sequence"]))
+        if one["kind"] == "erasure-completed" and one["erasure"] == erasure
+    }
+    said = {life for life, outcome in last.items() if outcome == "complete"}
+    answered = {periods[life].worker for life in said if life in periods}
+    return [name for one in asked for name in owing(periods, int(one["at_us"])) if name not in answered]
+
+
+class LifeLeaf(NamedTuple):
+    """A leaf about a process's life, and its place in the system log."""
+
+    idx: int
+    body: Body
+
+
+def life_leaves(connection: Connection) -> list[LifeLeaf]:
+    """Every start and end of a worker's process, in order. The system log is never purged."""
+    query = (
+        select(events.c.idx, events.c.leaf)
+        .join(logs, logs.c.id == events.c.log)
+        .where(logs.c.name == SYSTEM, events.c.kind.in_([STARTED, *ENDS]))
+        .order_by(events.c.idx)
+    )
+    return [LifeLeaf(row.idx, orjson.loads(bytes(row.leaf))) for row in connection.execute(query)]
