@@ -128,10 +128,10 @@ class Committer:
             with self._connection.begin():
                 yield self._connection
         except BaseException:
-            self._let_go()
+            self._release_connection()
             raise
 
-    def _let_go(self) -> None:
+    def _release_connection(self) -> None:
         """Give the connection back, whatever state it is in."""
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -140,7 +140,7 @@ class Committer:
 
     def reopen(self) -> None:
         """Accept the file that is there now; raises `LedgerError` where there is none, or none that fits."""
-        self._let_go()
+        self._release_connection()
         self._identity = file_identity(self._engine)
         if self._identity == GONE:
             raise StoreGoneError("the ledger's file is missing")
@@ -150,7 +150,7 @@ class Committer:
         """End the threads of commits; may be called again."""
         self._aside.close()
         self._wal.close()
-        self._let_go()
+        self._release_connection()
 
 
 def refused(problem: Exception) -> bool:

@@ -165,7 +165,7 @@ def _released(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow
     columns["_written_blocks"] = columns["_blocks"]
 
 
-def _let_go(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
+def _blocks_released(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow]) -> None:
     own = columns["_written"] = columns["own"]
     columns["_final"] = [False] * len(own)
     columns["_written_blocks"] = [
@@ -214,7 +214,7 @@ def _outage(columns: Columns, group: LeafGroup, lives: Sequence[IncarnationRow])
 _DERIVED: dict[str, Callable[[Columns, LeafGroup, Sequence[IncarnationRow]], None]] = {
     "residency-opened": _opened,
     "residency-released": _released,
-    "blocks-released": _let_go,
+    "blocks-released": _blocks_released,
     "custody-ended": _ended,
     "receipt": _receipt,
     "decision": _decision,

@@ -183,7 +183,7 @@ class _Known:
 
     known = caller
 
-    def check_stands(self, caller: Caller) -> None:
+    def check_still_valid(self, caller: Caller) -> None:
         """Whoever holds the files stands."""
 
 

@@ -19,7 +19,7 @@ from kvcustody.console.command import Json
 from kvcustody.console.options_server import Authority, KeyFile, Server, connect
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
-from kvcustody.governance.control_plane.release_store import DeskReleaseStore
+from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.signer import open_signer
@@ -66,7 +66,7 @@ class At(NamedTuple):
 
     def desk(self) -> AbstractContextManager[ReleaseWorkflow]:
         """The desk over this release."""
-        return open_desk(self.store, self.trust, self.remote)
+        return open_workflow(self.store, self.trust, self.remote)
 
     def owner_consents(self) -> AbstractContextManager[OwnerConsents]:
         """An owner's part in it, at a control plane."""
@@ -121,7 +121,7 @@ def owner_consents(remote: Remote, trust: Path) -> Iterator[OwnerConsents]:
 
 
 @contextmanager
-def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[ReleaseWorkflow]:  # noqa: B008 - a constant
+def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[ReleaseWorkflow]:  # noqa: B008 - a constant
     """The desk over a store. Every step goes into the ledger: the database's own, the one in the release folder, or
     the control plane's, which records it itself.
     """
@@ -132,7 +132,7 @@ def open_desk(store: str, trust: Path, remote: Remote = Remote()) -> Iterator[Re
                 "KVCUSTODY_POLICY_RELEASE count as well)"
             )
         with connect(remote.server, remote.key_file, remote.authority) as connection:
-            records = DeskReleaseStore(connection)
+            records = WorkflowReleaseStore(connection)
             yield ReleaseWorkflow(records, read_trust(trust), clock=SystemClock(), ledger=CountingLedger())
         return
     if store == "ledger":

@@ -11,7 +11,7 @@ import typer
 from kvcustody.audit.database.engine import open_store
 from kvcustody.console.command import Json, make_table, print_json, progress_bar, stdout
 from kvcustody.console.policy.review import New, Old
-from kvcustody.console.replay.options import RunnerOptions, StandOptions
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
 from kvcustody.errors import ConfigError
@@ -134,7 +134,9 @@ def _replay(policy: Path, choice: Choice) -> ReplayReport:
     name = load_table(policy).policy.name
     size = block_tokens_of(choice, None)
     with tempfile.TemporaryDirectory(prefix="kvcustody-") as folder, progress_bar() as bar:
-        options = StandOptions(policy=str(policy), block_tokens=size, database=Path(folder) / "ledger.db")
+        options = EnvironmentOptions(
+            policy=str(policy), block_tokens=size, database=Path(folder) / "ledger.db"
+        )
         workload = load_workload(choice, size, name)
         task = bar.add_task(f"under {name}", total=workload.requests)
         report = run_job(workload, options, RunnerOptions(), progress=lambda: bar.advance(task))

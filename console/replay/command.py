@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvcustody.console.command import EXIT_INTERRUPTED, Json, interruptible, print_json, progress_bar, stdout
-from kvcustody.console.replay.options import RunnerOptions, StandOptions, read_policy
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.printing import print_golden, print_report
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run import golden_check as golden
@@ -87,7 +87,7 @@ def replay(
     check_page(html)
     choice = Choice(trace, format, tenants, seed, _unit(unit), skew, limit)
     size = block_tokens_of(choice, block_tokens)
-    options = StandOptions(
+    options = EnvironmentOptions(
         policy=policy,
         pool_blocks=pool_blocks or _POOL_BLOCKS.get(format or GENERATED, 8192),
         block_tokens=size,

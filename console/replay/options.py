@@ -12,7 +12,7 @@ from kvcustody.policies.reading.load_policy import load_policy
 
 
 @dataclass(frozen=True, slots=True)
-class StandOptions:
+class EnvironmentOptions:
     """Where and under which policy a replay runs."""
 
     policy: str = "regulated-saas"

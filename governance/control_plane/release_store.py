@@ -94,7 +94,7 @@ class WorkerReleaseStore:
         self._kept = len(self._records)
 
 
-class DeskReleaseStore:
+class WorkflowReleaseStore:
     """The release as a person's desk reads it and adds to it, over the API; signing stays with the desk."""
 
     def __init__(self, connection: ControlPlaneConnection) -> None:

@@ -34,7 +34,7 @@ from kvcustody.governance.decisions.reuse_decision import Moment, ReuseDecider
 from kvcustody.governance.decisions.shadow_policy import ShadowPolicy
 from kvcustody.governance.decisions.staged_table import StagedTable
 from kvcustody.governance.identity.domain_spec import DomainSpec, KeyOwner
-from kvcustody.governance.keys.apply_key_orders import OrderedKeys, carry_out
+from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders
 from kvcustody.governance.keys.keyring import KeyFact, Keyring
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.observability.tenant_counters import TenantCounters
@@ -282,7 +282,7 @@ class Authority(ABC, Generic[PoolT_co]):
     def follow_keys(self, orders: Iterable[OrderedKeys]) -> int:
         """Rotate and destroy keys as ordered; on record at latest before the owner's next request. How many epochs."""
         changes = self._keyring.changes
-        done = carry_out(self._keyring, orders)
+        done = apply_key_orders(self._keyring, orders)
         if done or self._keyring.changes != changes:
             self.reload_keys()
         for owner, facts in done.items():

@@ -58,7 +58,7 @@ class PortErasure:
         if covered.domains:
             tags = [domain.tag for domain in covered.domains]
             forget += pool.end_cached(np.flatnonzero(np.isin(pool.tag, tags)), "erased", now_us, before_us)
-        forget += _hide(pool, finishing)
+        forget += _unpublish(pool, finishing)
         if forget:
             self._engine.evict(forget)
         port.reload_plans()
@@ -146,7 +146,7 @@ class _Covered:
         return PoolUnits(pool.number, np.concatenate(blocks)[first], every)
 
 
-def _hide(pool: ExternalPool, finishing: Sequence[ExternalResidency]) -> list[int]:
+def _unpublish(pool: ExternalPool, finishing: Sequence[ExternalResidency]) -> list[int]:
     """What only these requests use leaves the index; returns what the engine must forget."""
     if not finishing:
         return []

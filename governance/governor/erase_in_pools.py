@@ -69,7 +69,7 @@ class GovernorErasure:
             manager.tree.flush(now_us)
             _end(manager, covered.tops(), before_us, now_us)
             if finish:
-                _hide(manager, covered.sequences, now_us)
+                _unpublish(manager, covered.sequences, now_us)
             ended += before - manager.live_blocks()
             units.append(covered.units)
         governor.forget_closed_plans()
@@ -197,7 +197,7 @@ def _end(manager: BlockManager, tops: Iterable[Node], due_us: int, now_us: int) 
     manager.tree.flush(now_us)
 
 
-def _hide(manager: BlockManager, sequences: Iterable[RunningSequence], now_us: int) -> None:
+def _unpublish(manager: BlockManager, sequences: Iterable[RunningSequence], now_us: int) -> None:
     """What only these sequences use leaves the index, and what continues it for nobody ends."""
     uses: dict[int, int] = {}
     nodes: dict[int, Node] = {}

@@ -33,7 +33,7 @@ def newest(orders: Iterable[OrderedKeys]) -> tuple[OrderedKeys, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def carry_out(keyring: Keyring, orders: Iterable[OrderedKeys]) -> dict[KeyOwner, list[KeyFact]]:
+def apply_key_orders(keyring: Keyring, orders: Iterable[OrderedKeys]) -> dict[KeyOwner, list[KeyFact]]:
     """Rotate and destroy what the orders name; what was done, by owner."""
     keyring.refresh()
     done: dict[KeyOwner, list[KeyFact]] = {}

@@ -35,7 +35,7 @@ def switched_on(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in SWITCHES if environment.get(name, "") not in _OFF)
 
 
-def guard(*, strict: bool, environment: Mapping[str, str] | None = None) -> None:
+def disable_core_dumps(*, strict: bool, environment: Mapping[str, str] | None = None) -> None:
     """Refuse (strict) or name (otherwise) core dumps of device memory; in strict, no host core is written either.
 
     Raises `ConfigError` with the switches that are on.

@@ -64,7 +64,7 @@ def open_foundation(
     device: str,
 ) -> Foundation:
     """Open everything and put the worker on record; `stack` closes it again. Raises a `CustodyError` that says what."""
-    core_dumps.guard(strict=settings.strict)
+    core_dumps.disable_core_dumps(strict=settings.strict)
     ignored = unknown_variables()
     if ignored:
         _log.warning("variables that name no setting are ignored", variables=ignored)

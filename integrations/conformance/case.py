@@ -1,8 +1,8 @@
 """A case of the kit, and the bench that it runs on.
 
 `@case` makes a case of a function: its docstring is what it proves, and it fails through `expect`. The function gets a
-`Bench`, which opens engines; each comes as a `Rig`: prompts that nobody else sends, requests driven to their end, and
-what is always watched.
+`Bench`, which opens engines; each comes as a `CaseHarness`: prompts that nobody else sends, requests driven to their
+end, and what is always watched.
 
 1. Every engine that a case opens is closed, and its own checks and scans must be clean before and after.
 2. Prompts come from the bench's seed: a failure prints it, and the same seed asks the same things.
@@ -85,7 +85,7 @@ def person(tenant: str, subject: str = "ann") -> Principal:
     return identify(issuer=ISSUER, tenant=tenant, verified={"subject": subject})
 
 
-class Rig:
+class CaseHarness:
     """One engine under test, its clock and its prompts."""
 
     def __init__(self, engine: EngineUnderTest, setup: Setup, random: Random, bench: Bench) -> None:
@@ -262,13 +262,13 @@ class Bench:
         self.factory = factory
         self.seed = seed
         self.random = Random(seed)  # noqa: S311 (prompts of tests)
-        self._open: list[Rig] = []
+        self._open: list[CaseHarness] = []
         self._cold: dict[tuple[object, ...], tuple[int, ...]] = {}
 
-    def open(self, policy: str | None = None, **setup: Any) -> Rig:
+    def open(self, policy: str | None = None, **setup: Any) -> CaseHarness:
         """A fresh engine; `setup`: fields of `Setup`."""
         made = Setup(policy or standard_policy(), VirtualClock(), seed=self.seed, **setup)
-        rig = Rig(self.factory(made), made, self.random, self)
+        rig = CaseHarness(self.factory(made), made, self.random, self)
         unknown = set(rig.capabilities.lacks) - set(FEATURES)
         if unknown:
             raise ConfigError(f"`{rig.capabilities.engine}` lacks unknown features `{sorted(unknown)}`")
@@ -281,7 +281,7 @@ class Bench:
         known = self._cold.get(key)
         if known is None:
             fresh = setup._replace(clock=VirtualClock(), steps_in_flight=0, tier=False)
-            rig = Rig(self.factory(fresh), fresh, self.random, self)
+            rig = CaseHarness(self.factory(fresh), fresh, self.random, self)
             outcome = rig.ask(who, tokens, max_tokens)
             expect_equal(outcome.state, FINISHED, f"cold run ({outcome.reason})")
             known = self._cold[key] = outcome.output

@@ -28,7 +28,13 @@ from kvcustody.policies.reading.obligations import (
     read_scrub,
 )
 from kvcustody.policies.reading.sharing import read_grants, read_rules, read_segments
-from kvcustody.policies.reading.tenants import PRIVATE_SCOPES, Owed, read_classify, read_groups, read_tenants
+from kvcustody.policies.reading.tenants import (
+    PRIVATE_SCOPES,
+    TenantObligations,
+    read_classify,
+    read_groups,
+    read_tenants,
+)
 
 _REQUIRED = (
     "schema",
@@ -81,7 +87,7 @@ def _policy(fields: FieldReader, root: Node, file: str) -> Policy:
     scrub = read_scrub(names, found["scrub"]) if "scrub" in found else ()
     offload = read_offload(names, found["offload"]) if "offload" in found else ()
     sound = fields.problems.count == before
-    owed = Owed(profile, scope, *((retention, scrub, offload) if sound else ((), (), ())))
+    owed = TenantObligations(profile, scope, *((retention, scrub, offload) if sound else ((), (), ())))
     tenants, default = read_tenants(names, found["tenants"], owed) if "tenants" in found else ((), None)
     return Policy(
         name=fields.identifier(found["name"], "`name`") if "name" in found else "",

@@ -36,7 +36,7 @@ TENANTS_MAX = 10_000
 CLASSIFY_MAX = 10_000
 
 
-class Owed(NamedTuple):
+class TenantObligations(NamedTuple):
     """The policy-wide values that a tenant's entry is held against."""
 
     profile: Profile
@@ -47,7 +47,7 @@ class Owed(NamedTuple):
 
 
 def read_tenants(
-    names: DeclaredNames, node: Node, owed: Owed
+    names: DeclaredNames, node: Node, owed: TenantObligations
 ) -> tuple[tuple[TenantPolicy, ...], TenantPolicy | None]:
     """The listed tenants in document order, and the entry for unlisted ones."""
     entries = names.fields.entries(node, "`tenants`")
@@ -63,7 +63,7 @@ def read_tenants(
     return tuple(tenant for tenant in tenants if tenant is not default), default
 
 
-def _tenant(names: DeclaredNames, key: Scalar, node: Node, owed: Owed) -> TenantPolicy:
+def _tenant(names: DeclaredNames, key: Scalar, node: Node, owed: TenantObligations) -> TenantPolicy:
     fields = names.fields
     unlisted = key.text == DEFAULT_TENANT
     name = DEFAULT_TENANT if unlisted else fields.tenant(key, "tenant")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvcustody.console.replay.options import RunnerOptions, StandOptions
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run import job
 from kvcustody.console.replay.run.runner import Runner
@@ -71,7 +71,7 @@ def replayed(
     workload = load_workload(Choice(conversations=conversations, tenants=4), 16, "small")
     roomy = folder / "roomy.yaml"  # so that no request is put off for want of room
     roomy.write_text(library.source("regulated-saas").replace("cap: 10%", "cap: 100%, borrow: true"))
-    options = StandOptions(policy=str(roomy), pool_blocks=2048, database=folder / "ledger.db")
+    options = EnvironmentOptions(policy=str(roomy), pool_blocks=2048, database=folder / "ledger.db")
     report = job.run_job(workload, options, RunnerOptions(checked_share=1.0), progress=progress)
     done: Callable[[Any], bool] = lambda future: future.done() and future.exception() is None  # noqa: E731
     return report, sum(map(done, waiting))

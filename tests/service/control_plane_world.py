@@ -23,7 +23,7 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.api.http.server import serve
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
-from kvcustody.governance.control_plane.release_store import DeskReleaseStore
+from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.identity.model_identity import ModelIdentity
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.ledger_protocol import CountingLedger
@@ -186,7 +186,7 @@ class ControlPlane:
         trust = read_trust(self.folder / "trust.toml")
         desks = {}
         for name in _PEOPLE:
-            store = DeskReleaseStore(self.connect(name))
+            store = WorkflowReleaseStore(self.connect(name))
             desks[name] = ReleaseWorkflow(store, trust, clock=SystemClock(), ledger=CountingLedger())
         sign = self.signers
         revision = desks["ada"].propose(document, sign["ada"], note="test", seconds=seconds).revision

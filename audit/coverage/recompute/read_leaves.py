@@ -121,7 +121,7 @@ def _released(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -
     life.uses.say(said["runs"], residency=residency, begun=0, written=1, over=1, until=at, hold=hold)
 
 
-def _let_go(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
+def _early_releases(life: RecomputedLife, said: Said, boot: Numbers, shift: Numbers) -> None:
     residency, at, hold = numbers(said["residency"]), boot + shift, numbers(said["hold_boot_us"])
     own = numbers(said["own"]) != 0
     life.uses.say(said["runs"], residency=residency, begun=0, written=own, over=1, until=at, hold=hold)
@@ -213,7 +213,7 @@ _READERS: dict[str, Callable[[RecomputedLife, Said, Numbers, Numbers], None]] = 
     "residency-opened": _opened,
     "blocks-attached": _attached,
     "residency-released": _released,
-    "blocks-released": _let_go,
+    "blocks-released": _early_releases,
     "holds-narrowed": _narrowed,
     "custody-ended": _ended,
     "erasure-applied": _covered,

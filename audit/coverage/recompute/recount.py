@@ -230,12 +230,12 @@ class _Judge:
         is_over = uses["over"] == 1
         released = np.where(is_over, uses["until"], at[found])[row]
         hold = np.where(is_over, uses["hold"], until[found])[row]
-        self._let_go(released, hold)
+        self._early_releases(released, hold)
         hold = np.minimum(hold, _limits(uses["residency"], narrowed)[row])
         asked = np.minimum(hold, _limits(uses["residency"], erased)[row])
         return _Held(released, np.maximum(released, hold), np.maximum(released, asked))
 
-    def _let_go(self, released: Numbers, hold: Numbers) -> None:
+    def _early_releases(self, released: Numbers, hold: Numbers) -> None:
         """What a residency let go of after it began to use it, it used until then, whatever else ended it."""
         life, used, gone = self._life, self._life.named.uses, self._life.named.gone
         if not len(gone.row):

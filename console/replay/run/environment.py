@@ -21,7 +21,7 @@ from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.events import Event, PolicyActivated, WorkerStarted
 from kvcustody.audit.schema.ledger import events
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.console.replay.options import StandOptions, read_policy
+from kvcustody.console.replay.options import EnvironmentOptions, read_policy
 from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape
 from kvcustody.console.replay.run.model_identity import replay_model
 from kvcustody.console.replay.run.observer import ReplayObserver
@@ -48,7 +48,7 @@ PLACEHOLDER = 64 * "0"
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class ReplayEnvironment:
     """What a replay needs, open. `since_us`: from when on the ledger's rows are this replay's (None: all of
     them).
     """
@@ -93,7 +93,9 @@ class ObservedLedger:
 
 
 @contextmanager
-def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Iterator[Stand]:
+def open_environment(
+    options: EnvironmentOptions, house_prompt: Tokens | None = None
+) -> Iterator[ReplayEnvironment]:
     """Open everything; raises `CustodyError` where something cannot be opened, with what was open closed
     again.
     """
@@ -126,7 +128,7 @@ def open_stand(options: StandOptions, house_prompt: Tokens | None = None) -> Ite
             clock=clock,
         )
         since_us = clock.utc_us() if last_utc_us else None
-        yield Stand(governor, policy, model, clock, cache, observer, writer, engine, since_us)
+        yield ReplayEnvironment(governor, policy, model, clock, cache, observer, writer, engine, since_us)
 
 
 def shape_for(block_tokens: int) -> ReplayCacheShape:
@@ -138,7 +140,7 @@ def shape_for(block_tokens: int) -> ReplayCacheShape:
     return ReplayCacheShape(layers=1, kv_heads=1, head_dim=8, block_tokens=block_tokens)
 
 
-def pool_options(options: StandOptions) -> PoolOptions:
+def pool_options(options: EnvironmentOptions) -> PoolOptions:
     """A clean reserve of 2 to 4 % of the pool, and scrub launches of about 1 %."""
     blocks = options.pool_blocks
     return PoolOptions(

@@ -14,9 +14,9 @@ from kvcustody.audit.coverage.conservation import PoolCounts, conservation
 from kvcustody.audit.coverage.summary import CoverageRow, coverage
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.console.replay.options import RunnerOptions, StandOptions
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayCoverage, ReplayIdentity, ReplayReport, Spread
-from kvcustody.console.replay.run.environment import WORKER, Stand, open_stand, shape_for
+from kvcustody.console.replay.run.environment import WORKER, ReplayEnvironment, open_environment, shape_for
 from kvcustody.console.replay.run.runner import Runner
 from kvcustody.console.replay.summary import AGE_EDGES_US, LAG_EDGES_US
 from kvcustody.console.replay.workload.model import Workload
@@ -30,7 +30,7 @@ OUTAGE_SECONDS = 2.0
 
 def run_job(
     workload: Workload,
-    options: StandOptions,
+    options: EnvironmentOptions,
     runner_options: RunnerOptions,
     *,
     progress: Callable[[], None] = lambda: None,
@@ -39,7 +39,7 @@ def run_job(
     started = time.monotonic()
     proved: _Proofs | None = None
     try:
-        with open_stand(options, workload.house_prompt) as stand:
+        with open_environment(options, workload.house_prompt) as stand:
             population = LabelledPrincipals(stand.policy, workload.tenants)
             runner = Runner(
                 stand.governor, stand.cache, stand.clock, stand.model, population, options=runner_options
@@ -117,7 +117,9 @@ class _Proofs:
     identities: list[ReplayIdentity]
 
 
-def _prove(stand: Stand, pool: PoolStats, counts: PoolCounts) -> tuple[_Proofs, CustodyError | None]:
+def _prove(
+    stand: ReplayEnvironment, pool: PoolStats, counts: PoolCounts
+) -> tuple[_Proofs, CustodyError | None]:
     """What the ledger says of this replay, once everything is in it."""
     now_us = stand.clock.now_us()
     stand.writer.submit([WorkerStopped(now_us, WORKER, "end of the replay", pool.allocated, pool.scrubbed)])
@@ -156,7 +158,7 @@ def _coverage(total: CoverageRow) -> ReplayCoverage:
     )
 
 
-def _scanned(stand: Stand) -> list[ReplayIdentity]:
+def _scanned(stand: ReplayEnvironment) -> list[ReplayIdentity]:
     findings, problems = stand.governor.scan(), stand.governor.check()
     return [
         ReplayIdentity("orphans found by a scan = 0", len(findings), 0, "allocator; running requests; holds"),
@@ -164,7 +166,7 @@ def _scanned(stand: Stand) -> list[ReplayIdentity]:
     ]
 
 
-def _fill(runner: Runner, stand: Stand, running: Stats, block_tokens: int) -> None:
+def _fill(runner: Runner, stand: ReplayEnvironment, running: Stats, block_tokens: int) -> None:
     """Add to the runner's rows what the Governor and the events say of each tenant."""
     for row in runner.results:
         tally = running.tenants.get(row.tenant)
@@ -176,7 +178,7 @@ def _fill(runner: Runner, stand: Stand, running: Stats, block_tokens: int) -> No
         row.scrubbed_blocks = stand.observer.scrubbed[row.tenant]
 
 
-def _settings(workload: Workload, stand: Stand, options: StandOptions) -> dict[str, str]:
+def _settings(workload: Workload, stand: ReplayEnvironment, options: EnvironmentOptions) -> dict[str, str]:
     shape = shape_for(options.block_tokens)
     memory = stand.cache.memory
     size = memory.blocks * memory.bytes_per_block / (1 << 20)

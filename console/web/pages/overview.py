@@ -10,7 +10,7 @@ from kvcustody.audit.witness.status import WitnessStatus, witness_status
 from kvcustody.console.report.charts import Figure, rows
 from kvcustody.console.report.number_format import count
 from kvcustody.console.web.page_request import PageRequest
-from kvcustody.console.web.pages.policy_status import release_of, standing
+from kvcustody.console.web.pages.policy_status import read_policy_status, release_of
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import health as health_api
 from kvcustody.governance.service.access.roles import Permission, Reach
@@ -29,7 +29,7 @@ def show(visit: PageRequest) -> Response:
         "Overview",
         sees_policy=policy,
         releases=state is not None,
-        standing=standing(state),
+        read_policy_status=read_policy_status(state),
         open_proposals=0 if state is None else _open(state),
         coverage=custody_api.covered(visit.caller, visit.service) if sees else None,
         held=held_by_tenant(visit) if sees else None,

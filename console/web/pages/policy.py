@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from kvcustody.console.web.page_request import PageRequest, redirect
-from kvcustody.console.web.pages.policy_status import release_of, standing
+from kvcustody.console.web.pages.policy_status import read_policy_status, release_of
 from kvcustody.console.web.source_listing import Line, lines_of
 from kvcustody.errors import PolicyError
 from kvcustody.governance.release import activation_gates as gates
@@ -60,7 +60,7 @@ def show(visit: PageRequest) -> Response:
         "policy/policy.html",
         "Policy",
         state=state,
-        standing=standing(state),
+        read_policy_status=read_policy_status(state),
         revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
         if state
         else [],

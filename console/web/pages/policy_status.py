@@ -38,7 +38,7 @@ def release_of(visit: PageRequest) -> ReleaseState | None:
         return None
 
 
-def standing(state: ReleaseState | None) -> PolicyStatus | None:
+def read_policy_status(state: ReleaseState | None) -> PolicyStatus | None:
     """What is in effect; None where nothing is."""
     if state is None or state.active is None:
         return None

@@ -37,7 +37,7 @@ async def long_poll(
     while True:
         seen, asked = service.changes, time.monotonic()
         answer = await run_sync(_after(check, ask))
-        check = partial(service.authenticator.check_stands, caller)
+        check = partial(service.authenticator.check_still_valid, caller)
         if news(answer) or asked >= ends or service.stopping.is_set():
             return answer
         while service.changes == seen and not service.stopping.is_set():

@@ -63,7 +63,7 @@ async def stream(
     at = None if given is None else Position(int(given[0]), int(given[1]))
     found = await _news(service, mine, at, begin, limit, wait)
     if wait:
-        await run_sync(service.authenticator.check_stands, caller)
+        await run_sync(service.authenticator.check_still_valid, caller)
     told_as = open_shape(shape)
     answer: dict[str, Any] = {
         "items": [told_as.shape(row) for row in found.rows],

@@ -81,7 +81,7 @@ class ServiceAuthenticator:
         found = None if name is None else self._principals.find(name)
         return None if found is None or found.disabled_us is not None else _caller(found, "session")
 
-    def check_stands(self, caller: Caller) -> None:
+    def check_still_valid(self, caller: Caller) -> None:
         """Raise `unauthenticated` where a caller was ended after its request had begun (rule 5)."""
         if caller.by != "local" and self._principals.ended(caller.name, caller.key):
             raise unauthenticated()

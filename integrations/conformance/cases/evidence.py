@@ -17,7 +17,15 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import flatten
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
+from kvcustody.integrations.conformance.case import (
+    Bench,
+    Case,
+    CaseHarness,
+    case,
+    expect,
+    expect_equal,
+    person,
+)
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US
 from kvcustody.integrations.events.block_event import CLEARED, STORED, check_event, split_keys
 from kvcustody.migrations.upgrade import upgrade
@@ -25,7 +33,7 @@ from kvcustody.migrations.upgrade import upgrade
 ALPHA, BOB, BETA = person("alpha"), person("alpha", "bob"), person("beta")
 
 
-def workload(rig: Rig) -> None:
+def workload(rig: CaseHarness) -> None:
     """Every way to begin and to end, under pressure, with hits."""
     for number in range(3):
         shared = rig.prompt(3)
@@ -94,7 +102,7 @@ def scope(bench: Bench) -> None:
     expect(seen["stored"] > 24 and seen["removed"] > 24, f"too few events (control): {dict(seen)}")
 
 
-def _expect_scoped(rig: Rig, tenant: str, owner_of: dict[bytes, str], seen: Counter[str]) -> None:
+def _expect_scoped(rig: CaseHarness, tenant: str, owner_of: dict[bytes, str], seen: Counter[str]) -> None:
     for event in rig.engine.events():
         check_event(event)
         keys = split_keys(event.keys)

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvcustody.governance.erasure.selector import Selector
 from kvcustody.governance.identity.principal import Principal
-from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, person
+from kvcustody.integrations.conformance.case import Bench, Case, CaseHarness, case, expect, person
 from kvcustody.integrations.conformance.engine_protocol import FINISHED, OVER
 from kvcustody.integrations.conformance.policy import IDLE_US, SECOND_US, WITHIN_US, policy
 
@@ -17,7 +17,7 @@ ROUNDS = 90
 class FuzzTrace:
     """One random trace: requests with shared beginnings, and everything that can happen to them."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: CaseHarness) -> None:
         self.rig = rig
         self.bases = [rig.prompt(5, 0) for _ in range(2)]
         self.live: list[tuple[object, Principal, tuple[int, ...]]] = []

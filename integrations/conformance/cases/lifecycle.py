@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from itertools import permutations
 
-from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
+from kvcustody.integrations.conformance.case import (
+    Bench,
+    Case,
+    CaseHarness,
+    case,
+    expect,
+    expect_equal,
+    person,
+)
 from kvcustody.integrations.conformance.engine_protocol import ABORTED, FINISHED
 from kvcustody.integrations.conformance.policy import SECOND_US
 
 ALPHA, BETA = person("alpha"), person("beta")
 
 
-def _free_list_is_sound(rig: Rig, running: list[object]) -> None:
+def _free_list_is_sound(rig: CaseHarness, running: list[object]) -> None:
     free = rig.engine.free_blocks()
     twice = [block for block, count in Counter(free).items() if count > 1]
     expect(not twice, f"blocks {twice} are in the free list twice")

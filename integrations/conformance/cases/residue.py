@@ -6,7 +6,7 @@ from kvcustody.integrations.conformance.case import (
     STEPS_MAX,
     Bench,
     Case,
-    Rig,
+    CaseHarness,
     case,
     expect,
     expect_equal,
@@ -18,7 +18,7 @@ from kvcustody.integrations.conformance.policy import ONCE, WITHIN_US, policy
 ALPHA, BETA, GAMMA = person("alpha"), person("beta"), person("gamma")
 
 
-def _churn(rig: Rig, rounds: int) -> None:
+def _churn(rig: CaseHarness, rounds: int) -> None:
     """Tenants take turns in a pool that is too small for all of them."""
     for _ in range(rounds):
         for who in (ALPHA, BETA, GAMMA):
@@ -139,7 +139,7 @@ def transfers(bench: Bench) -> None:
     rig.expect_clean_first_writes(20)
 
 
-def _press(rig: Rig, rounds: int) -> None:
+def _press(rig: CaseHarness, rounds: int) -> None:
     """Requests that together need more than the pool has."""
     for _ in range(rounds):
         for who in (BETA, ALPHA):

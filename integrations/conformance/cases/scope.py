@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
+from kvcustody.integrations.conformance.case import (
+    Bench,
+    Case,
+    CaseHarness,
+    case,
+    expect,
+    expect_equal,
+    person,
+)
 from kvcustody.integrations.conformance.engine_protocol import FINISHED
 from kvcustody.integrations.conformance.policy import ONCE, SECOND_US, policy
 
@@ -52,7 +60,7 @@ def attach(bench: Bench) -> None:
     rig.same_as_cold(ALPHA, tokens, rig.engine.outcome(own))
 
 
-def _tiered(bench: Bench) -> tuple[Rig, tuple[int, ...]]:
+def _tiered(bench: Bench) -> tuple[CaseHarness, tuple[int, ...]]:
     rig = bench.open(policy(tier=True), tier=True)
     tokens = rig.warm(ALPHA, 4)
     rig.settle()

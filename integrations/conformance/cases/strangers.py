@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from random import Random
 
-from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
+from kvcustody.integrations.conformance.case import (
+    Bench,
+    Case,
+    CaseHarness,
+    case,
+    expect,
+    expect_equal,
+    person,
+)
 from kvcustody.integrations.conformance.engine_protocol import FINISHED, REFUSED, WAITING
 from kvcustody.integrations.conformance.policy import SECOND_US
 
 ALPHA, BETA, GAMMA = person("alpha"), person("beta"), person("gamma")
 
 
-def _reuses_nothing(rig: Rig, identity: str | None, tokens: tuple[int, ...], what: str) -> None:
+def _reuses_nothing(rig: CaseHarness, identity: str | None, tokens: tuple[int, ...], what: str) -> None:
     """Refused at the door, or computed in full; and what it computes is nobody's afterwards."""
     fresh = rig.prompt(3)
     for asked in (tokens, fresh):

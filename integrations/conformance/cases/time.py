@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from kvcustody.audit.events import CustodyEnded
-from kvcustody.integrations.conformance.case import Bench, Case, Rig, case, expect, expect_equal, person
+from kvcustody.integrations.conformance.case import (
+    Bench,
+    Case,
+    CaseHarness,
+    case,
+    expect,
+    expect_equal,
+    person,
+)
 from kvcustody.integrations.conformance.engine_protocol import FINISHED
 from kvcustody.integrations.conformance.policy import ABSOLUTE_US, IDLE_US, ONCE, SECOND_US, WITHIN_US, policy
 
@@ -53,7 +61,7 @@ def late_sweep_many(bench: Bench) -> None:
         expect_equal(rig.ask(ALPHA, tokens).cached_tokens, 0, "cached tokens past the deadline")
 
 
-def _age(rig: Rig, tokens: tuple[int, ...]) -> None:
+def _age(rig: CaseHarness, tokens: tuple[int, ...]) -> None:
     """Touch a prompt, always before its idle deadline, until just before its ceiling."""
     age_us = 0
     while age_us + IDLE_US - SECOND_US < ABSOLUTE_US:

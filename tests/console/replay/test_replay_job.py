@@ -12,7 +12,7 @@ import pytest
 from kvcustody.allocator.pool.memory_protocol import NO_BLOCKS, ScrubResult
 from kvcustody.allocator.pool.tensor_memory import TensorMemory
 from kvcustody.clock import SystemClock
-from kvcustody.console.replay.options import RunnerOptions, StandOptions
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions
 from kvcustody.console.replay.report import ReplayReport
 from kvcustody.console.replay.run.job import run_job
 from kvcustody.console.replay.run.marked_tensors import PatternCache, ReplayCacheShape
@@ -56,17 +56,17 @@ eviction: {policy: lru}
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> StandOptions:
+def options(tmp_path: Path) -> EnvironmentOptions:
     policy = tmp_path / "small.yaml"
     policy.write_text(POLICY.replace("DIGEST", 64 * "0"))
-    return StandOptions(policy=str(policy), pool_blocks=1024, database=tmp_path / "ledger.db")
+    return EnvironmentOptions(policy=str(policy), pool_blocks=1024, database=tmp_path / "ledger.db")
 
 
 def small(conversations: int = 40) -> Workload:
     return load_workload(Choice(conversations=conversations, tenants=4), 16, "small")
 
 
-def replay(options: StandOptions, workload: Workload | None = None, **kwargs) -> ReplayReport:
+def replay(options: EnvironmentOptions, workload: Workload | None = None, **kwargs) -> ReplayReport:
     return run_job(workload or small(), options, RunnerOptions(checked_share=1.0), **kwargs)
 
 
@@ -76,7 +76,7 @@ def assert_conserved(report: ReplayReport) -> None:
     assert report.drift_blocks == 0
 
 
-def test_a_replay_accounts_for_every_block(options: StandOptions) -> None:
+def test_a_replay_accounts_for_every_block(options: EnvironmentOptions) -> None:
     report = replay(options)
     totals = report.totals
     assert report.stopped is None
@@ -93,7 +93,7 @@ def test_a_replay_accounts_for_every_block(options: StandOptions) -> None:
     assert dict(report.coverage.bytes_by_level)["full"] == totals.scrubbed_blocks * 16 * 2048
 
 
-def test_a_second_replay_appends_and_reports_itself_alone(options: StandOptions) -> None:
+def test_a_second_replay_appends_and_reports_itself_alone(options: EnvironmentOptions) -> None:
     first, second = replay(options, small(10)), replay(options, small(10))
     assert_conserved(second)
     assert first.totals.hit_tokens == second.totals.hit_tokens, (
@@ -102,7 +102,7 @@ def test_a_second_replay_appends_and_reports_itself_alone(options: StandOptions)
     assert second.coverage.due == second.totals.scrubbed_blocks
 
 
-def test_an_unscrubbed_block_is_seen(options: StandOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unscrubbed_block_is_seen(options: EnvironmentOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Positive control of V2: with the overwrite switched off, residue appears and the device's count is short."""
     boot = []
 
@@ -137,7 +137,7 @@ def test_a_foreign_or_stale_block_is_seen() -> None:
     assert cache.wrong_tokens > 64
 
 
-def test_ctrl_c_keeps_what_ran(options: StandOptions) -> None:
+def test_ctrl_c_keeps_what_ran(options: EnvironmentOptions) -> None:
     steps = iter(range(1000))
 
     def interrupt() -> None:
@@ -150,7 +150,7 @@ def test_ctrl_c_keeps_what_ran(options: StandOptions) -> None:
     assert_conserved(report)
 
 
-def test_a_bad_trace_line_keeps_what_ran(options: StandOptions, tmp_path: Path) -> None:
+def test_a_bad_trace_line_keeps_what_ran(options: EnvironmentOptions, tmp_path: Path) -> None:
     rows = "".join(
         f'{{"timestamp": {n * 100}, "input_length": 1024, "output_length": 4, "hash_ids": [0, {n}]}}\n'
         for n in range(1, 9)

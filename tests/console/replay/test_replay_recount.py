@@ -11,7 +11,7 @@ from kvcustody.audit.coverage.recompute import read_history, recount, unaccounte
 from kvcustody.audit.coverage.recompute.leaf_sources import leaves_in_database
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.database.engine import open_store
-from kvcustody.console.replay.options import RunnerOptions, StandOptions, read_policy
+from kvcustody.console.replay.options import EnvironmentOptions, RunnerOptions, read_policy
 from kvcustody.console.replay.run import golden_check as golden
 from kvcustody.console.replay.run.job import run_job
 from kvcustody.console.replay.run.workload_from_options import Choice, block_tokens_of, load_workload
@@ -36,7 +36,7 @@ def test_tables_and_leaves_agree_on_a_trace(tmp_path: Path, form: str) -> None:
     path = tmp_path / "ledger.db"
     report = run_job(
         workload,
-        StandOptions(
+        EnvironmentOptions(
             policy="regulated-saas", pool_blocks=blocks, block_tokens=size, device="cpu", database=path
         ),
         RunnerOptions(seed=1),

@@ -10,25 +10,25 @@ import pytest
 import structlog
 
 from kvcustody.errors import ConfigError
-from kvcustody.governance.keys.core_dumps import SWITCHES, guard
+from kvcustody.governance.keys.core_dumps import SWITCHES, disable_core_dumps
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_strict_refuses_every_switch_that_is_on(switch):
     with pytest.raises(ConfigError, match=f"`{switch}` would write device memory"):
-        guard(strict=True, environment={switch: "1"})
+        disable_core_dumps(strict=True, environment={switch: "1"})
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_elsewhere_it_is_named_in_the_log(switch):
     with structlog.testing.capture_logs() as logs:
-        guard(strict=False, environment={switch: "1", "HOME": "1"})
+        disable_core_dumps(strict=False, environment={switch: "1", "HOME": "1"})
     assert [line["switches"] for line in logs] == [(switch,)]
 
 
 def test_a_switch_that_is_off_is_no_reason():
     with structlog.testing.capture_logs() as logs:
-        guard(strict=False, environment=dict.fromkeys(SWITCHES, "0") | {"PATH": "x"})
+        disable_core_dumps(strict=False, environment=dict.fromkeys(SWITCHES, "0") | {"PATH": "x"})
     assert logs == []
 
 
@@ -36,10 +36,10 @@ def test_a_switch_that_is_off_is_no_reason():
 def test_strict_writes_no_host_core_either(strict, soft):
     code = (
         "import resource\n"
-        "from kvcustody.governance.keys.core_dumps import guard\n"
+        "from kvcustody.governance.keys.core_dumps import disable_core_dumps\n"
         "hard = resource.getrlimit(resource.RLIMIT_CORE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_CORE, (4096, hard))\n"
-        f"guard(strict={strict}, environment={{}})\n"
+        f"disable_core_dumps(strict={strict}, environment={{}})\n"
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
     )
     if resource.getrlimit(resource.RLIMIT_CORE)[1] not in (resource.RLIM_INFINITY, 4096):

@@ -13,7 +13,7 @@ from kvcustody.audit.events import KeysOrdered
 from kvcustody.audit.writer.record_operator_act import record_operator_act
 from kvcustody.clock import SystemClock, VirtualClock
 from kvcustody.governance.identity.domain_spec import group_owner, tenant_owner
-from kvcustody.governance.keys.apply_key_orders import OrderedKeys, carry_out, newest
+from kvcustody.governance.keys.apply_key_orders import OrderedKeys, apply_key_orders, newest
 from kvcustody.governance.keys.keyring import Keyring
 from kvcustody.governance.keys.locked_buffer import KEY_BYTES, KeyBuffer
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
@@ -45,13 +45,13 @@ def rings(folder: Path, count: int) -> list[Keyring]:
 def test_an_order_is_followed_once_by_all_who_share_the_keys(tmp_path: Path) -> None:
     one, two = rings(tmp_path, 2)
     order = [OrderedKeys("acme", "rotate", NOW_US + 1)]
-    done = carry_out(one, order)
+    done = apply_key_orders(one, order)
     assert {owner: [fact.kind for fact in facts] for owner, facts in done.items()} == {
         ACME: ["rotated"],
         ELSEWHERE: ["rotated"],
     }
     for ring in (two, one, two):
-        assert carry_out(ring, order) == {}, "followed already, by another process or by this one"
+        assert apply_key_orders(ring, order) == {}, "followed already, by another process or by this one"
         assert ring.epochs(ACME) == (1, 2)
         assert ring.epochs(LABS) == ring.epochs(GROUP) == (1,), "control: others' keys stay"
 
@@ -60,17 +60,17 @@ def test_a_clock_that_is_behind_follows_no_order_twice(tmp_path: Path) -> None:
     """The order is of a moment that has not come here; what it made counts as made then."""
     [ring] = rings(tmp_path, 1)
     order = [OrderedKeys("acme", "destroy", NOW_US + 3_600_000_000)]
-    done = carry_out(ring, order)
+    done = apply_key_orders(ring, order)
     assert [fact.kind for fact in done[ACME]] == ["rotated", "destroyed"]
-    assert ring.epochs(ACME) == (2,) and carry_out(ring, order) == {}
-    assert carry_out(ring, [OrderedKeys("acme", "rotate", NOW_US + 3_600_000_001)])[ACME][0].epoch == 3
+    assert ring.epochs(ACME) == (2,) and apply_key_orders(ring, order) == {}
+    assert apply_key_orders(ring, [OrderedKeys("acme", "rotate", NOW_US + 3_600_000_001)])[ACME][0].epoch == 3
 
 
 @pytest.mark.parametrize("action", ["rotate", "destroy"])
 def test_an_order_from_before_an_epoch_was_made_is_none(tmp_path: Path, action: str) -> None:
     [ring] = rings(tmp_path, 1)
-    assert carry_out(ring, [OrderedKeys("acme", action, NOW_US)]) == {}
-    assert carry_out(ring, [OrderedKeys("acme", action, NOW_US + 1)]) != {}, "control"
+    assert apply_key_orders(ring, [OrderedKeys("acme", action, NOW_US)]) == {}
+    assert apply_key_orders(ring, [OrderedKeys("acme", action, NOW_US + 1)]) != {}, "control"
 
 
 def test_the_last_order_asks_for_all_that_earlier_ones_did() -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from kvcustody.allocator.prefix.longest_prefix import Prompt
 from kvcustody.governance.external.block_keys import KeyChain, LazyKeys
+from kvcustody.governance.identity.extra_content import Media, frame
 from kvcustody.governance.request import read_prompt
 
 BLOCK_TOKENS = 4
 TOKENS = [(7 * at) % 1000 for at in range(BLOCK_TOKENS * 19 + 3)]
-EXTRAS = {3: b"\xff\xff\xff\xfe framed", 17: b"\xff\xff\xff\xfe more"}
+EXTRAS = {3: frame(Media(b"a", (2, 2), "uint8")), 17: frame(Media(b"b", (3,), "uint8"))}
 
 
 def prompt(extras: dict[int, bytes]) -> Prompt:

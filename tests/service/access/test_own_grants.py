@@ -13,7 +13,7 @@ from kvcustody.console.main import app
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
-from kvcustody.governance.control_plane.release_store import DeskReleaseStore
+from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.record import ReleaseAction, ReleaseError, make_record
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
@@ -35,7 +35,9 @@ def _other(tenant: str) -> str:
 
 def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseWorkflow:
     trust = read_trust(plane.folder / "trust.toml")
-    return ReleaseWorkflow(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
+    return ReleaseWorkflow(
+        WorkflowReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger()
+    )
 
 
 def own(plane: ControlPlane, connection: ControlPlaneConnection) -> OwnerConsents:

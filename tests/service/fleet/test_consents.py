@@ -12,7 +12,7 @@ from kvcustody.clock import SystemClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.consents import OwnerConsents
-from kvcustody.governance.control_plane.release_store import DeskReleaseStore
+from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
 from kvcustody.governance.ledger_protocol import CountingLedger
 from kvcustody.governance.release.record import ReleaseError
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
@@ -38,7 +38,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 def desk(plane: ControlPlane, connection: ControlPlaneConnection) -> ReleaseWorkflow:
     trust = read_trust(plane.folder / "trust.toml")
-    return ReleaseWorkflow(DeskReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger())
+    return ReleaseWorkflow(
+        WorkflowReleaseStore(connection), trust, clock=SystemClock(), ledger=CountingLedger()
+    )
 
 
 def refused(connection: ControlPlaneConnection, path: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from kvcustody.allocator.pool.block_state import ACTIVE, CACHED
 from kvcustody.clock import VirtualClock
-from kvcustody.integrations.conformance.case import Bench, Rig, person
+from kvcustody.integrations.conformance.case import Bench, CaseHarness, person
 from kvcustody.integrations.conformance.engine_protocol import FINISHED, Setup
 from kvcustody.integrations.conformance.policy import policy
 from kvcustody.integrations.vllm.testing.conformance import engine
@@ -22,7 +22,7 @@ ANN, BOB = person("alpha"), person("beta", "bob")
 class Busy(NamedTuple):
     """An engine with a cached prompt of one tenant and a running request of another."""
 
-    rig: Rig
+    rig: CaseHarness
     prompt: tuple[int, ...]
     running: object
 
@@ -45,7 +45,7 @@ class Busy(NamedTuple):
 def busy(request: pytest.FixtureRequest) -> Any:
     setup = Setup(policy(), VirtualClock(), steps_in_flight=request.param)
     under_test = engine(setup)
-    rig = Rig(under_test, setup, Random(3), Bench(engine, 3))
+    rig = CaseHarness(under_test, setup, Random(3), Bench(engine, 3))
     prompt = rig.prompt(3)
     assert rig.ask(ANN, prompt).state == FINISHED
     running = rig.submit(BOB, rig.prompt(2), 40)
