@@ -211,7 +211,7 @@ class BlockManager:
                 sequence.active_until_us = NEVER_US
             self._key(sequence, found, prompt)
             self.decode.add(sequence, prompt.tokens, prompt.data[prompt.whole * self.block_bytes :])
-        except BaseException:
+        except Exception:  # whatever ends the process needs no undoing
             self.withdraw(sequence, now_us)
             raise
         return sequence

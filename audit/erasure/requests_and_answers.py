@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, exists, select
 
-from kvcustody.audit.erasure.who_owes import life_leaves, owing, work_periods
+from kvcustody.audit.erasure.who_owes import WorkPeriod, owing, read_work_periods
 from kvcustody.audit.schema.erasures import erasure_effects, erasure_remains, erasure_rereads
 from kvcustody.audit.schema.ledger import erasure_results, erasures, incarnations, subjects, workers
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys, is_tag
@@ -147,18 +148,27 @@ def names(connection: Connection, asked: Requested, keys: SubjectKeys | None = N
     return SelectorNames(*found)
 
 
-def status(connection: Connection, erasure: str, now_us: int) -> Status:
-    """Who has answered, who has not, and who has not by the deadline (rule 2)."""
+def status(
+    connection: Connection, erasure: str, now_us: int, periods: Mapping[str, WorkPeriod] | None = None
+) -> Status:
+    """Who has answered, who has not, and who has not by the deadline (rule 2).
+
+    `periods`: who was at work, read beforehand by a connection that sees the system log; None: this one sees it.
+    """
     asked = request(connection, erasure)
-    answers = tuple(_answer(connection, erasure, *worker) for worker in _owing(connection, asked))
+    if periods is None:
+        periods = read_work_periods(connection)
+    answers = tuple(_answer(connection, erasure, *worker) for worker in _owing(connection, asked, periods))
     silent = tuple(answer.worker for answer in answers if answer.outcome != "complete")
     late = now_us > asked.deadline_us
     return Status(asked, answers, () if late else silent, silent if late else ())
 
 
-def _owing(connection: Connection, asked: Requested) -> list[tuple[int, str]]:
+def _owing(
+    connection: Connection, asked: Requested, periods: Mapping[str, WorkPeriod]
+) -> list[tuple[int, str]]:
     """Workers with memory when the erasure was requested, by name (rule 1)."""
-    names = owing(work_periods(leaf.body for leaf in life_leaves(connection)), asked.at_us)
+    names = owing(periods, asked.at_us)
     rows = connection.execute(select(workers.c.id, workers.c.name)).all()
     ids = {row.name: row.id for row in rows}
     return [(ids.get(name, -1), name) for name in names]

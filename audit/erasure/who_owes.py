@@ -12,14 +12,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from kvcustody.audit.events import SYSTEM
 from kvcustody.audit.schema.ledger import events, logs
+from kvcustody.errors import LedgerError
 
 STARTED = "worker-started"
 ENDS = ("worker-stopped", "worker-died")
 Body = Mapping[str, Any]
+
+
+_TENANT_ALONE = text("SELECT coalesce(current_setting('kvcustody.tenant', true), '') <> ''")
 
 
 class WorkPeriod(NamedTuple):
@@ -73,6 +77,11 @@ def without_answer(bodies: Iterable[Body], erasure: str) -> list[str]:
     return [name for one in asked for name in owing(periods, int(one["at_us"])) if name not in answered]
 
 
+def read_work_periods(connection: Connection) -> dict[str, WorkPeriod]:
+    """The processes that started, by incarnation, as the system log has them; raises as `life_leaves`."""
+    return work_periods(leaf.body for leaf in life_leaves(connection))
+
+
 class LifeLeaf(NamedTuple):
     """A leaf about a process's life, and its place in the system log."""
 
@@ -81,7 +90,14 @@ class LifeLeaf(NamedTuple):
 
 
 def life_leaves(connection: Connection) -> list[LifeLeaf]:
-    """Every start and end of a worker's process, in order. The system log is never purged."""
+    """Every start and end of a worker's process, in order. The system log is never purged.
+
+    Raises `LedgerError` on a connection that sees the rows of one tenant alone: nobody would seem to owe anything.
+    """
+    if connection.dialect.name == "postgresql" and connection.scalar(_TENANT_ALONE):
+        raise LedgerError(
+            "who was at work is in the system log, which a connection of one tenant does not see"
+        )
     query = (
         select(events.c.idx, events.c.leaf)
         .join(logs, logs.c.id == events.c.log)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from kvcustody.audit.coverage.custody_units import (
 )
 from kvcustody.audit.coverage.summary import CoverageRow, add_rows, rows_of
 from kvcustody.audit.erasure.requests_and_answers import Requested, requests, status
+from kvcustody.audit.erasure.who_owes import WorkPeriod
 from kvcustody.audit.schema.ledger import events, residencies
 
 
@@ -107,9 +108,17 @@ def page_of_data(data: dict[str, Any]) -> SubjectPage:
 
 
 def subject_page(
-    connection: Connection, tenant: str, pseudonyms: Sequence[str], *, now_us: int
+    connection: Connection,
+    tenant: str,
+    pseudonyms: Sequence[str],
+    *,
+    now_us: int,
+    periods: Mapping[str, WorkPeriod] | None = None,
 ) -> SubjectPage:
-    """The page of a subject that has these pseudonyms, as of `now_us` (UTC)."""
+    """The page of a subject that has these pseudonyms, as of `now_us` (UTC).
+
+    `periods`: who was at work, where `connection` does not see the system log (`requests_and_answers.status`).
+    """
     holdings: list[Holding] = []
     evidence: list[CoverageRow] = []
     mine: dict[str, set[int]] = {}
@@ -129,7 +138,7 @@ def subject_page(
         tuple(holdings),
         add_rows(evidence, tenant),
         tuple(
-            _erasure(connection, asked, now_us)
+            _erasure(connection, asked, now_us, periods)
             for asked in requests(connection, tenant=tenant)
             if _covers(asked, pseudonyms)
         ),
@@ -210,8 +219,10 @@ def _covers(asked: Requested, pseudonyms: Sequence[str]) -> bool:
     return asked.selector == "tenant" or asked.subject in pseudonyms or asked.session in pseudonyms
 
 
-def _erasure(connection: Connection, asked: Requested, now_us: int) -> ErasureShown:
-    found = status(connection, asked.erasure, now_us)
+def _erasure(
+    connection: Connection, asked: Requested, now_us: int, periods: Mapping[str, WorkPeriod] | None
+) -> ErasureShown:
+    found = status(connection, asked.erasure, now_us, periods)
     return ErasureShown(
         asked.erasure,
         asked.selector,

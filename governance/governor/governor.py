@@ -170,7 +170,7 @@ class Governor(Authority[BlockManager]):
                 reasons = (*reasons, *via_reasons(plan, crossed))
             opening = sequence_opened(plan, begun, manager, reasons, self.table.revision, now_us)
             answer = _admission(begun, self.block_tokens)
-        except BaseException:
+        except Exception:
             if isinstance(begun, RunningSequence):
                 manager.withdraw(begun, now_us)
             counters.numbered -= numbered

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.erasure.who_owes import WorkPeriod, read_work_periods
 from kvcustody.audit.events import Event
 from kvcustody.audit.subjects.subject_key_store import SubjectKeys
 from kvcustody.audit.subjects.subject_table import has_tags, names_of
@@ -191,6 +192,11 @@ class Service:
         """Every pseudonym of a subject of a tenant. No wall: who is behind a pseudonym is in no tenant's log."""
         with self.reading() as connection:
             return names_of(connection, tenant, subject, self.subject_keys)
+
+    def work_periods(self) -> dict[str, WorkPeriod]:
+        """Which processes were at work, and when. No wall: it is in the system log, and names no tenant."""
+        with self.reading() as connection:
+            return read_work_periods(connection)
 
     def ready(self) -> bool:
         """Whether requests can be served now: the ledger admits and the database answers."""

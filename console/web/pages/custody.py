@@ -49,8 +49,9 @@ def subject(visit: PageRequest) -> Response:
         raise ProblemError("invalid", "a subject is asked for by tenant and name")
     visit.record("consoleSubject", tenant)
     pseudonyms = visit.service.names_of(tenant, name)
+    now_us, periods = visit.service.clock.utc_us(), visit.service.work_periods()
     with visit.service.reading(tenant) as connection:
-        found = subject_page(connection, tenant, pseudonyms, now_us=visit.service.clock.utc_us())
+        found = subject_page(connection, tenant, pseudonyms, now_us=now_us, periods=periods)
     return visit.page(
         "erasure/subject.html",
         "One subject",

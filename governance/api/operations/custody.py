@@ -99,10 +99,9 @@ def subject_of(
 ) -> dict[str, Any]:
     """One subject's page: what is held, why and until when, what of it still exists, and what was erased."""
     mine, names = _named(caller, service, tenant, subject)
+    now_us, periods = service.clock.utc_us() if at is None else at, service.work_periods()
     with service.reading(mine) as connection:
-        return subject_page(
-            connection, mine, names, now_us=service.clock.utc_us() if at is None else at
-        ).data()
+        return subject_page(connection, mine, names, now_us=now_us, periods=periods).data()
 
 
 def _named(caller: Caller, service: Service, tenant: str | None, subject: str) -> tuple[str, list[str]]:

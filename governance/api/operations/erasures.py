@@ -140,9 +140,10 @@ def erasures(
 
 def erasure_of(caller: CallerDep, service: ServiceDep, erasure: ErasureId) -> dict[str, Any]:
     """One erasure: which workers have answered, which have not, and what each ended."""
+    periods = service.work_periods()
     with service.reading(caller.tenant) as connection:
         try:
-            found = ledger.status(connection, erasure, service.clock.utc_us())
+            found = ledger.status(connection, erasure, service.clock.utc_us(), periods)
         except LedgerError:
             raise not_found() from None
     if caller.reach(READ) is Reach.OWN and found.request.tenant != caller.tenant:

@@ -15,7 +15,9 @@ from service_world import Worker, register, ship
 from kvcustody.audit.coverage import summary as coverage_module
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.database.postgres_roles import set_up_roles
+from kvcustody.audit.erasure.who_owes import read_work_periods
 from kvcustody.audit.query import custody as queries
+from kvcustody.errors import LedgerError
 from kvcustody.governance.api.operations import audit as audit_api
 from kvcustody.governance.api.operations import custody as custody_api
 from kvcustody.governance.api.operations import erasures as erasures_api
@@ -179,3 +181,10 @@ def test_the_wall_ends_with_the_transaction(opened: Opened) -> None:
         assert connection.exec_driver_sql("SELECT current_user").scalar() != "kvcustody_reader"
         assert not connection.exec_driver_sql("SELECT current_setting('kvcustody.tenant', true)").scalar()
         assert len(connection.exec_driver_sql("SELECT name FROM logs").scalars().all()) >= 3
+
+
+def test_behind_the_wall_nobody_seems_to_owe_nothing(opened: Opened) -> None:
+    """Who owes an answer is in the system log, which the wall hides: asked there, it is refused, never empty."""
+    assert opened.service.work_periods(), "control: without the wall somebody was at work"
+    with opened.service.reading("acme") as connection, pytest.raises(LedgerError, match="in the system log"):
+        read_work_periods(connection)
