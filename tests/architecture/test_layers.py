@@ -1,4 +1,4 @@
-"""The layers of design §6, read from the imports: no arrow points upward, and each room keeps its promises."""
+"""The layers of docs/build/architecture.md, read from the imports: no arrow points upward, no room breaks its word."""
 
 import ast
 import subprocess
@@ -106,7 +106,7 @@ def test_every_room_is_linked_once_and_has_no_init() -> None:
 
 
 def test_allocator_and_kernels_import_with_numpy_torch_and_triton_alone() -> None:
-    """Design §8: a worker needs nothing else; here every other dependency is made unimportable."""
+    """A worker needs nothing else; here every other dependency is made unimportable."""
     program = """
 import sys
 class Wall:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_roles_are_the_table_of_the_design() -> None:
-    """Each line is one row of design §6, as (action, who reaches only the own tenant, who reaches all)."""
+    """Each line is a row of the table of roles: (action, who reaches only the own tenant, who reaches all)."""
     table = [
         (Permission.READ_CUSTODY, {"tenant-viewer", "tenant-admin"}, {"dpo", "auditor"}),
         (Permission.READ_HEALTH, set(), {"dpo", "auditor", "operator"}),
