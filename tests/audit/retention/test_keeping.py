@@ -249,7 +249,7 @@ def age(store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
     """A ledger with an ended process's leaves, and a running one's."""
     clock = SystemClock()
     old = make_writer(store, worker="old")
-    begun = clock.now_us()
+    begun = clock.now_us() - 1_000_000  # all of its leaves are over, however fast this machine is
     old.submit([WorkerStarted(begun, "old", 8, 1, 4096, "cpu", "test")])
     old.submit(
         [
@@ -257,7 +257,7 @@ def age(store: Engine, make_writer: Any, tmp_path: Path) -> Engine:
             for number in range(700)
         ]
     )
-    old.submit([WorkerStopped(clock.now_us(), "old", "stopped", 0, (0,))])
+    old.submit([WorkerStopped(begun + 700, "old", "stopped", 0, (0,))])
     assert old.flush()
     old.close()
     new = make_writer(store, worker="new", spill_directory=tmp_path / "spill-2")
