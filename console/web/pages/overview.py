@@ -29,7 +29,7 @@ def show(visit: PageRequest) -> Response:
         "Overview",
         sees_policy=policy,
         releases=state is not None,
-        read_policy_status=read_policy_status(state),
+        standing=read_policy_status(state),
         open_proposals=0 if state is None else _open(state),
         coverage=custody_api.covered(visit.caller, visit.service) if sees else None,
         held=held_by_tenant(visit) if sees else None,

@@ -60,7 +60,7 @@ def show(visit: PageRequest) -> Response:
         "policy/policy.html",
         "Policy",
         state=state,
-        read_policy_status=read_policy_status(state),
+        standing=read_policy_status(state),
         revisions=[(number, state.proposals[number], state_word(state, number)) for number in numbers]
         if state
         else [],
