@@ -151,6 +151,7 @@ def open_engine_worker(
             keep_last=plan.keep_last,
             residencies_max=settings.residencies_per_tenant_max,
         )
+        port.erasures.tiers += plugins.open_tiers(settings)
         inbox.look(port)
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)

@@ -28,6 +28,7 @@ from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.keys.root_key_wrapping import RootKeyWrapping
 from kvcustody.governance.release.signer import open_signer
 from kvcustody.governance.settings import Settings, load_settings
+from kvcustody.governance.worker.engine_worker import EnginePlan, open_engine_worker
 from kvcustody.governance.worker.worker import MemoryPlan, open_worker
 
 MODEL = ModelIdentity(
@@ -199,6 +200,29 @@ def test_a_worker_uses_what_its_settings_name_and_says_so_on_record(tmp_path: Pa
         "(tiers: bucket)",
     ):
         assert text in software
+
+
+class Control:
+    """An engine without requests: nothing is ever ordered of it."""
+
+    def evict(self, blocks: object) -> None: ...
+    def abort(self, request_ids: object, cause: str) -> None: ...
+    def withhold(self, blocks: object) -> None: ...
+    def wake(self) -> None: ...
+    def view(self) -> None: ...
+
+
+def test_an_engine_that_allocates_by_itself_has_its_tiers_too_and_an_order_of_its_own(
+    tmp_path: Path, acme: list[str]
+) -> None:
+    plan = EnginePlan(64, 16, bytes_per_block=1024)
+    with open_engine_worker(settings(tmp_path, tiers="plugin:bucket"), plan, Control()) as worker:  # type: ignore[arg-type]
+        (tier,) = worker.port.erasures.tiers
+        worker.port.erase(Selector(tenant="org"))
+        assert len(tier.erased) == 1  # type: ignore[attr-defined]
+    assert "(tiers: bucket)" in recorded_software(tmp_path)
+    with pytest.raises(ConfigError, match="this engine orders its own victims"):
+        open_engine_worker(settings(tmp_path, eviction_policy="plugin:two-queue"), plan, Control())  # type: ignore[arg-type]
 
 
 def test_what_is_installed_and_not_named_is_neither_loaded_nor_on_record(
