@@ -46,7 +46,7 @@ def residency_opened(
 ) -> ResidencyOpened:
     """The residency as it began: who, under which decision, which blocks it attached and which it was handed."""
     domain = residency.domain
-    tenant, subject, session, asserted, model = facts
+    tenant, subject, session, asserted, classification, model = facts
     return ResidencyOpened(  # once for every request: by position, because names cost a microsecond
         began_us,
         residency.id,
@@ -54,7 +54,7 @@ def residency_opened(
         subject,
         session,
         asserted,
-        label_of(domain).classification,
+        classification,
         domains,
         attached,
         reasons,

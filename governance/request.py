@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -39,16 +40,22 @@ NO_HINTS = Hints()
 
 
 _PIECE_TOKENS = 2048  # what a list's integers and their bytes may take of a first-level cache, and some
-_PACK_PIECE = struct.Struct(f"<{_PIECE_TOKENS}i").pack
+
+
+@lru_cache(maxsize=2 * _PIECE_TOKENS + 1)
+def _packer(count: int) -> Callable[..., bytes]:
+    """What packs so many ints; `struct.pack` would read its format and copy the arguments at each call."""
+    return struct.Struct(f"<{count}i").pack
 
 
 def _packed(tokens: Sequence[int], count: int) -> bytes:
     """A list of ints as int32-LE bytes. In pieces where it is long: packing walks its integers three times."""
     if count <= 2 * _PIECE_TOKENS:
-        return struct.pack(f"<{count}i", *tokens)
+        return _packer(count)(*tokens)
     whole = count - count % _PIECE_TOKENS
-    parts = [_PACK_PIECE(*tokens[at : at + _PIECE_TOKENS]) for at in range(0, whole, _PIECE_TOKENS)]
-    parts.append(struct.pack(f"<{count - whole}i", *tokens[whole:]))
+    pack = _packer(_PIECE_TOKENS)
+    parts = [pack(*tokens[at : at + _PIECE_TOKENS]) for at in range(0, whole, _PIECE_TOKENS)]
+    parts.append(_packer(count - whole)(*tokens[whole:]))
     return b"".join(parts)
 
 
@@ -124,6 +131,14 @@ def read_count(what: str, value: int, at_least: int = 0) -> int:
     if number < at_least:
         raise ConfigError(f"{what}: `{number}` is less than {at_least}")
     return number
+
+
+def read_counts(what: str, values: Sequence[int]) -> Sequence[int]:
+    """Counts that a caller gave, each as `read_count` reads it."""
+    for value in values:
+        if type(value) is not int or value < 0:
+            return [read_count(what, each) for each in values]
+    return values
 
 
 def _narrowed(tokens: NDArray[np.generic]) -> NDArray[np.int32]:

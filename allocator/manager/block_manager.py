@@ -42,7 +42,7 @@ from kvcustody.allocator.pool.accounting import (
     OwnerData,
     PoolPartition,
 )
-from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, NEVER_US, Blocks
+from kvcustody.allocator.pool.block_state import ACTIVE, CACHED, EMPTY, NEVER_US, Blocks
 from kvcustody.allocator.pool.hold_table import HoldList
 from kvcustody.allocator.pool.memory_protocol import Memory
 from kvcustody.allocator.pool.options import DEFAULT_OPTIONS, PoolOptions, cut, reserve_of
@@ -55,7 +55,6 @@ from kvcustody.allocator.prefix.longest_prefix import PrefixMatch, Prompt, ReadP
 from kvcustody.allocator.prefix.node import Node, PathResidency
 from kvcustody.allocator.prefix.publish import Publication
 from kvcustody.allocator.prefix.sequence import RunningSequence
-from kvcustody.allocator.prefix.sliding_window import EMPTY
 from kvcustody.allocator.prefix.tree import PrefixTree
 from kvcustody.errors import CapacityError, HandleError
 
@@ -92,6 +91,7 @@ class BlockManager:
         self.accounts: dict[str, Account] = {}
         self._next_domain = 1
         self.expired_residencies = 0
+        self.behind = False  # the newest sweep lapsed as many holds as it may, so more may be due
         self._next_residency = (number << RESIDENCY_BITS) + 1  # no two pools of a process number one alike
         self._forked = 0  # sequences on a shared tail
         self._handed: list[tuple[Account, Blocks]] = []  # what the newest `allocate` was handed, in order
@@ -129,12 +129,18 @@ class BlockManager:
         return domain
 
     def residency(
-        self, account: Account, domain: Domain, principal: Hashable, facts: OwnerData | None, now_us: int
+        self,
+        account: Account,
+        domain: Domain,
+        principal: Hashable,
+        facts: OwnerData | None,
+        now_us: int,
+        trace: str = "",
     ) -> PathResidency:
         """A new residency, not yet holding anything."""
         id_ = self._next_residency
         self._next_residency = id_ + 1
-        return PathResidency(id_, account, domain, principal, facts, now_us)
+        return PathResidency(id_, account, domain, principal, facts, now_us, trace)
 
     def has_partition(self, name: str) -> bool:
         """Whether `name` has a partition of its own."""
@@ -184,7 +190,7 @@ class BlockManager:
         total = -(-(prompt.tokens + lookahead_tokens) // self.options.block_tokens)
         partition = residency.account.partition
         over = partition.over_blocks
-        sequence = RunningSequence(id_, residency.account, residency.domain, residency)
+        sequence = RunningSequence(id_, residency, self.number)
         leaf = found.leaf
         parts: list[Blocks] = []
         self._handed = []
@@ -286,7 +292,8 @@ class BlockManager:
         return blocks
 
     def _hand_to_request(self, account: Account, count: int) -> Blocks:
-        blocks = self._hand_out(account, count)
+        blocks = self.pool.hand_out(account.partition, count, account)
+        account.charge_active(count)
         self._handed.append((account, blocks))
         return blocks
 
@@ -453,7 +460,7 @@ class BlockManager:
         may_hold = residency.may_hold and residency.domain.cacheable and residency.domain.is_open
         hold = residency if may_hold else None
         self.tree.release(sequence.leaf, hold, now_us, cause, fence)
-        if hold is not None and len(self.hold_table.of(hold.account)) > hold.account.residency_cap:
+        if hold is not None and self.hold_table.count(hold.account) > hold.account.residency_cap:
             self._lapse_oldest(hold.account, now_us)
         return True
 
@@ -472,10 +479,13 @@ class BlockManager:
         Each partition has its share of the number, whatever falls due elsewhere.
         """
         limit, blocks = self.options.sweep_batch if at_most is None else at_most, self.pool.blocks
-        lapsed = 0
+        lapsed, self.behind = 0, False
         for partition in self.pool.partitions:
             share = limit if partition.size == blocks else -(-limit * partition.size // blocks)
-            lapsed += self._sweep(partition, share, now_us)
+            swept = self._sweep(partition, share, now_us)
+            if swept:
+                lapsed += swept
+                self.behind = self.behind or swept == share
         if lapsed:
             self.tree.flush(now_us)
             self.expired_residencies += lapsed
@@ -521,7 +531,7 @@ class BlockManager:
         shorter: dict[Domain, int] = {}
         for domain, limits in changed.items():
             shorter[domain] = max(0, domain.idle_us - limits.idle_us)
-            domain.idle_us, domain.absolute_us, domain.scrub_within_us, domain.verify_share = limits
+            domain.set_limits(limits)
         self._lower_ceilings(shorter, now_us)
         holds = [hold for account in self.accounts.values() for hold in self.hold_table.of(account)]
         narrowed: dict[Account, HoldList[PathResidency]] = {}

@@ -130,6 +130,7 @@ class Domain:
     __slots__ = (
         "__weakref__",
         "absolute_us",
+        "cacheable",
         "idle_us",
         "is_open",
         "is_segment",
@@ -157,10 +158,7 @@ class Domain:
         self.tag = tag
         self.owner = owner
         self.label = label  # what the governor calls this domain; opaque here
-        self.idle_us = idle_us
-        self.absolute_us = absolute_us
-        self.scrub_within_us = scrub_within_us
-        self.verify_share = verify_share
+        self.set_limits(DomainLimits(idle_us, absolute_us, scrub_within_us, verify_share))
         self.is_segment = is_segment
         self.windows = windows  # blocks a sliding-window group needs, per group
         self.is_open = True
@@ -170,10 +168,11 @@ class Domain:
         """The limits it has now."""
         return DomainLimits(self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share)
 
-    @property
-    def cacheable(self) -> bool:
-        """False where the policy says `0s`: such blocks are never CACHED and never published."""
-        return self.idle_us > 0 and self.absolute_us > 0
+    def set_limits(self, limits: DomainLimits) -> None:
+        """Give it new limits. What it holds already, its pool brings under them."""
+        self.idle_us, self.absolute_us, self.scrub_within_us, self.verify_share = limits
+        # False where the policy says `0s`: such blocks are never CACHED and never published.
+        self.cacheable = self.idle_us > 0 and self.absolute_us > 0
 
 
 class PoolPartition:

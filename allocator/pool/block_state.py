@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 Blocks = NDArray[np.int64]
 """Block indices, one dimension, int64."""
 
+EMPTY: Blocks = np.empty(0, dtype=np.int64)
+
 NEVER_US = 1 << 62
 """A time that does not come."""
 

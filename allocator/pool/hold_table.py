@@ -33,24 +33,23 @@ class HoldTable(Generic[HoldT]):
 
     def add(self, hold: HoldT) -> None:
         """Enter a hold as the newest of its account, under its deadline."""
-        account = hold.account
-        holds = self._lists.get(account)
-        (self.of(account) if holds is None else holds).add(hold)
-        wheel = self._wheels.get(account.partition)
-        if wheel is None:
-            wheel = self._wheels[account.partition] = DeadlineWheel()
-        wheel.add(hold)
+        holds = self._lists.get(hold.account)
+        if holds is None:
+            holds = self.of(hold.account)
+        holds.add(hold)
+        holds.wheel.add(hold)
 
     def remove(self, hold: HoldT) -> None:
         """The hold is over; it must be in the account's list, the wheel may have given it out already."""
         hold.is_held = False
-        self._wheels[hold.account.partition].remove(hold)
-        self._lists[hold.account].remove(hold)
+        holds = self._lists[hold.account]
+        holds.wheel.remove(hold)
+        holds.remove(hold)
 
     def shorten(self, hold: HoldT, deadline_us: int) -> None:
         """The hold lasts until this earlier deadline."""
         assert hold.is_held and deadline_us < hold.deadline_us
-        wheel = self._wheels[hold.account.partition]
+        wheel = self._lists[hold.account].wheel
         wheel.remove(hold)
         hold.deadline_us = deadline_us
         wheel.add(hold)
@@ -59,8 +58,14 @@ class HoldTable(Generic[HoldT]):
         """The holds of `account`, oldest first."""
         holds = self._lists.get(account)
         if holds is None:
-            holds = self._lists[account] = HoldList()
+            wheel = self._wheels.setdefault(account.partition, DeadlineWheel())
+            holds = self._lists[account] = HoldList(wheel)
         return holds
+
+    def count(self, account: Account) -> int:
+        """How many holds `account` has."""
+        holds = self._lists.get(account)
+        return holds.count if holds is not None else 0
 
     def take_due(self, partition: PoolPartition, now_us: int) -> HoldT | None:
         """Take out of the wheel one hold of `partition` whose tick has passed, earliest first, or None."""
@@ -87,12 +92,13 @@ class HoldTable(Generic[HoldT]):
 class HoldList(Generic[HoldT]):
     """The holds of one account, oldest first: a linked list through the residencies, so that it never resizes."""
 
-    __slots__ = ("_count", "_newest", "oldest")
+    __slots__ = ("_newest", "count", "oldest", "wheel")
 
-    def __init__(self) -> None:
+    def __init__(self, wheel: DeadlineWheel[HoldT]) -> None:
         self.oldest: HoldT | None = None
         self._newest: HoldT | None = None
-        self._count = 0
+        self.count = 0
+        self.wheel = wheel  # of the account's partition: the same holds, by deadline
 
     def add(self, hold: HoldT) -> None:
         """Enter `hold` as the newest."""
@@ -103,7 +109,7 @@ class HoldList(Generic[HoldT]):
         else:
             newest.newer = hold
         self._newest = hold
-        self._count += 1
+        self.count += 1
 
     def remove(self, hold: HoldT) -> None:
         """Take `hold` out; it must be in."""
@@ -117,7 +123,7 @@ class HoldList(Generic[HoldT]):
         else:
             newer.older = older
         hold.older = hold.newer = None
-        self._count -= 1
+        self.count -= 1
 
     def __iter__(self) -> Iterator[HoldT]:
         """Every hold, oldest first; the one at hand may be removed while iterating."""
@@ -128,7 +134,7 @@ class HoldList(Generic[HoldT]):
             hold = newer
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
 
 class DeadlineWheel(Generic[HoldT]):

@@ -43,13 +43,14 @@ class Residency:
         principal: Hashable,
         facts: OwnerData | None,
         opened_us: int,
+        trace: str = "",
     ) -> None:
         self.id = id_
         self.account = account
         self.domain = domain
         self.principal = principal
         self.facts = facts
-        self.trace = ""
+        self.trace = trace
         self.opened_us = opened_us
         self.deadline_us = 0
         self.tick = 0

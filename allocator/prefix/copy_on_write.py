@@ -33,7 +33,7 @@ class Forks:
     ) -> RunningSequence:
         """A child that shares all of `parent`'s blocks, which have been published as far as they can be."""
         self._share_rest(parent, now_us)
-        child = RunningSequence(id_, parent.account, parent.domain, residency)
+        child = RunningSequence(id_, residency, parent.pool)
         assert parent.leaf is not None, "a running sequence has at least one block"
         path = self.tree.attach(parent.leaf, now_us)
         child.leaf, child.shared_tail = parent.leaf, parent.shared_tail

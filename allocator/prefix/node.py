@@ -132,8 +132,9 @@ class PathResidency(Residency):
         principal: Hashable,
         facts: OwnerData | None,
         opened_us: int,
+        trace: str = "",
     ) -> None:
-        super().__init__(id_, account, domain, principal, facts, opened_us)
+        super().__init__(id_, account, domain, principal, facts, opened_us, trace)
         self.leaf: Node | None = None
         self.next_at_leaf: PathResidency | None = None
 

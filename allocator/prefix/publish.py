@@ -16,13 +16,12 @@ from collections.abc import Callable
 import numpy as np
 
 from kvcustody.allocator.pool.accounting import Account, Domain
-from kvcustody.allocator.pool.block_state import ACTIVE, Blocks
+from kvcustody.allocator.pool.block_state import ACTIVE, EMPTY, Blocks
 from kvcustody.allocator.pool.pool import Pool
 from kvcustody.allocator.pool.records import AttachedBlocks, EndingRun, ReleasedBlocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.node import KEY_BYTES, Node
 from kvcustody.allocator.prefix.sequence import RunningSequence, Span
-from kvcustody.allocator.prefix.sliding_window import EMPTY
 from kvcustody.allocator.prefix.tree import PrefixTree
 
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from kvcustody.allocator.pool.accounting import Account, Domain
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.block_state import EMPTY, Blocks
 from kvcustody.allocator.prefix.key_chain import HashState
 from kvcustody.allocator.prefix.node import Node, PathResidency
 
@@ -50,6 +50,7 @@ class RunningSequence:
         "id",
         "leaf",
         "passed",
+        "pool",
         "priorities",
         "published",
         "recorded_until",
@@ -62,17 +63,18 @@ class RunningSequence:
         "windows",
     )
 
-    def __init__(self, id_: Hashable, account: Account, domain: Domain, residency: PathResidency) -> None:
+    def __init__(self, id_: Hashable, residency: PathResidency, pool: int) -> None:
         self.id = id_
-        self.account = account
-        self.domain = domain
+        self.account: Account = residency.account
+        self.domain: Domain = residency.domain
         self.residency = residency
+        self.pool = pool  # the number of the pool that its blocks are in
         self.first_generation = 0  # of its own blocks at admission, which have consecutive ones
         self.recorded_until = 0  # the generation after them: what was handed out later is another record's
         self.admitted_blocks = 0  # its block count at admission, while it was handed nothing more
         self.leaf: Node | None = None
         self.slot = -1
-        self.table: Blocks = np.empty(0, dtype=np.int64)
+        self.table: Blocks = EMPTY
         self.block_count = 0
         self.hit_blocks = 0
         self.published = 0  # blocks of the path: attached or published

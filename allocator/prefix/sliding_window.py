@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvcustody.allocator.pool.block_state import Blocks
+from kvcustody.allocator.pool.block_state import EMPTY, Blocks
 from kvcustody.allocator.prefix.node import Node
-
-EMPTY: Blocks = np.empty(0, dtype=np.int64)
 
 
 def reusable(node: Node, position: int) -> int:

@@ -91,6 +91,7 @@ class AdmissionFacts(NamedTuple):
     subject: str | None
     session: str | None
     asserted: bool  # subject or session are the tenant's word
+    classification: str
     model: str
 
 
@@ -280,6 +281,7 @@ class PlanCache(Generic[PoolT_co]):
             principal.subject,
             principal.session,
             principal.subject_asserted or principal.session_asserted,
+            plan.classification,
             model.hex()[:MODEL_DIGITS],
         )
         plan.active_us = owed.active_max_us

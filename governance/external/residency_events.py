@@ -8,6 +8,7 @@ import numpy as np
 
 from kvcustody.allocator.external.pool import ExternalPool
 from kvcustody.allocator.external.residency import ExternalResidency
+from kvcustody.allocator.pool.accounting import Domain
 from kvcustody.allocator.pool.records import Scrubbed
 from kvcustody.audit.events import (
     Event,
@@ -16,13 +17,12 @@ from kvcustody.audit.events import (
 )
 from kvcustody.audit.events.block_runs import Run
 from kvcustody.governance.custody_events import blocks_passed, custody_ended, residency_opened, scrub_receipts
-from kvcustody.governance.decisions.access_plan import AdmissionFacts, Plan
+from kvcustody.governance.decisions.access_plan import AdmissionFacts, Plan, label_of
 from kvcustody.governance.decisions.reuse_decision import via_reasons
 from kvcustody.governance.external.accounts import ANONYMOUS
 from kvcustody.governance.lazy_runs import FlatRuns
 
 NO_IDENTITY = ("no-identity",)
-ANONYMOUS_FACTS = AdmissionFacts(ANONYMOUS, None, None, False, "")
 
 
 def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> ResidencyOpened:
@@ -41,7 +41,7 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
     residency.recorded = len(residency.handed)
     residency.recorded_until = pool.next_generation
     return residency_opened(
-        plan.facts if plan is not None else ANONYMOUS_FACTS,
+        plan.facts if plan is not None else _anonymous(domain),
         residency,
         residency.began_us,
         domains=domains,
@@ -50,6 +50,10 @@ def opened(residency: ExternalResidency, pool: ExternalPool, revision: int) -> R
         reasons=reasons,
         revision=revision,
     )
+
+
+def _anonymous(domain: Domain) -> AdmissionFacts:
+    return AdmissionFacts(ANONYMOUS, None, None, False, label_of(domain).classification, "")
 
 
 def written(residency: ExternalResidency, pool: ExternalPool) -> Runs:

@@ -28,7 +28,6 @@ from kvcustody.allocator.pool.accounting import Account
 from kvcustody.allocator.pool.block_state import Blocks
 from kvcustody.allocator.prefix.hash_index import IndexChange
 from kvcustody.allocator.prefix.longest_prefix import Prompt
-from kvcustody.allocator.prefix.node import PathResidency
 from kvcustody.allocator.prefix.sequence import RunningSequence
 from kvcustody.audit.coverage.conservation import PoolCounts
 from kvcustody.audit.events import Event
@@ -41,7 +40,7 @@ from kvcustody.governance.custody_events import (
     residency_released,
     scrub_receipts,
 )
-from kvcustody.governance.decisions.access_plan import Plan
+from kvcustody.governance.decisions.access_plan import Plan, plan_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
 from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
@@ -64,7 +63,15 @@ from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.governance.orphans.finding import Finding
 from kvcustody.governance.orphans.scan_protocol import LedgerJoin
 from kvcustody.governance.orphans.scans import OrphanScans, Scanned
-from kvcustody.governance.request import NO_HINTS, Hints, Tokens, read_count, read_prompt, read_token_array
+from kvcustody.governance.request import (
+    NO_HINTS,
+    Hints,
+    Tokens,
+    read_count,
+    read_counts,
+    read_prompt,
+    read_token_array,
+)
 from kvcustody.policies.table.decision_table import DecisionTable
 
 _log = structlog.get_logger(__name__)
@@ -129,7 +136,8 @@ class Governor(Authority[BlockManager]):
         leaves alone. Raises `IdentityError` for a malformed identity, hint or trace and `ConfigError` for token ids
         that are not integers of 31 bits, a negative count, and extra content that is not framed.
         """
-        lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
+        if type(lookahead_tokens) is not int or lookahead_tokens < 0:
+            lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
         moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
@@ -142,9 +150,10 @@ class Governor(Authority[BlockManager]):
             counters.numbered += 1
             request_id = ("request", counters.numbered)
         handle = (plan.tenant, request_id)
-        kept_out = self._kept_out(plan, handle, prompt, counters)
-        if kept_out is not None:
-            return kept_out
+        ledger = self._ledger
+        admits = prompt.tokens and plan.admitted.permitted and ledger.admitting
+        if not admits or handle in self._live or (plan.waits_for_ledger and not ledger.recording):
+            return self._kept_out(plan, handle, prompt, counters)
         manager, now_us = plan.manager, moment.now_us
         begun: RunningSequence | str = ""
         try:  # all that can fail, before the first book says that the request runs
@@ -154,7 +163,7 @@ class Governor(Authority[BlockManager]):
                 handle,
                 found,
                 prompt,
-                self._residency(plan, now_us, moment.trace),
+                manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us, trace),
                 now_us,
                 active_us=plan.active_us,
                 lookahead_tokens=lookahead_tokens,
@@ -180,7 +189,11 @@ class Governor(Authority[BlockManager]):
             counters.granted_hit_blocks += begun.hit_blocks
             self._reuse.crossed(plan, crossed)
         self._outbox.append(opening)
-        _count_admission(counters, begun, prompt)
+        counters.requests += 1
+        counters.prompt_tokens += prompt.tokens
+        if begun.hit_blocks:
+            counters.hit_requests += 1
+            counters.hit_blocks += begun.hit_blocks
         return answer
 
     def _without_plan(
@@ -194,26 +207,19 @@ class Governor(Authority[BlockManager]):
 
     def _kept_out(
         self, plan: Plan[BlockManager], handle: tuple[str, Hashable], prompt: Prompt, counters: TenantCounters
-    ) -> AdmissionRefused | Deferred | None:
-        """Why a request with a plan does not get in whatever room there is; None where it may."""
+    ) -> AdmissionRefused | Deferred:
+        """Why a request with a plan does not get in, whatever room there is."""
         request_id = handle[1]
         if handle in self._live:
             return AdmissionRefused(request_id, "request id is in use")
         if not prompt.tokens:
             return AdmissionRefused(request_id, "prompt is empty")
-        if not self._ledger.admitting or (plan.waits_for_ledger and not self._ledger.recording):
-            counters.count(counters.deferred, "ledger")
-            return Deferred(request_id, "ledger")
-        admitted = plan.admitted
-        if not admitted.permitted:
-            counters.count(counters.refused, admitted.reasons[0])
-            return AdmissionRefused(request_id, f"policy: {admitted.reasons[0]}")
-        return None
-
-    def _residency(self, plan: Plan[BlockManager], now_us: int, trace: str) -> PathResidency:
-        residency = plan.manager.residency(plan.account, plan.own.domain, plan.subject_key, plan, now_us)
-        residency.trace = trace
-        return residency
+        if not plan.admitted.permitted:
+            rule = plan.admitted.reasons[0]
+            counters.count(counters.refused, rule)
+            return AdmissionRefused(request_id, f"policy: {rule}")
+        counters.count(counters.deferred, "ledger")
+        return Deferred(request_id, "ledger")
 
     def _prioritise(self, sequence: RunningSequence, plan: Plan[BlockManager]) -> None:
         size = self.block_tokens
@@ -227,10 +233,10 @@ class Governor(Authority[BlockManager]):
     def commit(self, request_ids: Sequence[Hashable], computed_tokens: Sequence[int]) -> None:
         """The first n tokens of each request have their K/V: whole blocks among them may be reused from now on."""
         now_us = self._clock.now_us()
-        counts = [read_count("computed tokens", computed) for computed in computed_tokens]
+        counts = read_counts("computed tokens", computed_tokens)
         for request_id, computed in zip(request_ids, counts, strict=True):
             sequence = self._get(request_id)
-            manager = _plan(sequence).manager
+            manager = self._pools.managers[sequence.pool]
             manager.commit(sequence, computed, now_us)
             if manager.pool.attached:
                 self._record_joins(manager)
@@ -244,7 +250,7 @@ class Governor(Authority[BlockManager]):
         """Room for one more accepted token in each request; returns the ids that got none (preempt or retry them)."""
         by_pool: dict[int, list[int]] = {}
         for at, request_id in enumerate(request_ids):
-            by_pool.setdefault(_plan(self._get(request_id)).manager.number, []).append(at)
+            by_pool.setdefault(self._get(request_id).pool, []).append(at)
         ids = read_token_array(tokens, len(request_ids)) if tokens is not None else None
         stalled: list[Hashable] = []
         for pool, places in by_pool.items():
@@ -268,20 +274,26 @@ class Governor(Authority[BlockManager]):
         engine withholds them. The next token needs `extend_slots`. Raises as `BlockManager.fill`.
         """
         sequence = self._get(request_id)
-        manager = _plan(sequence).manager
+        manager = self._pools.managers[sequence.pool]
         manager.fill(sequence, None if tokens is None else read_token_array(tokens))
 
     def fork(self, request_id: Hashable, child_id: Hashable) -> Admission:
         """A second request on the same blocks (parallel sampling, beams); the first divergent write copies."""
         parent = self._get(request_id)
-        plan = _plan(parent)
-        manager = plan.manager
+        plan = plan_of(parent.residency)
+        manager = self._pools.managers[parent.pool]
         now_us = self._clock.now_us()
         key = (plan.tenant, child_id)
         if key in self._live:
             raise HandleError(f"request id `{child_id}` is in use", request_id=child_id)
-        residency = self._residency(plan, now_us, parent.residency.trace)
-        child = manager.fork(parent, key, residency, now_us)
+        child = manager.fork(
+            parent,
+            key,
+            manager.residency(
+                plan.account, plan.own.domain, plan.subject_key, plan, now_us, parent.residency.trace
+            ),
+            now_us,
+        )
         if manager.pool.attached:
             self._record_joins(manager)
         self._live[key] = child
@@ -290,7 +302,7 @@ class Governor(Authority[BlockManager]):
 
     def blocks(self, request_id: Hashable) -> NDArray[np.int64]:
         """The block table of a running request as it stands: a copy, which cannot be written to."""
-        return _read_only(self._get(request_id).blocks)
+        return _block_table(self._get(request_id))
 
     # -- release ------------------------------------------------------------------------------------------------------
 
@@ -307,8 +319,7 @@ class Governor(Authority[BlockManager]):
         if handle is not None:
             self._live.pop(handle, None)
         now_us = self._clock.now_us()
-        plan = _plan(sequence)
-        manager = plan.manager
+        manager = self._pools.managers[sequence.pool]
         runs = written(sequence, manager)
         manager.release(sequence, now_us, cause)
         if manager.pool.attached:
@@ -330,11 +341,11 @@ class Governor(Authority[BlockManager]):
 
     def fence(self, request_ids: Sequence[Hashable]) -> int:
         """A device step that reads or writes these requests' blocks is in flight; returns its id for `retire`."""
-        pools = {_plan(self._get(request_id)).manager.number for request_id in request_ids}
+        pools = {self._get(request_id).pool for request_id in request_ids}
         opened = self._pools.open_fence(pools, self._clock.now_us())
         for request_id in request_ids:
             sequence = self._get(request_id)
-            sequence.fence = opened.by_pool[_plan(sequence).manager.number]
+            sequence.fence = opened.by_pool[sequence.pool]
         return opened.number
 
     def retire(self, fence: int) -> None:
@@ -350,17 +361,17 @@ class Governor(Authority[BlockManager]):
         """
         now_us = self._clock.now_us()
         self._run_commands()
-        over: list[Hashable] = []
+        over: list[RunningSequence] = []
         for manager in self._pools.managers:
-            over += [sequence.id for sequence in manager.step(now_us)]
-        for request_id in over:
-            self.release(request_id, "active-max")
+            over += manager.step(now_us)
+        for sequence in over:
+            self.release(sequence.id, "active-max")
         self._outbox += self._overdue.look(self._pools.managers, now_us)
         self._orphans.step()
         if self.erasures.pending:
             self.erasures.poll()
         self._drain(now_us)
-        return tuple(over)
+        return tuple(sequence.id for sequence in over) if over else ()
 
     def _drain(self, now_us: int) -> None:
         """Hand everything that happened to the ledger's queue, releases before the ends they explain."""
@@ -455,7 +466,7 @@ class Governor(Authority[BlockManager]):
         for manager in self._pools.managers:
             manager.pool.synchronize()
         self._drain(self._clock.now_us())
-        running = ((_plan(sequence).manager, sequence) for sequence in self._live.values())
+        running = ((self._pools.managers[sequence.pool], sequence) for sequence in self._live.values())
         return pool_counts(self._pools.managers, running)
 
     @property
@@ -487,26 +498,12 @@ class Governor(Authority[BlockManager]):
         return live
 
 
-def _plan(sequence: RunningSequence) -> Plan[BlockManager]:
-    plan = sequence.residency.facts
-    assert isinstance(plan, Plan)
-    return plan
-
-
 def _admission(begun: RunningSequence, block_tokens: int) -> Admission:
-    return Admission(begun.id, begun.hit_blocks * block_tokens, _read_only(begun.blocks), begun.slot)
+    return Admission(begun.id, begun.hit_blocks * block_tokens, _block_table(begun), begun.slot)
 
 
-def _read_only(blocks: Blocks) -> Blocks:
+def _block_table(sequence: RunningSequence) -> Blocks:
     """A copy for the engine: nothing that is done to it reaches the block table."""
-    shown = blocks.copy()
-    shown.flags.writeable = False
+    shown = sequence.table[: sequence.block_count].copy()
+    shown.setflags(write=False)
     return shown
-
-
-def _count_admission(counters: TenantCounters, begun: RunningSequence, prompt: Prompt) -> None:
-    counters.requests += 1
-    counters.prompt_tokens += prompt.tokens
-    if begun.hit_blocks:
-        counters.hit_requests += 1
-        counters.hit_blocks += begun.hit_blocks

@@ -25,7 +25,10 @@ class OverdueWatch:
         """What became overdue, or is not any more, since the last look."""
         made = []
         for manager in managers:
-            late_us, number = overdue_us(manager, now_us), manager.number
+            number = manager.number
+            if not manager.behind and number not in self._late:
+                continue
+            late_us = overdue_us(manager, now_us)
             if late_us > GRACE_US and number not in self._late:
                 self._late.add(number)
                 made.append(

@@ -7,7 +7,7 @@ form (`BatchTable`) read them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
@@ -71,14 +71,13 @@ class Decision:
     reasons: tuple[str, ...]
     revision: int
     errors: tuple[str, ...] = ()
+    permitted: bool = field(init=False, compare=False, repr=False)
 
-    @property
-    def permitted(self) -> bool:
-        """True for a permit."""
-        return self.effect is Effect.PERMIT
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permitted", self.effect is Effect.PERMIT)
 
     def __bool__(self) -> bool:
-        return self.effect is Effect.PERMIT
+        return self.permitted
 
 
 Row = tuple[Decision, ...]
