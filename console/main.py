@@ -73,6 +73,10 @@ COMMANDS = {
         "End everything that is held of a tenant, subject, session, domain or model, and prove it.",
     ),
     "scan": Lazy("kvcustody.console.scan.command:app", "Orphans: custody that two sources disagree about."),
+    "clock": Lazy(
+        "kvcustody.console.clock:app",
+        "The time by which deadlines are compared: where it is, and confirming this machine's clock.",
+    ),
     "version": Lazy(
         "kvcustody.console.version:version",
         "Print the versions that decide how this installation behaves.",

@@ -15,6 +15,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +27,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
+from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.identity.principal import check_identifier
 from kvcustody.governance.keys.root_key_wrapping import ROOT_KEY_VARIABLE
@@ -35,6 +38,7 @@ SERVICE_PREFIX = "KVCUSTODY_SERVICE_"  # settings of the control plane's own pro
 CONFIG_VARIABLE = "KVCUSTODY_CONFIG"
 CONTROL_PLANE = "control-plane"  # `policy_release`: the one that `control_plane` serves
 _FILE_BYTES_MAX = 1 << 20
+_DAY_SECONDS = 86_400
 _READ_ELSEWHERE = frozenset(  # by commands and this project's own tests
     PREFIX + name
     for name in (
@@ -109,6 +113,21 @@ class Settings(LayeredSettings):
     policy_mark_path: Path = Field(
         Path("kvcustody-policy.mark"),
         description="How far this worker has followed its policy, so that nothing older is taken after a restart.",
+    )
+    clock_path: Path = Field(
+        Path("kvcustody-clock.json"),
+        description="How far time has come on this machine, so that no step of its clock and no restart revives what "
+        "has ended; shared by the processes of a machine. A relative path begins at the keyring's folder.",
+    )
+    clock_jump_seconds_max: int = Field(
+        3600,
+        ge=1,
+        le=86_400,
+        description="How far the wall clock may step ahead of the boot clock, in all of one boot, before no grant is "
+        "opened anew until `kvcustody clock confirm`.",
+    )
+    clock_away_days_max: int = Field(
+        30, ge=1, le=3650, description="The same for the time that this machine was off."
     )
     database_url: str = Field(
         "sqlite:///kvcustody.db",
@@ -378,6 +397,16 @@ class Settings(LayeredSettings):
     def signing_key_file(self) -> Path:
         """Where the key that signs checkpoints is."""
         return self.keyring_path.parent / self.signing_key_path
+
+    @property
+    def clock_file(self) -> Path:
+        """Where the floor of time is."""
+        return self.keyring_path.parent / self.clock_path
+
+    def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
+        """The clock by which this process compares deadlines, kept until `stack` ends."""
+        jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * _DAY_SECONDS
+        return open_deadline_clock(wall, self.clock_file, stack, jump_seconds=jump, away_seconds=away)
 
     def shown(self) -> dict[str, str]:
         """Every setting as text for people and logs, the database password masked."""

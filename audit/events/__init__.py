@@ -36,6 +36,7 @@ from kvcustody.audit.events.canonical_leaf import (
 from kvcustody.audit.events.control_events import (
     PROCESS_DEATH,
     AccessRecorded,
+    ClockConfirmed,
     DecisionRecorded,
     GrantsRevoked,
     KeyEvent,
@@ -104,6 +105,7 @@ __all__ = [
     "AccessRecorded",
     "BlocksAttached",
     "BlocksReleased",
+    "ClockConfirmed",
     "Context",
     "CustodyEnded",
     "CustodyOverdue",

@@ -138,6 +138,16 @@ class SinkChanged(NamedTuple):
     trace: str = ""
 
 
+class ClockConfirmed(NamedTuple):
+    """Somebody says that a machine's wall clock is right, which is this far ahead of its deadlines' time (class A)."""
+
+    at_us: int
+    ahead_seconds: int
+    actor: str
+    reason: str
+    trace: str = ""
+
+
 class SigningKeyRecorded(NamedTuple):
     """A key that signs checkpoints was made, or took over from another (class A).
 

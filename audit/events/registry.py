@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvcustody.audit.events.control_events import (
     AccessRecorded,
+    ClockConfirmed,
     DecisionRecorded,
     GrantsRevoked,
     KeyEvent,
@@ -71,6 +72,7 @@ Event = (
     | LegalHoldChanged
     | SubjectUnlinked
     | SinkChanged
+    | ClockConfirmed
     | AccessRecorded
     | PrincipalChanged
     | DecisionRecorded
@@ -125,6 +127,7 @@ KINDS: dict[type, EventKind] = {
     LegalHoldChanged: EventKind("legal-hold", "A"),
     SubjectUnlinked: EventKind("subject-unlinked", "A"),
     SinkChanged: EventKind("sink-changed", "A"),
+    ClockConfirmed: EventKind("clock-confirmed", "A"),
     AccessRecorded: EventKind("access", "A"),
     PrincipalChanged: EventKind("principal-changed", "A"),
     DecisionRecorded: EventKind("decision", "A"),

@@ -79,6 +79,7 @@ TABLE: dict[str, OcsfClass] = {
     "legal-hold": OcsfClass(ENTITY, UPDATE, "Update", MEDIUM),
     "subject-unlinked": OcsfClass(ENTITY, DELETE, "Delete", MEDIUM),
     "sink-changed": OcsfClass(EVENT_LOG, OTHER, "Configure", MEDIUM),
+    "clock-confirmed": OcsfClass(ENTITY, UPDATE, "Update", HIGH),
 }
 _CATEGORIES = {
     1: "System Activity",

@@ -17,6 +17,7 @@ from kvcustody.audit.writer.event_writer import EventWriter
 from kvcustody.clock import SystemClock
 from kvcustody.console.command import Json
 from kvcustody.console.options_server import Authority, KeyFile, Server, connect
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.control_plane.consents import OwnerConsents
 from kvcustody.governance.control_plane.release_store import WorkflowReleaseStore
@@ -133,7 +134,8 @@ def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterato
             )
         with connect(remote.server, remote.key_file, remote.authority) as connection:
             records = WorkflowReleaseStore(connection)
-            yield ReleaseWorkflow(records, read_trust(trust), clock=SystemClock(), ledger=CountingLedger())
+            clock = DeadlineClock(SystemClock())  # the control plane keeps time
+            yield ReleaseWorkflow(records, read_trust(trust), clock=clock, ledger=CountingLedger())
         return
     if store == "ledger":
         raise ConfigError("`ledger` is a worker's setting; here, name the ledger's database by its URL")
@@ -150,10 +152,11 @@ def open_workflow(store: str, trust: Path, remote: Remote = Remote()) -> Iterato
         _bring_up(engine)
         spill = folder / "spill" if is_folder else folder
         spill.mkdir(mode=0o700, parents=True, exist_ok=True)
-        writer = EventWriter(engine, worker="policy-release", clock=SystemClock(), spill_directory=spill)
+        clock = DeadlineClock(SystemClock(), spill / "clock.json")
+        writer = EventWriter(engine, worker="policy-release", clock=clock, spill_directory=spill)
         stack.callback(writer.close)
         kept: ReleaseStore = FolderStore(folder) if is_folder else SqlStore(engine)
-        yield ReleaseWorkflow(kept, trusted, clock=SystemClock(), ledger=writer)
+        yield ReleaseWorkflow(kept, trusted, clock=clock, ledger=writer)
 
 
 def _bring_up(engine: Engine) -> None:

@@ -5,7 +5,8 @@
 2. What a worker says of itself decides nothing there: a report that is lost is followed by the next.
 3. Where the control plane is away or refuses, the agent asks less and less often, up to `_WAIT_SECONDS_MAX`, and
    never disturbs the engine.
-4. A scan that was asked for runs on the thread that owns the state, once in this process. It is answered when its
+4. A wall clock that is in doubt here is right after all where the control plane's time agrees with it.
+5. A scan that was asked for runs on the thread that owns the state, once in this process. It is answered when its
    findings are in the ledger, again and again until the answer is taken; a process that ends before leaves the order
    to the next.
 """
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ServiceError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
@@ -62,12 +64,14 @@ class Agent:
         connection: ControlPlaneConnection,
         facade: AgentFacade,
         ledger: RemoteLedger,
+        clock: DeadlineClock,
         *,
         bytes_per_block: int,
     ) -> None:
         self._connection = connection
         self._facade = facade
         self._ledger = ledger
+        self._clock = clock
         self._bytes_per_block = bytes_per_block
         self._pending: Future[Stats] | None = None
         self._stats: Stats | None = None
@@ -126,6 +130,7 @@ class Agent:
             report["charged"] = dict(most[:CHARGED_MAX])
         heard = self._connection.put(f"/v1/worker/incarnations/{self._ledger.incarnation}/status", report)
         self._ledger.note_unlinkings(int(heard["unlinkings"]))
+        self._clock.agree(int(heard["at_us"]))
 
     def _take_orders(self) -> None:
         """Have the owning thread do what is asked for and was not yet (rule 4); held open until there is something."""
@@ -186,6 +191,7 @@ def start_agent(
     connection: ControlPlaneConnection | None,
     facade: AgentFacade,
     ledger: object,
+    clock: DeadlineClock,
     stack: ExitStack,
     *,
     bytes_per_block: int,
@@ -194,7 +200,7 @@ def start_agent(
     if connection is None:
         return None
     assert isinstance(ledger, RemoteLedger)
-    agent = Agent(connection, facade, ledger, bytes_per_block=bytes_per_block)
+    agent = Agent(connection, facade, ledger, clock, bytes_per_block=bytes_per_block)
     agent.start()
     stack.callback(agent.stop)
     return agent

@@ -5,6 +5,7 @@
 - Every reuse is decided at the request's own instant under the active revision.
 - A widening act is durable before it takes effect; a narrowing one takes effect first.
 - One thread owns the state; commands from elsewhere wait in a queue that `step` drains and acknowledges.
+- Every deadline is compared with one time, which no step of a clock sets back (`DeadlineClock`); each step looks at it.
 - What is revoked stays revoked, under every later revision. Without word from the control plane within the lease
   nothing but the own scope is reused; under a revision that has expired, nothing. No step of a clock reopens either.
 """
@@ -25,6 +26,7 @@ from kvcustody.allocator.pool.accounting import Account, Domain
 from kvcustody.allocator.pool.block_state import NEVER_US
 from kvcustody.audit.events import Event, GrantsRevoked, KeyEvent, PolicyActivated, PolicyStaged
 from kvcustody.clock import Clock, SystemClock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import CapacityError, ConfigError, LedgerUnavailable
 from kvcustody.governance.admission_outcome import AdmissionRefused, Deferred
 from kvcustody.governance.decisions.access_plan import Plan, PlanCache, PlanKey, PoolT_co
@@ -57,7 +59,8 @@ class Authority(ABC, Generic[PoolT_co]):
         clock: Clock | None = None,
         expires_utc_us: int | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
+        clock = clock or SystemClock()
+        self._clock = clock if isinstance(clock, DeadlineClock) else DeadlineClock(clock)
         self._ledger = ledger
         self._keyring = keyring
         self.block_tokens = block_tokens
@@ -163,6 +166,11 @@ class Authority(ABC, Generic[PoolT_co]):
 
         self._commands.append(run)
         return future
+
+    def _moment(self, trace: str = "") -> Moment:
+        """Now, on both clocks; the date by the boot clock since the last look."""
+        now_us = self._clock.now_us()
+        return Moment(now_us, now_us + self._clock.offset_us, trace)
 
     def _run_commands(self) -> None:
         while self._commands:
@@ -299,6 +307,6 @@ class Authority(ABC, Generic[PoolT_co]):
         self._first_uses.settle(timeout_seconds)
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> DeadlineClock:
         """The clock that decides deadlines."""
         return self._clock

@@ -1,6 +1,7 @@
 """First uses: under a revision, a grant or segment serves a reader only once the ledger says so (class A).
 
 - Until the first use is durable the granted domain is not searched: a miss, not a wait.
+- While the clock is in doubt, nothing is used for the first time: what was in use goes on.
 - A failed recording is tried again at the next request; it is never taken for done.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from kvcustody.audit.events import DecisionRecorded
-from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.policies.table.model import AccessRequest, Decision
 
@@ -19,7 +20,7 @@ _Key = tuple[str, str, int]
 class FirstUseLog:
     """Which (reader, source, revision) is durable, and which recordings are under way."""
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, clock: DeadlineClock) -> None:
         self._ledger = ledger
         self._clock = clock
         self._durable: set[_Key] = set()
@@ -40,6 +41,8 @@ class FirstUseLog:
             return True
         future = self._pending.get(key)
         if future is None:
+            if self._clock.in_doubt:
+                return False
             event = DecisionRecorded(
                 self._clock.now_us(),
                 action="reuse",
@@ -63,6 +66,11 @@ class FirstUseLog:
             return False
         self._durable.add(key)
         return True
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether no use can be a first one, for it is not known when it is."""
+        return self._clock.in_doubt
 
     @property
     def recording(self) -> bool:

@@ -26,7 +26,7 @@ from kvcustody.governance.observability.tenant_counters import TenantCounters
 from kvcustody.policies.table.decision_table import DecisionTable
 from kvcustody.policies.table.model import AccessRequest, Decision
 
-LAPSED, EXPIRED, UNRECORDED = "policy-lease", "policy-expired", "ledger-outage"
+LAPSED, EXPIRED, UNRECORDED, UNCERTAIN = "policy-lease", "policy-expired", "ledger-outage", "clock-in-doubt"
 
 
 class Moment(NamedTuple):
@@ -109,7 +109,11 @@ class ReuseDecider:
             return False
         if entry.owner == plan.tenant:
             return True
-        return self._first_uses.may(entry.reuse, name, decision, moment.trace)
+        if self._first_uses.may(entry.reuse, name, decision, moment.trace):
+            return True
+        if self._first_uses.in_doubt:
+            self._deny(counters, plan, UNCERTAIN, entry.owner)
+        return False
 
     def _decide(self, request: AccessRequest, classification: str, moment: Moment) -> Decision:
         """By the active revision, and by the coming one too while that is being recorded."""

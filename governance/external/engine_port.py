@@ -153,7 +153,7 @@ class EnginePort(Authority[ExternalPool]):
             self._flush_deferred()
             if request_id in self._running:
                 return AdmissionRefused(request_id, "request id is in use")
-        moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
+        moment = self._moment(check_trace(trace) if trace else trace)
         plan = self._admitted_plan(principal, model, route, hints, request_id, moment)
         if isinstance(plan, AdmissionRefused):
             return plan
@@ -221,7 +221,7 @@ class EnginePort(Authority[ExternalPool]):
             plan = residency.facts
             assert isinstance(plan, Plan)
         counters = self._counters(plan.tenant)
-        moment = Moment(now_us, self._clock.utc_us(), residency.trace)
+        moment = Moment(now_us, now_us + self._clock.offset_us, residency.trace)
         read, reasons = self._reuse.read_plan(plan, chain.prompt, counters, moment)
         residency.reasons = reasons
         keys = look_up(residency, chain, read, self.pool, find, now_us, lazily=lazily)
@@ -233,7 +233,7 @@ class EnginePort(Authority[ExternalPool]):
         old = residency.facts
         assert isinstance(old, Plan)
         key = old.key
-        plan = self._plan(key, residency.request_id, Moment(self._clock.now_us(), self._clock.utc_us()))
+        plan = self._plan(key, residency.request_id, self._moment())
         if isinstance(plan, Plan):
             residency.facts = plan
             if not residency.is_opened:
@@ -480,6 +480,7 @@ class EnginePort(Authority[ExternalPool]):
         self._flush_deferred()
         if self._commands:
             self._run_commands()
+        self._clock.look()
         now_us = self._clock.now_us()
         self._sweep(now_us)
         over = self._active.pop_expired(now_us)

@@ -43,7 +43,7 @@ from kvcustody.governance.custody_events import (
 from kvcustody.governance.decisions.access_plan import Plan, plan_of
 from kvcustody.governance.decisions.apply_narrowing import LimitedPool
 from kvcustody.governance.decisions.authority import Authority
-from kvcustody.governance.decisions.reuse_decision import Moment, via_reasons
+from kvcustody.governance.decisions.reuse_decision import via_reasons
 from kvcustody.governance.decisions.staged_table import quotas_of
 from kvcustody.governance.erasure.erasure_run import ErasureResult, ErasureRunner
 from kvcustody.governance.erasure.selector import Selector
@@ -140,7 +140,7 @@ class Governor(Authority[BlockManager]):
             lookahead_tokens = read_count("lookahead_tokens", lookahead_tokens)
         prompt = read_prompt(tokens, self.block_tokens, extras, keep_last=self._keep_last)
         key = (principal, model.digest, route or principal.route, hints.classification, hints.salt)
-        moment = Moment(self._clock.now_us(), self._clock.utc_us(), check_trace(trace) if trace else trace)
+        moment = self._moment(check_trace(trace) if trace else trace)
         plan = self._plan(key, request_id, moment)
         if not isinstance(plan, Plan):
             return self._without_plan(principal, plan)
@@ -359,6 +359,7 @@ class Governor(Authority[BlockManager]):
 
         Returns the requests that were ACTIVE longer than their policy allows and have been released.
         """
+        self._clock.look()
         now_us = self._clock.now_us()
         self._run_commands()
         over: list[RunningSequence] = []

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvcustody.audit.events import ReleaseStep
 from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.decisions.staged_table import Stage, StagedTable
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.release import activation_gates as gates
@@ -52,7 +53,7 @@ class ReleaseWorkflow:
     ) -> None:
         self._store = store
         self._trust = trust
-        self._clock = clock
+        self._clock = clock if isinstance(clock, DeadlineClock) else DeadlineClock(clock)
         self._ledger = ledger
         self._gate = gate
 
@@ -270,6 +271,11 @@ class ReleaseWorkflow:
         detail: str = "",
     ) -> None:
         """Apply the step to `state` first, so that nothing is stored that a reader would refuse."""
+        if not narrows and self._clock.state().in_doubt:
+            raise ReleaseError(
+                "this machine's clock is far ahead of its boot clock: set it right, or `kvcustody clock confirm` that "
+                "it is; only what narrows is released until then"
+            )
         record = self._record(state, signer, step, body)
         data = record.to_bytes()
         state.apply(data)

@@ -25,7 +25,7 @@ from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.tlog.signing_key import SigningKey
 from kvcustody.audit.writer.event_writer import Awaited
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError, LedgerError
 from kvcustody.governance.keys.checkpoint_signing_key import open_signing_key
 from kvcustody.governance.service.access.api_key import KeyHasher
@@ -63,16 +63,16 @@ class Service:
     """An open control plane. Use it as a context manager; `open_service` builds it."""
 
     def __init__(
-        self, settings: ServiceSettings, clock: Clock, stack: ExitStack, documents: DocumentRenderer
+        self, settings: ServiceSettings, clock: Clock | None, stack: ExitStack, documents: DocumentRenderer
     ) -> None:
         self.settings = settings
         self.documents = documents
-        self.clock = clock
         self.changes = 0  # goes up with whatever workers wait for
         self.stopping = threading.Event()  # long answers end when this is set
         self._stack = stack
         folder = settings.state_path
         private_folder(folder)
+        self.clock = clock = settings.open_clock(clock, stack)
         self.secret = open_secret(folder / "service.key")
         self.engine = _engine(settings, stack)
         queue_writes(self.engine, patience_seconds=_PATIENCE_SECONDS)
@@ -241,7 +241,7 @@ def open_service(
     `documents` renders reports and certificates for people; without it there is JSON alone.
     """
     with ExitStack() as stack:
-        service = Service(settings, clock or SystemClock(), stack, documents or JsonDocuments())
+        service = Service(settings, clock, stack, documents or JsonDocuments())
         service._stack = stack.pop_all()
         return service
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, fi
 from pydantic_settings import SettingsConfigDict
 
 from kvcustody.audit.tlog.signed_note import SigningKind, check_name
+from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock, open_deadline_clock
 from kvcustody.errors import ConfigError, CustodyError
 from kvcustody.governance.service.access.roles import Role
 from kvcustody.governance.settings import (
@@ -198,6 +201,16 @@ class ServiceSettings(LayeredSettings):
     shutdown_seconds: int = Field(
         20, ge=1, le=600, description="Seconds that requests in work get at the end."
     )
+    clock_jump_seconds_max: int = Field(
+        3600,
+        ge=1,
+        le=86_400,
+        description="How far the wall clock may step ahead of the boot clock, in all of one boot, before nothing is "
+        "released until an operator confirms it.",
+    )
+    clock_away_days_max: int = Field(
+        30, ge=1, le=3650, description="The same for the time that this machine was off."
+    )
     tenant_labels: Literal["pseudonym", "name", "none"] = Field(
         "pseudonym", description="How a tenant appears in metrics."
     )
@@ -212,6 +225,13 @@ class ServiceSettings(LayeredSettings):
     tracing_tenants: bool = Field(False, description="Whether spans name the tenant of their caller.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text.")
+
+    def open_clock(self, wall: Clock | None, stack: ExitStack) -> DeadlineClock:
+        """The clock by which this process compares deadlines, kept until `stack` ends."""
+        jump, away = self.clock_jump_seconds_max, self.clock_away_days_max * 86_400
+        return open_deadline_clock(
+            wall, self.state_path / "clock.json", stack, jump_seconds=jump, away_seconds=away
+        )
 
     @property
     def readers(self) -> int:

@@ -20,7 +20,8 @@ from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.control_plane.agent import start_agent
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
@@ -56,7 +57,7 @@ class EngineWorker:
         port: EnginePort,
         writer: EventWriter | RemoteLedger,
         name: str,
-        clock: Clock,
+        clock: DeadlineClock,
         stack: ExitStack,
         signer: CheckpointSigner | None = None,
     ) -> None:
@@ -64,7 +65,7 @@ class EngineWorker:
         self.writer = writer
         self.name = name
         self.signer = signer  # its status says up to where the ledger is signed
-        self._clock = clock
+        self.clock = clock
         self._stack = stack
         self._closed = False
 
@@ -94,7 +95,7 @@ class EngineWorker:
         queue = port.pool.queue
         allocated = port.pool.next_generation - 1
         self.writer.submit(
-            [WorkerStopped(self._clock.now_us(), self.name, "closed", allocated, tuple(queue.device_blocks))]
+            [WorkerStopped(self.clock.now_us(), self.name, "closed", allocated, tuple(queue.device_blocks))]
         )
         _log.info("worker stopped", worker=self.name, blocks_allocated=allocated)
 
@@ -121,8 +122,8 @@ def open_engine_worker(
             "do nothing",
             eviction_policy=settings.eviction_policy,
         )
-    clock = clock or SystemClock()
     with ExitStack() as stack:
+        clock = settings.open_clock(clock, stack)
         standing, keyring, writer, signer, inbox, connection = open_foundation(
             settings,
             clock,
@@ -156,7 +157,7 @@ def open_engine_worker(
         inbox.start(port, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
         follow_release(standing, port, clock, stack, lease_seconds=settings.policy_lease_seconds)
-        start_agent(connection, port, writer, stack, bytes_per_block=plan.bytes_per_block)
+        start_agent(connection, port, writer, clock, stack, bytes_per_block=plan.bytes_per_block)
         worker = EngineWorker(port, writer, settings.worker_name, clock, stack.pop_all(), signer)
         _log.info(
             "worker started",

@@ -22,7 +22,7 @@ from kvcustody.audit.tlog.signed_note import KeyKind
 from kvcustody.audit.witness.client import read_addresses
 from kvcustody.audit.witness.submitter import WitnessSubmitter
 from kvcustody.audit.writer.event_writer import EventWriter, WriterSettings
-from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import LedgerError
 from kvcustody.governance.control_plane.connection import ControlPlaneConnection
 from kvcustody.governance.control_plane.erasures import RemoteInbox
@@ -55,7 +55,7 @@ class Foundation(NamedTuple):
 
 def open_foundation(
     settings: Settings,
-    clock: Clock,
+    clock: DeadlineClock,
     stack: ExitStack,
     *,
     blocks: int,
@@ -92,7 +92,11 @@ def open_foundation(
 
 
 def _behind_control_plane(
-    settings: Settings, clock: Clock, stack: ExitStack, keyring: Keyring, memory: tuple[int, int, int, str]
+    settings: Settings,
+    clock: DeadlineClock,
+    stack: ExitStack,
+    keyring: Keyring,
+    memory: tuple[int, int, int, str],
 ) -> Foundation:
     """The same over the API; the control plane signs."""
     connection = connect(settings, stack)
@@ -109,7 +113,7 @@ def _behind_control_plane(
     return Foundation(standing, keyring, writer, None, RemoteInbox(connection, writer.offset_us), connection)
 
 
-def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
+def _writer(settings: Settings, engine: Engine, clock: DeadlineClock) -> EventWriter:
     url = settings.subject_keys_url
     settings.spill_path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return EventWriter(
@@ -125,13 +129,15 @@ def _writer(settings: Settings, engine: Engine, clock: Clock) -> EventWriter:
 
 
 def _started(
-    settings: Settings, standing: StartupPolicy, clock: Clock, memory: tuple[int, int, int, str]
+    settings: Settings, standing: StartupPolicy, clock: DeadlineClock, memory: tuple[int, int, int, str]
 ) -> WorkerStarted:
     now_us = clock.now_us()
     return WorkerStarted(now_us, settings.worker_name, *memory, software(settings), standing.table.revision)
 
 
-def _signer(settings: Settings, engine: Engine, writer: EventWriter, clock: Clock) -> CheckpointSigner | None:
+def _signer(
+    settings: Settings, engine: Engine, writer: EventWriter, clock: DeadlineClock
+) -> CheckpointSigner | None:
     """The signer of this ledger's checkpoints, its key on record; None where another process signs."""
     path = settings.signing_key_file
     key = open_signing_key(

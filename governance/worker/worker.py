@@ -20,7 +20,8 @@ from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import WorkerStopped
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.control_plane.agent import start_agent
 from kvcustody.governance.control_plane.remote_ledger import RemoteLedger
 from kvcustody.governance.governor.governor import Governor
@@ -53,7 +54,7 @@ class Worker:
         governor: Governor,
         writer: EventWriter | RemoteLedger,
         name: str,
-        clock: Clock,
+        clock: DeadlineClock,
         stack: ExitStack,
         signer: CheckpointSigner | None = None,
     ) -> None:
@@ -96,10 +97,10 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
 
     Raises a `CustodyError` that names what cannot be opened; what was open by then is closed again.
     """
-    clock = clock or SystemClock()
     plugins = load_plugins(settings)
     eviction = plugins.eviction_order()
     with ExitStack() as stack:
+        clock = settings.open_clock(clock, stack)
         standing, keyring, writer, signer, inbox, connection = open_foundation(
             settings,
             clock,
@@ -129,7 +130,7 @@ def open_worker(settings: Settings, memory: MemoryPlan, *, clock: Clock | None =
         inbox.start(governor, settings.erasure_poll_ms / 1000)
         stack.callback(inbox.stop)
         follow_release(standing, governor, clock, stack, lease_seconds=settings.policy_lease_seconds)
-        start_agent(connection, governor, writer, stack, bytes_per_block=memory.bytes_per_block)
+        start_agent(connection, governor, writer, clock, stack, bytes_per_block=memory.bytes_per_block)
         worker._stack = stack.pop_all()
         _log.info(
             "worker started",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvcustody.clock import Clock, SystemClock
+from contextlib import ExitStack
+
+from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.settings import Settings
 from kvcustody.governance.tokens.scope_token import ScopeTokens
 from kvcustody.governance.tokens.scope_token_secret import open_scope_key
@@ -13,12 +16,13 @@ from kvcustody.integrations.identity.identity_document import load_identity
 def open_request_gate(settings: Settings, clock: Clock | None = None) -> RequestGate:
     """The gate of an API server; `ConfigError` or `KeyringError` if a file is missing or wrong."""
     document = load_identity(settings.identity_path)
+    clock = _process_clock(settings, clock)
     with open_scope_key(settings.scope_token_key_path) as secret:
         return RequestGate(
             document,
             settings.identity_path.parent,
             secret,
-            clock or SystemClock(),
+            clock,
             token_seconds=settings.scope_token_seconds,
         )
 
@@ -26,6 +30,10 @@ def open_request_gate(settings: Settings, clock: Clock | None = None) -> Request
 def open_verifier(settings: Settings, clock: Clock | None = None) -> ScopeTokens:
     """The verifier of an engine process, over the same secret."""
     with open_scope_key(settings.scope_token_key_path) as secret:
-        return ScopeTokens(
-            secret, clock or SystemClock(), remembered_max=settings.scope_tokens_remembered_max
-        )
+        clock = _process_clock(settings, clock)
+        return ScopeTokens(secret, clock, remembered_max=settings.scope_tokens_remembered_max)
+
+
+def _process_clock(settings: Settings, clock: Clock | None) -> DeadlineClock:
+    """The clock of a process that ends when it is killed: what is kept of time by then is enough."""
+    return settings.open_clock(clock, ExitStack())

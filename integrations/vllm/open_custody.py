@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.clock import Clock
 from kvcustody.errors import ConfigError
 from kvcustody.governance.external.engine_control import EngineControl
 from kvcustody.governance.external.engine_port import EnginePort
@@ -44,10 +44,9 @@ Opener = Callable[[Settings, EnginePlan, EngineControl], OpenedCustody]
 
 def open_custody(settings: Settings, plan: EnginePlan, control: EngineControl) -> OpenedCustody:
     """Open ledger, keys, policy and the verifier of tokens. Raises a `CustodyError` that says what is wrong."""
-    clock = SystemClock()
-    worker = open_engine_worker(settings, plan, control, clock=clock)
+    worker = open_engine_worker(settings, plan, control)
     try:
-        return OpenedCustody(worker.port, open_verifier(settings, clock), clock, worker)
+        return OpenedCustody(worker.port, open_verifier(settings, worker.clock), worker.clock, worker)
     except BaseException:
         worker.close()
         raise

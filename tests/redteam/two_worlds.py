@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.allocator.pool.options import PoolOptions
 from kvcustody.audit.events import Event
 from kvcustody.clock import VirtualClock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.governor.governor import Governor
 from kvcustody.governance.governor.pools import Pools
@@ -176,8 +178,11 @@ class World:
         keyring: Keyring | None = None,
         options: Mapping[str, int] = {},
         governor: type[Governor] = Governor,
+        clock: VirtualClock | None = None,
+        clock_path: Path | None = None,
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
+        self.time = DeadlineClock(self.clock, clock_path)
         self.ledger = KeepingLedger() if keep_events else CountingLedger()
         self.keyring = keyring or Keyring(
             MemoryKeyStore(), RootKeyWrapping(KeyBuffer.random(KEY_BYTES)), self.clock
@@ -187,7 +192,7 @@ class World:
             blocks,
             PoolOptions(block_tokens=block_tokens, evict_ahead=1, **options),
         )
-        self.governor = governor(self.pools, decisions, self.keyring, self.ledger, clock=self.clock)
+        self.governor = governor(self.pools, decisions, self.keyring, self.ledger, clock=self.time)
         self.shows_blocks = shows_blocks
         self.seen: list[object] = []
         self._principals: dict[tuple[str, str | None, str | None], Principal] = {}

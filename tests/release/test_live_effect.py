@@ -479,3 +479,15 @@ def test_a_reload_that_stops_admitting_a_tenant_does_fail_requests(release: Rele
     release.release_reads()
     without = policy().replace("  third: {quota: {guaranteed: 0%, cap: 100%, borrow: true}}\n", "")
     assert _served(release, 400, [policy(), without])[0] > 0
+
+
+def test_while_the_clock_is_in_doubt_only_what_narrows_is_released(release: Release) -> None:
+    release.release_reads()
+    last_us = release.desk.state().records[-1].at_us
+    release.clock.step_utc(10 * 365 * 86_400 * MICROSECONDS)
+    with pytest.raises(ReleaseError, match="ahead of its boot clock"):
+        release.desk.propose(policy(), release.people.ada, note="x")
+    release.desk.revoke(["reads"], release.people.grace, reason="x")
+    assert release.desk.state().records[-1].at_us == last_us, "no step is dated in ten years"
+    release.clock.step_utc(-10 * 365 * 86_400 * MICROSECONDS)
+    release.desk.propose(policy(), release.people.ada, note="x")  # control: set right, it is taken

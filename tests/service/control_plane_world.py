@@ -232,6 +232,7 @@ class MovedClock(SystemClock):
     """The machine's clocks, moved forward by `ahead_us`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ahead_us = 0
 
     def now_us(self) -> int:

@@ -8,6 +8,7 @@ replay to the next.
 from __future__ import annotations
 
 import time
+import uuid
 
 from kvcustody.clock import MICROSECONDS
 
@@ -16,6 +17,7 @@ class ReplayClock:
     """Boot time and UTC in microseconds; `skip_to` jumps ahead."""
 
     def __init__(self, utc_us: int) -> None:
+        self.boot = uuid.uuid4().hex
         self._offset_us = MICROSECONDS - time.monotonic_ns() // 1000
         self._utc_offset_us = utc_us - MICROSECONDS
 

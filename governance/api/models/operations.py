@@ -9,6 +9,7 @@ from pydantic import Field
 from kvcustody.audit.query.custody import OrphanFinding
 from kvcustody.audit.query.scans import Scan
 from kvcustody.audit.siem.delivery import PumpStatus
+from kvcustody.deadline_clock import ClockState
 from kvcustody.governance.api.models.base import Model, Whole, example
 from kvcustody.governance.api.models.shown import page_of, shown
 
@@ -37,6 +38,17 @@ ScanRow = shown(Scan, "Scan", _SCAN)
 Scans = page_of(ScanRow, "Scans")
 Found = shown(OrphanFinding, "ScanFinding", _FINDING)
 Sink = shown(PumpStatus, "Sink", _SINK)
+Clock = shown(
+    ClockState,
+    "Clock",
+    {
+        "now_us": 1_780_000_000_000_000,
+        "wall_us": 1_780_000_000_000_000,
+        "in_doubt": False,
+        "ahead_us": 0,
+        "behind_us": 0,
+    },
+)
 
 
 class ScanDetail(Model):
@@ -63,6 +75,14 @@ class SinkReason(Model):
     model_config = example({"reason": "the collector is down"})
 
     reason: Annotated[str, Field(max_length=200)] = ""
+
+
+class ClockReason(Model):
+    """Why the machine's clock is believed: it is put on record."""
+
+    model_config = example({"reason": "compared with time.example over the telephone"})
+
+    reason: Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Quota(Model):

@@ -1,4 +1,4 @@
-"""Operations for those who run a fleet: scans for orphans, quotas, capacity, webhooks.
+"""Operations for those who run a fleet: scans for orphans, quotas, capacity, webhooks, the clock.
 
 1. They show what a fleet needs to be run, by tenant's name and in blocks: never a subject, a session or a leaf.
 
@@ -17,8 +17,10 @@ from typing import Annotated, Any
 
 from fastapi import Path, Query
 
+from kvcustody.audit.events import ClockConfirmed
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.query.scans import scan_of, scans
+from kvcustody.clock import MICROSECONDS
 from kvcustody.governance.api.http.long_poll import Wait, long_poll
 from kvcustody.governance.api.http.operation import Operation
 from kvcustody.governance.api.http.pagination import page
@@ -27,6 +29,8 @@ from kvcustody.governance.api.models.base import LARGE, Cursor, Limit, Tenant
 from kvcustody.governance.api.models.jobs import JobModel
 from kvcustody.governance.api.models.operations import (
     Capacity,
+    Clock,
+    ClockReason,
     Quotas,
     ScanDetail,
     Scans,
@@ -72,6 +76,9 @@ def add_fleet(api: Api) -> None:
     for act, says in _SINK_ACTS.items():
         operation = _operate(f"{act}Sink", path=f"/v1/sinks/{{name}}/{act}")
         api.add(operation, _changing(act, says), answers=Sink, problems=("not-found",))
+    api.add(_read("getClock", path="/v1/clock"), clock_state, answers=Clock)
+    confirming = _operate("confirmClock", path="/v1/clock:confirm")
+    api.add(confirming, confirm_clock, answers=Clock, problems=("conflict",))
 
 
 _SINK_ACTS = {
@@ -150,6 +157,26 @@ def capacity(
 def sinks(service: ServiceDep) -> dict[str, Any]:
     """The webhooks that the settings name: delivered, given up, and why one does not go on."""
     return {"items": [status._asdict() for status in service.sinks.listed()], "next": None}
+
+
+def clock_state(service: ServiceDep) -> dict[str, Any]:
+    """The time by which the service compares deadlines, and how far the machine's clock is ahead of it or behind it."""
+    return service.clock.state()._asdict()
+
+
+def confirm_clock(caller: CallerDep, service: ServiceDep, what: ClockReason) -> dict[str, Any]:
+    """Believe the machine's clock, which is further ahead than a clock steps by itself: on record first.
+
+    Every deadline before its time is over from then on, for good. Workers whose own clocks agree go on by theirs.
+    """
+    now = service.clock.state()
+    if not now.in_doubt:
+        raise ProblemError("conflict", "the clock of this service is not in doubt")
+    service.record(
+        ClockConfirmed(service.clock.now_us(), now.ahead_us // MICROSECONDS, caller.name, what.reason)
+    )
+    service.clock.confirm()
+    return service.clock.state()._asdict()
 
 
 def _changing(act: str, says: str) -> Callable[..., dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvcustody.audit.database.engine import open_store
 from kvcustody.audit.writer.event_writer import EventWriter
-from kvcustody.clock import Clock, SystemClock
+from kvcustody.clock import Clock
 from kvcustody.governance.service.access.api_key import KeyHasher
 from kvcustody.governance.service.access.principal_table import IssuedKey
 from kvcustody.governance.service.access.principals import Principals
@@ -33,9 +33,9 @@ class Administration(NamedTuple):
 @contextmanager
 def open_administration(settings: ServiceSettings, *, clock: Clock | None = None) -> Iterator[Administration]:
     """Open the ledger beside a server that may be running on it."""
-    clock = clock or SystemClock()
     with ExitStack() as stack:
         private_folder(settings.state_path)
+        clock = settings.open_clock(clock, stack)
         engine = open_store(settings.database_url, timeout_seconds=5.0)
         stack.callback(engine.dispose)
         upgrade(engine)

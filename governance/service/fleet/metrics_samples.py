@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 from kvcustody.audit.coverage.summary import coverage
 from kvcustody.audit.query import custody as queries
 from kvcustody.audit.tlog.checkpoint_signer import CheckpointSigner
-from kvcustody.clock import MICROSECONDS, Clock
+from kvcustody.clock import MICROSECONDS
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.governance.observability.metrics import OTHER, Sample, of_worker
 from kvcustody.governance.service.access.service_secret import ServiceSecret, keyed_digest
 from kvcustody.governance.service.fleet.workers import Fleet
@@ -34,7 +35,7 @@ class MeasuredService(Protocol):
 
     settings: ServiceSettings
     secret: ServiceSecret
-    clock: Clock
+    clock: DeadlineClock
     writer: TracedWriter
     ingest: Ingest
     fleet: Fleet

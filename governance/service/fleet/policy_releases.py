@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from kvcustody.audit.events import ReleaseStep
-from kvcustody.clock import Clock
+from kvcustody.deadline_clock import DeadlineClock
 from kvcustody.errors import PolicyError
 from kvcustody.governance.ledger_protocol import Ledger
 from kvcustody.governance.release import activation_gates as gates
@@ -29,6 +29,7 @@ from kvcustody.governance.release.replay_records import ReleaseState, fold
 from kvcustody.governance.release.store import SqlStore
 from kvcustody.governance.release.trust import read_trust
 from kvcustody.governance.service.problem_details import ProblemError
+from kvcustody.policies.bundle.bundle import SKEW_US
 from kvcustody.policies.bundle.trust import Trust
 
 _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
@@ -37,7 +38,7 @@ _NARROWING = (ReleaseAction.REVOKED, ReleaseAction.BROKE_GLASS)
 class PolicyReleases:
     """Takes signed steps into the ledger's release. `trust` None: this service releases no policies."""
 
-    def __init__(self, engine: Engine, trust: Path | None, clock: Clock, ledger: Ledger) -> None:
+    def __init__(self, engine: Engine, trust: Path | None, clock: DeadlineClock, ledger: Ledger) -> None:
         self._store = SqlStore(engine)
         self._trust = None if trust is None else read_trust(trust)
         self._clock = clock
@@ -79,6 +80,7 @@ class PolicyReleases:
             raise ProblemError("invalid", f"this operation does not take a step `{record.action.value}`")
         if record.actor != caller:
             raise ProblemError("forbidden", "a step is signed by the principal who sends it")
+        self._check_time(record)
         state = self.state()
         if record.number != len(state.records) + 1:
             raise ProblemError("conflict", f"the release has `{len(state.records)}` steps; read it again")
@@ -92,6 +94,21 @@ class PolicyReleases:
             gates.check(state, state.active)
         self._keep(record, data, state)
         return state
+
+    def _check_time(self, record: ReleaseRecord) -> None:
+        """A step of a time to come would make every later one as late; one taken at a time in doubt may be that."""
+        now = self._clock.state()
+        if now.in_doubt and record.action not in _NARROWING:
+            raise ProblemError(
+                "conflict",
+                "the clock of this service is in doubt: set it right, or have an operator confirm it (`confirmClock`); "
+                "only what narrows is released until then",
+            )
+        if record.at_us > now.now_us + SKEW_US:
+            raise ReleaseError(
+                f"the step is dated {(record.at_us - now.now_us) // 1_000_000} seconds ahead; check the clock of the "
+                "machine that it was signed on"
+            )
 
     def _check_activation(self, state: ReleaseState, record: ReleaseRecord, staged: bool | None) -> None:
         revision = record.body.get("revision")

@@ -28,7 +28,7 @@ LEAVES_MAX = 20_000
 NAMES_MAX = 20_000
 CONTROL_KINDS = frozenset(  # what only the control plane writes
     {"access", "principal-changed", "signing-key", "release-step", "retention-purged"}
-    | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered"}
+    | {"legal-hold", "subject-unlinked", "sink-changed", "keys-ordered", "clock-confirmed"}
 )
 _OUTAGES = {kind.name: kind.outage for kind in KINDS.values()}
 _CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER

@@ -99,7 +99,7 @@ class VllmEngineUnderTest:
             clock=self._clock,
             block_tokens=plan.block_tokens,
         )
-        worker = EngineWorker(port, cast(EventWriter, self._ledger), "kit", self._clock, ExitStack())
+        worker = EngineWorker(port, cast(EventWriter, self._ledger), "kit", port.clock, ExitStack())
         return OpenedCustody(port, self._tokens, self._clock, worker)
 
     # -- requests -----------------------------------------------------------------------------------------------------

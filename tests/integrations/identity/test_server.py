@@ -81,6 +81,7 @@ def serve(app: Starlette) -> Iterator[str]:
 def configured(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
     monkeypatch.setenv("KVCUSTODY_IDENTITY_PATH", str(deployment.directory / "identity.yaml"))
     monkeypatch.setenv("KVCUSTODY_SCOPE_TOKEN_KEY_PATH", str(deployment.directory / "scope.key"))
+    monkeypatch.setenv("KVCUSTODY_CLOCK_PATH", str(deployment.directory / "clock.json"))
     monkeypatch.setenv("KVCUSTODY_REQUEST_BYTES_MAX", "1MiB")
     yield deployment
     structlog.reset_defaults()

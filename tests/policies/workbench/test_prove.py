@@ -57,8 +57,8 @@ class Deployment:
 
     def crossed_tokens(self, policy, probe: Probe) -> int:
         """How many of the owner's cached tokens the reader is served, in the real governor."""
-        world = World(compile_policy(policy, revision=1), keyring=self.ring, blocks=512)
-        world.clock.step_utc(probe.at_us - world.clock.utc_us())
+        clock = VirtualClock(utc_us=probe.at_us)
+        world = World(compile_policy(policy, revision=1), keyring=self.ring, blocks=512, clock=clock)
         hints = {"classification": probe.level} if probe.level != LOW else {}
         filled = {"route": probe.route} if probe.route else hints  # the route alone raises it
         start = self.texts[probe.segment] if probe.segment else []
@@ -73,10 +73,9 @@ class Deployment:
         return crossed
 
     def forget(self, world):
-        """An hour passes and everything lapses, so that no hit of the next turn is the reader's own; the date stays."""
+        """An hour passes and everything lapses, so that no hit of the next turn is the reader's own."""
         for _ in range(4):
             world.step(900 * 1_000_000)
-        world.clock.step_utc(-3_600 * 1_000_000)
 
 
 @pytest.fixture(scope="module")

@@ -173,6 +173,8 @@ ROWS = {
     "getScanOrder": Row("/v1/orphans/orders/{order}", every=OPERATORS),
     "listQuotas": Row("/v1/quotas", every=OPERATORS),
     "getCapacity": Row("/v1/capacity", every=OPERATORS),
+    "getClock": Row("/v1/clock", every=OPERATORS),
+    "confirmClock": Row("/v1/clock:confirm", every="operator", body={"reason": "set by hand"}, ok=409),
     "listSinks": Row("/v1/sinks", every=OPERATORS),
     "detachSink": Row("/v1/sinks/none/detach", every="operator", body={}, ok=404),
     "attachSink": Row("/v1/sinks/none/attach", every="operator", body={}, ok=404),

@@ -83,7 +83,7 @@ def test_a_worker_that_is_told_nothing_waits_longer_each_time(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "_WAIT_SECONDS_MAX", 60.0)
-    made = agents.Agent(plane.connect("olive"), None, None, bytes_per_block=1)  # type: ignore[arg-type]
+    made = agents.Agent(plane.connect("olive"), None, None, None, bytes_per_block=1)  # type: ignore[arg-type]
     away = ServiceError("away", problem="unreachable")
     waits = [made._refused(away) for _ in range(16)]
     # each is within a quarter of twice the one before, up to the bound

@@ -1,0 +1,90 @@
+"""The commands of `kvcustody clock`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvcustody.audit.events import ClockConfirmed
+from kvcustody.audit.writer.record_operator_act import record_operator_act
+from kvcustody.clock import MICROSECONDS, SystemClock
+from kvcustody.console.command import Json, print_json
+from kvcustody.console.options_ledger import DEFAULT, Ledger, shown, writing
+from kvcustody.deadline_clock import ClockState, DeadlineClock
+from kvcustody.errors import ConfigError
+from kvcustody.governance.observability.logs import configure
+from kvcustody.governance.service.access.local_administration import local_name
+from kvcustody.governance.settings import load_settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The time by which deadlines are compared: where it is, and confirming this machine's clock.",
+    epilog="No step of a clock revives what has ended; docs/operate/incidents.md says what to do about one.",
+)
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        help="Where time is kept; without it, where the settings say (`clock_path`).",
+        metavar="FILE",
+    ),
+]
+
+
+@app.command(name="show", epilog="Example: `kvcustody clock show --json`")
+def show(*, file: File = None, as_json: Json = False) -> None:
+    """Where time is, and how far this machine's clock is ahead of it or behind it."""
+    _print(_open(file).state(), as_json)
+
+
+@app.command(
+    name="confirm", epilog="Example: `kvcustody clock confirm --reason 'the RTC battery was replaced'`"
+)
+def confirm(
+    *,
+    reason: Annotated[str, typer.Option(help="Why it is right; it is put on record.")],
+    file: File = None,
+    ledger: Ledger = DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Believe this machine's clock, which is further ahead than a clock steps by itself.
+
+    On record first. Every deadline before its time is over from then on, for good; processes of this machine that keep
+    time in the same file follow within seconds. Where a control plane keeps the ledger, an operator confirms it there
+    (`kvcustody api clock confirm`), and workers follow.
+    """
+    clock = _open(file)
+    now = clock.state()
+    if not now.in_doubt:
+        raise ConfigError("this machine's clock is not in doubt, so there is nothing to confirm")
+    with writing(ledger) as engine:
+        record_operator_act(
+            engine,
+            lambda at_us: ClockConfirmed(at_us, now.ahead_us // MICROSECONDS, local_name(), reason),
+            clock=clock,
+        )
+    clock.confirm()
+    _print(clock.state(), as_json)
+
+
+def _open(file: Path | None) -> DeadlineClock:
+    configure("error", "console")
+    settings = load_settings()
+    path = settings.clock_file if file is None else file
+    if not path.exists():
+        raise ConfigError(f"clock file `{path}` does not exist: no process has kept time there", path=path)
+    jump, away = settings.clock_jump_seconds_max, settings.clock_away_days_max * 86_400
+    return DeadlineClock(SystemClock(), path, jump_seconds=jump, away_seconds=away)
+
+
+def _print(state: ClockState, as_json: bool) -> None:
+    if as_json:
+        print_json(state._asdict())
+        return
+    print(f"deadlines   {shown(state.now_us)} UTC")
+    apart = state.ahead_us or -state.behind_us
+    print(f"this clock  {shown(state.wall_us)} UTC ({apart / MICROSECONDS:+.3f} s)")
+    if state.in_doubt:
+        print("in doubt: no grant is opened anew; set the clock right, or `kvcustody clock confirm`")
