@@ -66,6 +66,7 @@ class Authority(ABC, Generic[PoolT_co]):
         self.block_tokens = block_tokens
         self._domains: WeakValueDictionary[tuple[DomainSpec, int], Domain] = WeakValueDictionary()
         self._commands: deque[Callable[[], None]] = deque()
+        self.on_command = _stays_asleep
         self._outbox: list[Event] = []
         self._unrecorded: dict[KeyOwner, list[KeyFact]] = {}
         self._first_uses = FirstUseLog(ledger, self._clock)
@@ -153,7 +154,11 @@ class Authority(ABC, Generic[PoolT_co]):
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def call(self, command: Callable[[Self], T]) -> Future[T]:
-        """Run `command` on the owning thread at the next step; the future is its acknowledgement. Thread-safe."""
+        """Run `command` on the owning thread at the next step; the future is its acknowledgement. Thread-safe.
+
+        `on_command` is called then, on the caller's thread: it makes an engine that sleeps while nothing runs take a
+        step, so that no order waits for somebody's next request.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -165,6 +170,7 @@ class Authority(ABC, Generic[PoolT_co]):
                 future.set_exception(error)
 
         self._commands.append(run)
+        self.on_command()
         return future
 
     def _moment(self, trace: str = "") -> Moment:
@@ -310,3 +316,7 @@ class Authority(ABC, Generic[PoolT_co]):
     def clock(self) -> DeadlineClock:
         """The clock that decides deadlines."""
         return self._clock
+
+
+def _stays_asleep() -> None:
+    """The owning thread steps by itself often enough."""

@@ -116,6 +116,7 @@ class EnginePort(Authority[ExternalPool]):
         )
         self._orphans = OrphanScans(EngineScanSource(self, engine), self._clock, self._emit)
         self._accounts.limit(quotas_of(table))
+        self.on_command = engine.wake
 
     def defer_calls(self, flush: Callable[[], None]) -> None:
         """The adapter makes its calls later, in order; `flush` makes it make all of them now."""

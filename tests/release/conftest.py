@@ -1,6 +1,47 @@
-"""Lets the tests of this folder import the small release they share."""
+"""Lets the tests of this folder import the small release they share, and gives them one on the machine's clock."""
 
+from __future__ import annotations
+
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvcustody.clock import SystemClock
+from kvcustody.governance.release.release_desk import ReleaseWorkflow
+from kvcustody.governance.release.trust import write_trust
+
+if TYPE_CHECKING:
+    from release_world import Release
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("KVCUSTODY_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    """A release on the machine's own clock, with its trust file beside it."""
+    from release_world import Release
+
+    made = Release(tmp_path)
+    made.desk = ReleaseWorkflow(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)
+    people = made.people
+    keys = [
+        (str(signer.key.verifier), role, tenant)
+        for signer, role, tenant in (
+            (people.ada, "author", None),
+            (people.grace, "approver", None),
+            (people.holger, "owner", "holder"),
+            (people.brock, "break-glass", None),
+        )
+    ]
+    (tmp_path / "trust.toml").write_text(write_trust("prod", keys))
+    return made

@@ -28,6 +28,7 @@ from kvcustody.governance.release.signer import FileSigner
 from kvcustody.governance.release.store import FolderStore, ReleaseStore
 from kvcustody.governance.release.trust import trust_of, write_trust
 from kvcustody.governance.release.worker_follow import PolicyFeed, ReleaseReader
+from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.policies.bundle.trust import Trust
 
 POLICY = """\
@@ -149,6 +150,18 @@ class Release:
     def release_reads(self) -> int:
         """The revision that opens `reads`."""
         return self.release(policy(READS), consents=(("reads", self.people.holger),))
+
+
+def worker_settings(folder: Path, **fields: object) -> Settings:
+    return load_settings(
+        database_url=f"sqlite:///{folder}/ledger.db",
+        spill_path=folder / "spill",
+        root_key_path=folder / "root.key",
+        keyring_path=folder / "keys.json",
+        policy_trust=str(folder / "trust.toml"),
+        policy_mark_path=folder / "mark",
+        **fields,
+    )
 
 
 class MemoryKeys:

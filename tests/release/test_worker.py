@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
-from release_world import MODEL, PROMPT, READS, Release, policy
+from release_world import MODEL, PROMPT, READS, Release, policy, worker_settings
 
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
 from kvcustody.audit.database.engine import open_store
@@ -17,48 +16,9 @@ from kvcustody.governance.admission_outcome import Admission
 from kvcustody.governance.identity.principal import identify
 from kvcustody.governance.release.release_desk import ReleaseWorkflow
 from kvcustody.governance.release.store import FolderStore, SqlStore
-from kvcustody.governance.release.trust import write_trust
 from kvcustody.governance.settings import Settings, load_settings
 from kvcustody.governance.worker.worker import MemoryPlan, Worker, open_worker
 from kvcustody.migrations.upgrade import upgrade
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.upper().startswith("KVCUSTODY_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def release(tmp_path: Path) -> Release:
-    """A release on the machine's own clock, with its trust file beside it."""
-    made = Release(tmp_path)
-    made.desk = ReleaseWorkflow(made.store, made.people.trust, clock=SystemClock(), ledger=made.ledger)
-    people = made.people
-    keys = [
-        (str(signer.key.verifier), role, tenant)
-        for signer, role, tenant in (
-            (people.ada, "author", None),
-            (people.grace, "approver", None),
-            (people.holger, "owner", "holder"),
-            (people.brock, "break-glass", None),
-        )
-    ]
-    (tmp_path / "trust.toml").write_text(write_trust("prod", keys))
-    return made
-
-
-def settings(folder: Path, **fields: object) -> Settings:
-    return load_settings(
-        database_url=f"sqlite:///{folder}/ledger.db",
-        spill_path=folder / "spill",
-        root_key_path=folder / "root.key",
-        keyring_path=folder / "keys.json",
-        policy_trust=str(folder / "trust.toml"),
-        policy_mark_path=folder / "mark",
-        **fields,
-    )
 
 
 def opened(asked: Settings) -> Worker:
@@ -89,7 +49,7 @@ def until(worker: Worker, revision: int) -> None:
 
 @pytest.mark.parametrize("where", ["folder", "ledger"])
 def test_a_worker_follows_its_release(release: Release, tmp_path: Path, where: str) -> None:
-    asked = settings(
+    asked = worker_settings(
         tmp_path,
         policy_release="ledger" if where == "ledger" else str(tmp_path / "release"),
         policy_lease_seconds=1,
@@ -118,7 +78,7 @@ def test_a_worker_starts_from_a_signed_bundle_and_from_nothing_older(
     release.approve(1)
     release.desk.propose(policy(), release.people.ada, note="y")
     release.approve(2)
-    asked = settings(tmp_path, policy_path=tmp_path / "policy.bundle")
+    asked = worker_settings(tmp_path, policy_path=tmp_path / "policy.bundle")
     for revision in (1, 2):
         asked.policy_path.write_bytes(release.desk.bundle(revision))
         with opened(asked) as worker:
@@ -142,7 +102,7 @@ def test_a_worker_with_trust_starts_from_nothing_unsigned(
         text = release.desk.bundle(1)
         start = text.index(b'"signatures":[') + len(b'"signatures":[')
         text = text[:start] + text[text.index(b"]", start) :]
-    asked = settings(tmp_path, policy_path=tmp_path / "policy.bundle")
+    asked = worker_settings(tmp_path, policy_path=tmp_path / "policy.bundle")
     asked.policy_path.write_bytes(text)
     with pytest.raises(CustodyError, match="bundle"):
         opened(asked)

@@ -199,6 +199,13 @@ class ControlPlane:
         desks["grace"].activate(revision, sign["grace"])
         return revision
 
+    def revoke(self, source: str) -> None:
+        """Take a grant back for good, over the API."""
+        store = WorkflowReleaseStore(self.connect("grace"))
+        trust = read_trust(self.folder / "trust.toml")
+        desk = ReleaseWorkflow(store, trust, clock=SystemClock(), ledger=CountingLedger())
+        desk.revoke([source], self.signers["grace"], reason="test")
+
     # -- workers ----------------------------------------------------------------------------------------------
 
     def settings(self, name: str = "gpu-0", **more: Any) -> Settings:

@@ -307,7 +307,9 @@ class SchedulerSide:
         if self._order is not None or self.port.has_work() or self.control.has_outputs:
             return True
         self.timer.arm(self.port.next_due_us())
-        return False
+        return (
+            self.port.has_work()
+        )  # a command that came meanwhile woke the timer before it was armed for later
 
     def reset(self) -> bool:
         """The engine's caches are dropped, as after new weights: nothing computed before may be reached."""

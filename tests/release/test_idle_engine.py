@@ -1,0 +1,130 @@
+"""Every order reaches an engine that sleeps: a worker of its own ledger, its release in a folder, nobody's request.
+
+The control is the same engine that nothing wakes: each order stays where it was put. Through a control plane:
+`service/fleet/test_idle_engine.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from idle_engine import IdleEngine
+from release_world import MODEL, READS, Release, policy, worker_settings
+from sqlalchemy import Engine
+
+from kvcustody.audit.database.engine import open_store
+from kvcustody.audit.erasure.requests_and_answers import status
+from kvcustody.audit.events import Event, KeysOrdered
+from kvcustody.audit.writer.event_writer import EventWriter
+from kvcustody.clock import SystemClock
+from kvcustody.errors import LedgerError
+from kvcustody.governance.erasure.erasure_run import request_event
+from kvcustody.governance.erasure.selector import Selector
+from kvcustody.governance.identity.domain_spec import tenant_owner
+
+CLOCK = SystemClock()
+HOLDER = tenant_owner("idp", "holder")
+
+
+class Desk:
+    """Somebody else's process on the same ledger: what it asks for is on record before anybody acts on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store: Engine = open_store(folder / "ledger.db")
+
+    def put(self, event: Event) -> None:
+        writer = EventWriter(self.store, worker="desk", clock=CLOCK, spill_directory=self.folder / "desk")
+        writer.submit_durable(event)
+        writer.close()
+
+    def erasure_outcome(self) -> str:
+        try:
+            with self.store.connect() as connection:
+                return status(connection, "e-1", CLOCK.utc_us()).outcome
+        except LedgerError:  # nobody has asked yet
+            return ""
+
+
+def erase(desk: Desk, release: Release) -> None:
+    now_us = CLOCK.now_us()
+    desk.put(request_event(Selector(tenant="holder"), "e-1", "dpo", now_us + 60_000_000, now_us))
+
+
+def order_keys(action: str) -> Callable[[Desk, Release], None]:
+    return lambda desk, release: desk.put(KeysOrdered(CLOCK.now_us(), "holder", action, "carl", "test"))
+
+
+def narrow(desk: Desk, release: Release) -> None:
+    release.release(policy())
+
+
+def revoke(desk: Desk, release: Release) -> None:
+    release.desk.revoke(["reads"], release.people.grace, reason="test")
+
+
+ORDERS: dict[
+    str, tuple[Callable[[Desk, Release], None], Callable[[IdleEngine, Desk], bool]]
+] = {  # how it is given, and when it is carried out
+    "erasure": (erase, lambda engine, desk: desk.erasure_outcome() == "complete"),
+    "rotation of keys": (order_keys("rotate"), lambda engine, desk: epochs(engine) == (1, 2)),
+    "destruction of keys": (order_keys("destroy"), lambda engine, desk: epochs(engine) == (2,)),
+    "activation": (narrow, lambda engine, desk: engine.port.table.revision == 2),
+    "revocation": (revoke, lambda engine, desk: "reads" in engine.port.revoked),
+}
+
+
+def epochs(engine: IdleEngine) -> tuple[int, ...]:
+    found: tuple[int, ...] = engine.port._keyring.epochs(HOLDER)
+    return found
+
+
+@pytest.fixture
+def opened_release(release: Release, tmp_path: Path) -> Release:
+    release.release(policy(READS), consents=(("reads", release.people.holger),))
+    return release
+
+
+def engine(folder: Path, **more: bool) -> IdleEngine:
+    asked = worker_settings(
+        folder, policy_release=str(folder / "release"), policy_lease_seconds=1, erasure_poll_ms=10
+    )
+    return IdleEngine(asked, MODEL, **more)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_reaches_an_engine_that_sleeps(opened_release: Release, tmp_path: Path, order: str) -> None:
+    give, is_done = ORDERS[order]
+    with engine(tmp_path) as idle:
+        desk = Desk(tmp_path)
+        assert not is_done(idle, desk)
+        give(desk, opened_release)
+        deadline = time.monotonic() + 60
+        while not is_done(idle, desk):
+            assert time.monotonic() < deadline, f"{order}: nothing was done"
+            time.sleep(0.01)
+        desk.store.dispose()
+
+
+def test_without_a_call_to_wake_up_every_order_waits_for_somebodys_request(
+    opened_release: Release, tmp_path: Path
+) -> None:
+    with engine(tmp_path, asleep=True) as idle:
+        desk = Desk(tmp_path)
+        erase(desk, opened_release)
+        order_keys("rotate")(desk, opened_release)
+        revoke(desk, opened_release)
+        deadline = time.monotonic() + 60
+        while len(idle.port._commands) < 3:  # the renewal of the lease waits, too
+            assert time.monotonic() < deadline, "the orders were never handed over"
+            time.sleep(0.01)
+        assert desk.erasure_outcome() != "complete" and epochs(idle) == (1,)
+        assert "reads" not in idle.port.revoked
+        idle.wake()  # somebody's request
+        while desk.erasure_outcome() != "complete" or epochs(idle) != (1, 2):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        desk.store.dispose()

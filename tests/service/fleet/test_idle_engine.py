@@ -1,0 +1,101 @@
+"""Every order of a control plane reaches an engine that sleeps, over the API and by the command that waits for it.
+
+Nobody steps the engine while a test waits: what it does, it was woken for.
+
+The control is in `release/test_idle_engine.py`: what nothing wakes carries nothing out.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from control_plane_world import APART, MODEL, READS, ControlPlane, known, until
+
+from kvcustody.governance.control_plane import agent, erasures
+from kvcustody.governance.control_plane.connection import ControlPlaneConnection
+from kvcustody.governance.identity.domain_spec import tenant_owner
+from kvcustody.governance.release import worker_follow as feed
+from kvcustody.governance.service.access.roles import Role
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "release"))
+
+from idle_engine import IdleEngine
+
+HOLDER = tenant_owner("idp", "holder")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("KVCUSTODY_"):
+            monkeypatch.delenv(name)
+    for module in (agent, erasures, feed):  # questions that are held open end with the connection
+        monkeypatch.setattr(module, "_END_SECONDS", 0.05)
+
+
+@pytest.fixture
+def idle(plane: ControlPlane) -> Iterator[IdleEngine]:
+    with IdleEngine(plane.settings(), MODEL) as engine:
+        yield engine
+
+
+def test_an_erasure(plane: ControlPlane, idle: IdleEngine) -> None:
+    with plane.connect("dora") as officer:
+        asked = officer.post("/v1/erasures", {"tenant": "holder"})["erasure"]
+        until(lambda: officer.get(f"/v1/erasures/{asked}")["outcome"] == "complete")
+
+
+def test_a_scan_by_the_command_that_waits(plane: ControlPlane, idle: IdleEngine) -> None:
+    command = [
+        str(Path(sys.executable).with_name("kvcustody")),
+        "scan",
+        "worker",
+        "gpu-0",
+        "--wait",
+        "--json",
+    ]
+    command += ["--server", plane.address, "--api-key-file", str(plane.key_file("olive"))]
+    done = subprocess.run(command, capture_output=True, timeout=90, check=True)
+    found: dict[str, Any] = orjson.loads(done.stdout)
+    assert (found["outcome"], found["incarnation"]) == ("scanned", idle.worker.writer.incarnation)
+
+
+def test_a_narrowing_and_a_widening(plane: ControlPlane, idle: IdleEngine) -> None:
+    for document in (APART, READS):
+        revision = plane.release(document)
+        until(lambda revision=revision: idle.port.table.revision == revision)
+
+
+def test_a_rotation_and_a_destruction_of_keys(plane: ControlPlane, idle: IdleEngine) -> None:
+    service = plane._service
+    assert service is not None
+    service.principals.enrol("carl", [Role.KEY_CUSTODIAN], by="test")
+    key = service.principals.issue_key("carl", days=1, by="test").key
+    keyring = idle.port._keyring
+    before = max(keyring.epochs(HOLDER))
+    with ControlPlaneConnection(plane.address, key) as custodian:
+        for at, action in enumerate(("rotate", "destroy"), 1):
+            body = {"tenant": "holder", "reason": "test"}
+            custodian.post(f"/v1/keys/tenants:{action}", body)
+            until(lambda at=at: max(keyring.epochs(HOLDER)) == before + at)
+        assert keyring.epochs(HOLDER) == (before + 2,)
+
+
+def test_its_counters_are_fresh(plane: ControlPlane, idle: IdleEngine) -> None:
+    life = idle.worker.writer.incarnation
+    until(lambda: "status_age_seconds" in known(plane, life)["status"])
+    assert known(plane, life)["status"]["status_age_seconds"] < agent.REPORT_SECONDS
+
+
+def test_last_of_all_a_revocation(plane: ControlPlane, idle: IdleEngine) -> None:
+    """It is for good, so no test of this file may follow."""
+    assert "reads" not in idle.port.revoked
+    plane.revoke("reads")
+    until(lambda: "reads" in idle.port.revoked)
