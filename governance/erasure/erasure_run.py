@@ -196,9 +196,9 @@ class ErasureRunner:
         late = all(run.is_on_record for run in self.pending.values())
         self._next_poll_us = now_us + (_LATE_POLL_US if late else _POLL_US)
 
-    def is_due(self) -> bool:
-        """Whether a poll would look now: an idle engine then takes a step."""
-        return bool(self.pending) and self._clock.now_us() >= self._next_poll_us
+    def next_due_us(self) -> int | None:
+        """When a poll looks again: an idle engine takes a step then. None where no erasure is pending."""
+        return self._next_poll_us if self.pending else None
 
     def _poll(self, run: _Run, now_us: int) -> None:
         order, custodian = run.order, self._custodian

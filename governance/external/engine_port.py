@@ -523,15 +523,13 @@ class EnginePort(Authority[ExternalPool]):
         """Something is due now, so that an idle engine must step."""
         if self._commands or self._outbox or self.pool.queue.has_dirty or self.pool.queue.has_fenced:
             return True
-        if self.erasures.is_due():
-            return True
         due_us = self.next_due_us()
         return due_us is not None and due_us <= (self._clock.now_us() if now_us is None else now_us)
 
     def next_due_us(self) -> int | None:
         """When something is due next, on the boot-time clock: for a timer. None where nothing is."""
-        lapse, active = self.pool.hold_table.next_due_us(), self._active.next_due_us()
-        return active if lapse is None else lapse if active is None else min(lapse, active)
+        dues = (self.pool.hold_table.next_due_us(), self._active.next_due_us(), self.erasures.next_due_us())
+        return min((due for due in dues if due is not None), default=None)
 
     # -- administration -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""An engine that allocates by itself and sleeps while nothing runs: it steps when it is woken, and never otherwise."""
+"""An engine that allocates by itself and sleeps while nothing runs: it steps when it is woken or something is due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcustody.allocator.external.scrub_queue import ScrubOrder
 from kvcustody.allocator.pool.memory_protocol import UnbackedMemory
-from kvcustody.clock import SystemClock
+from kvcustody.clock import MICROSECONDS, SystemClock
 from kvcustody.errors import CustodyError
 from kvcustody.governance.external.engine_control import EngineView
 from kvcustody.governance.identity.model_identity import ModelIdentity
@@ -49,7 +49,9 @@ class IdleEngine:
 
     def _run(self) -> None:
         while True:
-            self._woken.wait()
+            due_us = self.port.next_due_us()
+            left_us = None if due_us is None else max(0, due_us - self.port.clock.now_us())
+            self._woken.wait(None if left_us is None else left_us / MICROSECONDS)
             self._woken.clear()
             if self._ending:
                 return
